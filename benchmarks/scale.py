@@ -26,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.noop import make_record  # noqa: E402
 from pipeline.config.compose import from_mapping  # noqa: E402
-from pipeline.executors.slurm.passes import leased_pass  # noqa: E402
 from pipeline.orchestrate.reconcile import Observation, reconcile  # noqa: E402
 from pipeline.run import journal  # noqa: E402
 from pipeline.run.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
@@ -44,7 +43,7 @@ from slurm.states import SlurmState  # noqa: E402
 from tests.support.reportrun import make_row  # noqa: E402
 from tests.support.reportrun import make_run as make_local_run  # noqa: E402
 from tests.support.toyslurm import ToySlurm  # noqa: E402
-from tests.support.toyworld import Lease, Watcher, is_driver, task_of  # noqa: E402
+from tests.support.toyworld import is_driver, pass_over, task_of  # noqa: E402
 
 NUM_RUNS = 1000
 """Runs that ``ls`` lists."""
@@ -119,12 +118,12 @@ def submitted_run(root: Path, shards: int) -> Run:
     """The first iteration: all is submitted, nine tenths of the rollouts are committed, one failed."""
     slurm = ToySlurm(has_accounting=False)
     slurm.max_array_size = 10**6
-    commands._run_once = slurm.run
+    commands._run_once, commands.begin_command = slurm.run, slurm.begin
     submitit.SlurmExecutor.affinity = lambda: 2
     run = make_run(root, 2, shards)
     begin_invocation(run.paths)
     commit(run, PREPARE)
-    timed(f"pass that submits {shards} shards", lambda: leased_pass(run, Watcher([]), Lease()))
+    timed(f"pass that submits {shards} shards", lambda: pass_over(run, []))
     for element in (e for e in slurm.elements() if not is_driver(e)):
         task = task_of(run, element)
         if task.stage is Stage.ROLLOUT:
@@ -136,12 +135,12 @@ def submitted_run(root: Path, shards: int) -> Run:
 
 def measure_pass(root: Path, iterations: int, shards: int) -> None:
     run = submitted_run(root, shards)
-    timed("pass that reads their commits", lambda: leased_pass(run, Watcher([]), Lease()))
+    timed("pass that reads their commits", lambda: pass_over(run, []))
 
 
 def measure_status(root: Path, iterations: int, shards: int) -> None:
     run = submitted_run(root, shards)
-    leased_pass(run, Watcher([]), Lease())
+    pass_over(run, [])
     timed(f"status, {shards} shards", lambda: describe(read_status(run)))
     timed(f"plan, {shards} shards", lambda: [*describe_plan(run)])
 

@@ -1,80 +1,119 @@
-"""Seconds of an iteration: cold jobs of Slurm, workers, processes of this machine, and one process.
+"""Seconds of an iteration on Slurm as it is shipped, and what they cost, in turn with this machine.
 
-    python benchmarks/slurm_iterations.py [--variants cold,workers,local,process] [--rounds 2]
-        [--iterations 8] [--shards 4] [--responses 256] [--rollout vllm] [--tuned]
-    python benchmarks/slurm_iterations.py --noop [--foreign-jobs 300]
+    python benchmarks/slurm_iterations.py [--places 1,2,4] [--rounds 3] [--iterations 6] [--shards 4]
+        [--evaluate 2] [--pools] [--one-partition] [--foreign-every 20] [--accounting]
+    python benchmarks/slurm_iterations.py --places all --variants cold,workers,local,process
+        [--responses 256] [--rollout vllm] [--tuned] [--noop] [--foreign-jobs 300]
+    python benchmarks/slurm_iterations.py --six-runs
     python benchmarks/slurm_iterations.py --gaps
 
-The quickstart's models, on a practice cluster that is brought up at Slurm's default settings, run after run
-and in turn:
+The quickstart's models, on a practice cluster as ``slurm-ppo devcluster up`` and ``scheduler=devcluster``
+give it: two GPUs on the node of the rollouts and of the rewards, so that two of four shards have a place at a
+time. ``--places`` has other numbers of GPUs there, each on a cluster of its own; with ``all`` no job asks for
+a GPU, so that every shard has a place, and Slurm's settings are its own defaults unless ``--tuned``.
+``--one-partition`` has every stage ask for both GPUs of one node, so that they take turns. Run after run, in
+turn, of:
 
-    cold         jobs of Slurm, each of which starts, does one task and ends
-    workers      jobs of Slurm that stay and start early
     local        processes of this machine, as they are by default
+    workers      jobs of Slurm that stay and start early, as they are by default
+    cold         jobs of Slurm, each of which starts, does one task and ends
     local-fresh  processes of this machine, each of which does one task
-    process      benchmarks/in_process.py, on the local run's prompts
+    process      benchmarks/in_process.py, on the run before
 
 An iteration lasts from one policy's commit to the next; the first two are left out. What is not compute is
-the share of it in which no model computed in any task. ``--noop`` takes light tasks that compute nothing;
-``--foreign-jobs`` leaves so many jobs of others pending meanwhile. ``--gaps`` takes light tasks with a
-start-up of 10 s and gaps of 30 s, and compares workers that may leave with workers that never do.
+the share of it in which no model computed in any task. Calls of Slurm's commands are counted by wrappers on
+PATH, which jobs inherit. ``--noop`` takes light tasks that compute nothing; ``--foreign-jobs`` leaves so many
+jobs of others pending for a node that one of them holds; with ``--foreign-every`` one of somebody else comes
+every so many seconds for a GPU of the rollouts or rewards. ``--six-runs`` is benchmarks/slurm_six_runs.py;
+``--gaps`` takes light tasks with a start-up of 10 s and gaps of 30 s, and compares workers that may leave
+with workers that never do.
 """
 
 import argparse
+import contextlib
 import json
-import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from pipeline.config.scheduler import LocalStageConfig, ResourcesConfig  # noqa: E402
-from pipeline.run.commits import Record, read_record, require_record  # noqa: E402
-from pipeline.run.directory import Run, load_run  # noqa: E402
+from benchmarks import slurm_costs, slurm_gaps, slurm_six_runs  # noqa: E402
+from benchmarks.slurm_costs import Cost, accounted_gpu_seconds, cost_of  # noqa: E402
+from benchmarks.slurm_runs import (  # noqa: E402
+    STAGES,
+    Runner,
+    fill_queue,
+    layout_of,
+    noop_words,
+    on_one_node,
+    others,
+)
+from pipeline.run.commits import Record, require_record  # noqa: E402
+from pipeline.run.directory import Run  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
-from pipeline.workers.reading import read_beats  # noqa: E402
-from pipeline.workers.summary import spent_by  # noqa: E402
 from slurm.devcluster import Cluster, Layout, start  # noqa: E402
-from tests.support import light, tiny  # noqa: E402
+from tests.support import light  # noqa: E402
 
-STAGES = ("rollout", "reward", "update")
-VARIANTS = ("cold", "workers", "local", "local-fresh", "process")
+VARIANTS = ("local", "workers", "cold", "local-fresh", "process")
+ON_SLURM = ("workers", "cold")
 FIRST = 3
 """First iteration that counts: the ones before it fill caches."""
-_LIMIT = 1800.0
-_STARTUP, _GAP, _WORK = 10, 30, 5
-"""Seconds, for ``--gaps``."""
-_ACCOUNTED = 5.0
-"""Seconds until accounting has the end of a job."""
+ALL = "all"
+EACH = (*STAGES, "evaluate")
 DEFAULTS = Layout(
     cred_expire=120,
     kill_wait=30,
     more=("SchedulerParameters=batch_sched_delay=3,bf_interval=30",),
 )
 """Slurm's own settings, where a practice cluster has quicker ones."""
+_MEDIAN, _HAND_OVER = 1.5, 1.0
+"""What stages that take turns may take: so many times this machine's iteration, and for each hand-over a
+start-up and so many seconds."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A cluster, and what the runs on it are told besides."""
+
+    name: str
+    """Name after that of the variant, such as ``/2``; empty for this machine."""
+    layout: Layout | None = None
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration that counts."""
+
+    seconds: float
+    computed: float
+    """Seconds in which a model computed in some task."""
+    begin: float = 0.0
+    """Unix time of the policy before."""
 
 
 @dataclass
 class Measured:
-    """Iterations of one variant, of all rounds."""
+    """What was measured of one variant, in all rounds."""
 
-    seconds: list[float] = field(default_factory=list)
-    not_compute: list[float] = field(default_factory=list)
-    """Share of each."""
+    rounds: list[list[Iteration]] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
 
-    def add(self, seconds: Sequence[float], computed: Sequence[float]) -> None:
-        self.seconds += seconds
-        self.not_compute += [1 - c / s for s, c in zip(seconds, computed, strict=True)]
+    @property
+    def iterations(self) -> list[Iteration]:
+        return [one for some in self.rounds for one in some]
+
+    @property
+    def middle(self) -> float:
+        return statistics.median(one.seconds for one in self.iterations)
 
 
 # --- words ---------------------------------------------------------------------------------------------
@@ -90,97 +129,63 @@ def quickstart_words(given: argparse.Namespace, demo: Path) -> list[str]:
         f"data.prompts_per_iteration={given.responses}",
         f"model.policy={demo / 'policy'}",
         f"data.prompts={demo / 'prompts.jsonl'}",
-        "data.heldout=null",
-        "evaluate.every=0",
+        f"data.heldout={demo / 'heldout.jsonl' if given.evaluate else 'null'}",
+        f"evaluate.every={given.evaluate}",
         f"reward.components.rm.path={demo / 'reward_model'}",
         "tracking=none",
     ]
 
 
-def noop_words(given: argparse.Namespace, inputs: Path) -> list[str]:
+def light_words(given: argparse.Namespace, inputs: Path) -> list[str]:
     """Return the settings that all variants share, of light tasks."""
-    return tiny.overrides(
-        inputs,
-        Path("unused"),
-        f"iterations={given.iterations}",
-        f"rollout.num_shards={given.shards}",
-        f"data.prompts_per_iteration={max(given.shards, 8) // given.shards * given.shards}",
-    )
+    prompts = max(given.shards, 8) // given.shards * given.shards
+    more = [f"data.heldout={inputs / 'heldout.jsonl'}", f"evaluate.every={given.evaluate}"]
+    return [*noop_words(inputs, given.iterations, given.shards, prompts), *(more if given.evaluate else ())]
 
 
-def knows_workers(is_slurm: bool) -> bool:
-    """Whether this version has workers."""
-    return hasattr(ResourcesConfig() if is_slurm else LocalStageConfig(), "linger")
-
-
-def variant_words(variant: str) -> list[str]:
-    """Return the settings of a variant."""
-    is_slurm = variant in ("cold", "workers")
-    stays = {"cold": 0, "local-fresh": 0, "workers": "auto"}.get(variant)
+def variant_words(variant: str, setup: Setup, has_pool: bool) -> list[str]:
+    """Return the settings of a variant: what is not said is as it is shipped."""
+    is_slurm = variant in ON_SLURM
     words = [f"scheduler={'devcluster' if is_slurm else 'local'}"]
-    if is_slurm:
-        words += [f"scheduler.{stage}.gpus_per_node=null" for stage in (*STAGES, "evaluate")]
-    if stays is None or not knows_workers(is_slurm):
-        return words
-    words += [f"scheduler.{stage}.linger={stays}" for stage in (*STAGES, "evaluate")]
-    if is_slurm:
-        words += [
-            f"scheduler.{stage}.start_early={str(variant == 'workers').lower()}"
-            for stage in (*STAGES, "evaluate")
-        ]
-    return words
+    if has_pool:
+        words.append("reward.components.rm.pool=models")
+        if is_slurm:
+            words.append("+scheduler.pools.models={partition: reward, gpus_per_node: 1, time: '0:10:00'}")
+    if variant in ("cold", "local-fresh"):
+        stages = (*EACH, "pools.models") if has_pool and is_slurm else EACH
+        words += [f"scheduler.{stage}.linger=0" for stage in stages]
+        words += [f"scheduler.{stage}.start_early=false" for stage in stages if is_slurm]
+    return [*words, *setup.words]
 
 
-# --- runs ----------------------------------------------------------------------------------------------
+def setups(given: argparse.Namespace) -> list[Setup]:
+    """Return the clusters that runs are carried out on, by the options."""
+    stages = (*EACH, "pools.models") if given.pools else EACH
+    if given.one_partition:
+        return [Setup("/turns", network(given, Layout()), tuple(on_one_node(2, stages)))]
+    found = []
+    for places in given.places.split(","):
+        if places == ALL:
+            words = tuple(f"scheduler.{stage}.gpus_per_node=null" for stage in stages)
+            found.append(Setup("/all", network(given, Layout() if given.tuned else DEFAULTS), words))
+        else:
+            found.append(Setup(f"/{places}", network(given, layout_of(int(places)))))
+    return found
 
 
-def carry_out(words: Sequence[str], root: Path, cluster: Cluster | None) -> Run:
-    """Make a run and wait for its end: on Slurm until its rows are there and the queue has none of its jobs.
-
-    Raises:
-        RuntimeError: the command failed; says what it said.
-        TimeoutError: the run did not end.
-    """
-    verb = "submit" if cluster else "run"
-    command = [sys.executable, "-m", "pipeline", verb, *words, f"run_dir={root}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | (cluster.environment() if cluster else {})
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{verb} failed: {done.stderr[-2000:]}")
-    run, until = load_run(root), time.monotonic() + _LIMIT
-    while cluster and (num_rows(root) < run.plan.iterations or has_jobs(cluster, run)):
-        if time.monotonic() > until:
-            raise TimeoutError(f"{root} has {num_rows(root)} rows after {_LIMIT:g} s")
-        time.sleep(1)
-        LAGS.append(lag_of_rows(run))
-    return run
+def network(given: argparse.Namespace, layout: Layout) -> Layout:
+    return replace(layout, network_filesystem=given.network_filesystem)
 
 
-LAGS: list[float] = []
-"""Seconds by which rows lagged, as of each second of the runs on Slurm."""
+# --- iterations ------------------------------------------------------------------------------------------
 
 
-def lag_of_rows(run: Run) -> float:
-    """Return the age of the oldest policy whose iteration has no row."""
-    record = read_record(run.paths, policy_maker(num_rows(run.paths.root) + 1))
-    return 0.0 if record is None else max(0.0, time.time() - record.ended)
-
-
-def num_rows(root: Path) -> int:
-    path = root / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
-
-
-def has_jobs(cluster: Cluster, run: Run) -> bool:
-    return f".{run.identity.id}." in cluster.call("squeue", "-h", "-o", "%j").stdout
-
-
-def iterations_of(run: Run) -> Iterator[tuple[float, float]]:
-    """Yield seconds of each iteration that counts, and in how many of them a model computed in some task."""
+def iterations_of(run: Run) -> Iterator[Iteration]:
+    """Yield the iterations that count."""
     for iteration in range(FIRST, run.plan.iterations + 1):
         begin, end = (require_record(run.paths, policy_maker(k)).ended for k in (iteration - 1, iteration))
         records = [require_record(run.paths, task) for task in run.plan.tasks(iteration)]
-        yield end - begin, covered([computing(record) for record in records], begin, end)
+        yield Iteration(end - begin, covered(list(map(computing, records)), begin, end), begin)
 
 
 def computing(record: Record) -> tuple[float, float]:
@@ -200,121 +205,100 @@ def covered(intervals: Sequence[tuple[float, float]], begin: float, end: float) 
     return total
 
 
-def measure(
-    variant: str, words: Sequence[str], root: Path, cluster: Cluster | None, reference: Run | None
-) -> tuple[Run | None, list[tuple[float, float]]]:
-    """Carry a variant out once. Returns its run, and (seconds, seconds of compute) of each iteration."""
-    if variant == "process":
-        assert reference is not None, "process needs a run before it"
-        return None, in_one_process(reference)
-    is_slurm = variant in ("cold", "workers")
-    run = carry_out([*words, *variant_words(variant)], root, cluster if is_slurm else None)
-    return run, list(iterations_of(run))
-
-
-def in_one_process(run: Run) -> list[tuple[float, float]]:
+def in_one_process(run: Run) -> list[Iteration]:
     command = [sys.executable, "benchmarks/in_process.py", str(run.paths.root)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     if not found["is_same_policy"]:
         print("process: the last policy is not the run's")
-    pairs = zip(found["seconds"], found["compute"], strict=True)
-    return list(pairs)[FIRST - 1 :]
+    return list(map(Iteration, found["seconds"], found["compute"]))[FIRST - 1 :]
 
 
-def policy_digest(run: Run) -> list[str]:
+def policy_digest(run: Run) -> tuple[str, ...]:
     """Return the hashes of the last policy's files: the same for all variants."""
     outputs = require_record(run.paths, policy_maker(run.plan.iterations)).outputs
-    return sorted(e.xxh3_128 for e in outputs if (run.paths.root / e.path).is_relative_to(run.paths.policies))
-
-
-# --- others' jobs --------------------------------------------------------------------------------------
-
-
-def fill_queue(cluster: Cluster, count: int) -> None:
-    """Leave ``count`` jobs pending for a node that one of them holds: the second one of the updates."""
-    if not count:
-        return
-    common = ("--parsable", "-p", "all", "-w", "update1", "-t", "300", "-o", "/dev/null", "-D", "/")
-    if os.geteuid() == 0:  # who alone may submit for others: a worker makes room for its own user's jobs
-        common = (*common, "--uid=nobody")
-    for seconds in (86400, *(0 for _ in range(count))):
-        words = ("-J", "foreign", "--exclusive", *common, "--wrap", f"sleep {seconds}")
-        done = cluster.call("sbatch", *words)
-        if done.returncode:
-            raise RuntimeError(f"sbatch failed: {done.stderr}")
-
-
-# --- gaps ----------------------------------------------------------------------------------------------
-
-
-def gap_words(linger: object) -> list[str]:
-    """Return settings of light tasks that start up for 10 s, and of an update that takes 30 s."""
-    words = ["scheduler=devcluster", "rollout.num_shards=2", "data.prompts_per_iteration=2"]
-    for stage in STAGES:
-        seconds = _GAP if stage == "update" else _WORK
-        words += [
-            f"scheduler.{stage}.gpus_per_node=null",
-            f"scheduler.{stage}.setup=[sleep {_STARTUP}]",
-            f"scheduler.{stage}.environment={{{light.SECONDS}: '{seconds}'}}",
-            f"scheduler.{stage}.linger={linger}",
-            f"scheduler.{stage}.start_early=true",
-            f"scheduler.{stage}.time='2:00:00'",
-        ]
-    return words if linger == "auto" else [*words, "scheduler.linger_max=86400"]
-
-
-def gaps(given: argparse.Namespace, scratch: Path) -> None:
-    """Compare workers that may leave with workers that never do, both at once: they mostly sleep."""
-    inputs = light.make_inputs(scratch / "inputs")
-    cluster = start(scratch / "cluster", DEFAULTS if not given.tuned else None, accounting=True)
-    folder = given.keep or scratch
-
-    def one(name: str, linger: object) -> str:
-        words = [*noop_words(given, inputs), *gap_words(linger)]
-        run = carry_out(words, folder / name.replace(" ", "-"), cluster)
-        time.sleep(_ACCOUNTED)
-        return gap_line(name, run, held_seconds(cluster, run))
-
-    try:
-        with ThreadPoolExecutor() as pool:
-            for line in pool.map(one, ("may leave", "never leave"), ("auto", 86400)):
-                print(line, flush=True)
-    finally:
-        cluster.stop()
-
-
-def gap_line(name: str, run: Run, held: float) -> str:
-    """Say how long iterations took, and what was held for them, of what was needed."""
-    ends = [require_record(run.paths, policy_maker(k)).ended for k in range(1, run.plan.iterations + 1)]
-    each = [after - before for before, after in pairwise(ends)]
-    spent = [spent_by(beat) for beat in read_beats(run.paths).values()]
-    needed = sum(one.busy + one.startup for one in spent)
-    waited = sum(one.waiting for one in spent)
-    return (
-        f"{name:<12} {sum(each[FIRST - 2 :]):7.1f} s after the first {FIRST - 1} iterations "
-        f"{[round(seconds, 1) for seconds in each]}; {len(spent)} workers held {held:.1f} s: "
-        f"{needed:.1f} s busy and starting up, {waited:.1f} s waiting; "
-        f"cold tasks would need {needed_seconds(run):.1f} s"
-    )
-
-
-def held_seconds(cluster: Cluster, run: Run) -> float:
-    """Return the seconds that the elements of the run's stages ran, as sacct has them."""
-    shown = cluster.call("sacct", "-a", "-D", "-X", "-n", "-P", "--format=ElapsedRaw,JobName").stdout
-    rows = (line.split("|") for line in shown.splitlines())
-    named = [(float(elapsed), name.split(".")) for elapsed, name in rows if f".{run.identity.id}." in name]
-    return sum(elapsed for elapsed, name in named if name[-3] in STAGES)
-
-
-def needed_seconds(run: Run) -> float:
-    """Return the seconds of all tasks, and one start-up for each."""
-    tasks = [task for k in range(1, run.plan.iterations + 1) for task in run.plan.tasks(k)]
-    records = [require_record(run.paths, task) for task in tasks]
-    return sum(r.ended - r.started for r in records) + _STARTUP * len(records)
+    files = [e for e in outputs if (run.paths.root / e.path).is_relative_to(run.paths.policies)]
+    return tuple(sorted(e.xxh3_128 for e in files))
 
 
 # --- all of it -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Comparison:
+    """Runs of all variants, in turn."""
+
+    given: argparse.Namespace
+    scratch: Path
+    words: Sequence[str]
+    wrappers: Path
+    found: dict[str, Measured] = field(default_factory=dict)
+    digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lags: list[float] = field(default_factory=list)
+    reference: Run | None = None
+    """Run that ``process`` repeats."""
+
+    def go_round(self, number: int, clusters: Mapping[str, tuple[Setup, Cluster]]) -> None:
+        """Carry each variant out once, on each cluster if it is one of Slurm."""
+        for variant in self.given.variants.split(","):
+            if variant in ON_SLURM:
+                for setup, cluster in clusters.values():
+                    self.carry_out(variant, number, setup, cluster)
+            elif variant == "process":
+                assert self.reference is not None, "process needs a run before it"
+                self.note(variant, number, in_one_process(self.reference))
+            else:
+                self.carry_out(variant, number, Setup(""), None)
+
+    def carry_out(self, variant: str, number: int, setup: Setup, cluster: Cluster | None) -> None:
+        """Carry out a run of a variant, and note what it took."""
+        label, room = variant + setup.name, self.given.keep or self.scratch
+        name = f"{label.replace('/', '-')}-{number}"
+        root = (cluster.shared if cluster and cluster.shared else room) / name
+        wrappers = self.wrappers if cluster else None
+        runner = Runner(cluster, wrappers, room / f"{name}.calls", self.lags)
+        words = [*self.words, *variant_words(variant, setup, self.given.pools)]
+        with others(cluster, self.given.foreign_every) if cluster else contextlib.nullcontext():
+            run = runner.carry_out(words, root)
+        if self.given.keep and not root.is_relative_to(self.given.keep):
+            left_out = shutil.ignore_patterns("wanted", ".*")  # which come and go
+            shutil.copytree(root, self.given.keep / name, ignore=left_out)
+        self.reference, self.digests[label] = run, policy_digest(run)
+        self.note(label, number, list(iterations_of(run)))
+        if cluster and runner.log:
+            cost = cost_of([run], runner.log, accounted_gpu_seconds(cluster, [run.identity.id]))
+            self.found[label].costs.append(cost)
+            print("\n".join(f"    {line}" for line in slurm_costs.in_words(cost)), flush=True)
+
+    def note(self, label: str, number: int, iterations: list[Iteration]) -> None:
+        self.found.setdefault(label, Measured()).rounds.append(iterations)
+        print(f"  {label} {number}: {[round(one.seconds, 2) for one in iterations]}", flush=True)
+
+
+def compare(given: argparse.Namespace, scratch: Path) -> None:
+    """Carry all variants out in turn, and print what they took."""
+    if given.noop:
+        words = light_words(given, light.make_inputs(scratch / "inputs"))
+    else:
+        words = quickstart_words(given, make_demo(given.demo or scratch / "demo"))
+    wanted = setups(given) if set(ON_SLURM) & set(given.variants.split(",")) else []
+    comparison = Comparison(given, scratch, words, slurm_costs.write_wrappers(scratch / "wrappers"))
+    with contextlib.ExitStack() as stack:
+        clusters = {}
+        for setup in wanted:
+            cluster = start(
+                scratch / f"cluster{setup.name.replace('/', '-')}", setup.layout, given.accounting
+            )
+            stack.callback(cluster.stop)
+            fill_queue(cluster, given.foreign_jobs)
+            clusters[setup.name] = (setup, cluster)
+        for number in range(given.rounds):
+            comparison.go_round(number, clusters)
+    print(table(comparison.found))
+    if lags := comparison.lags:
+        print(f"rows lagged by {statistics.median(lags):.1f} s (median), {max(lags):.1f} s (at most)")
+    if len(set(comparison.digests.values())) > 1:
+        print("the variants' last policies differ")
 
 
 def make_demo(folder: Path) -> Path:
@@ -323,80 +307,94 @@ def make_demo(folder: Path) -> Path:
     return folder
 
 
-def compare(given: argparse.Namespace, scratch: Path) -> None:
-    """Carry all variants out in turn, and print what they took."""
-    variants = given.variants.split(",")
-    if given.noop:
-        words = noop_words(given, light.make_inputs(scratch / "inputs"))
-    else:
-        words = quickstart_words(given, make_demo(given.demo or scratch / "demo"))
-    needs_slurm = {"cold", "workers"} & set(variants)
-    layout = replace(Layout() if given.tuned else DEFAULTS, network_filesystem=given.network_filesystem)
-    cluster = start(scratch / "cluster", layout) if needs_slurm else None
-    found: dict[str, Measured] = {name: Measured() for name in variants}
-    digests, reference = {}, None
-    try:
-        if cluster:
-            fill_queue(cluster, given.foreign_jobs)
-        for number in range(given.rounds):
-            for name in variants:
-                root = (
-                    cluster.shared if cluster and cluster.shared else given.keep or scratch
-                ) / f"{name}-{number}"
-                run, pairs = measure(name, words, root, cluster, reference)
-                if run is not None and given.keep and not root.is_relative_to(given.keep):
-                    left_out = shutil.ignore_patterns("wanted", ".*")  # which come and go
-                    shutil.copytree(root, given.keep / root.name, ignore=left_out)
-                found[name].add([seconds for seconds, _ in pairs], [compute for _, compute in pairs])
-                if run is not None:
-                    reference, digests[name] = run, policy_digest(run)
-                print(f"  {name} {number}: {[round(seconds, 2) for seconds, _ in pairs]}", flush=True)
-    finally:
-        if cluster:
-            cluster.stop()
-    print(table(found))
-    if LAGS:
-        print(f"rows lagged by {statistics.median(LAGS):.1f} s (median), {max(LAGS):.1f} s (at most)")
-    if len(set(map(tuple, digests.values()))) > 1:
-        print("the variants' last policies differ")
-
-
 def table(found: Mapping[str, Measured]) -> str:
-    """Return medians, ratios to the first variant, and what is not compute."""
-    lines, base = [], None
+    """Return medians and worst iterations, their ratios to this machine's median (to that of the first
+    variant where it is not among them), what is not compute, and the worst of what runs cost."""
+    base = "local" if "local" in found else next(iter(found))
+    usual = found[base].middle
+    lines = []
     for name, measured in found.items():
-        middle = statistics.median(measured.seconds)
-        base = base or middle
-        share = statistics.median(measured.not_compute)
+        seconds = [one.seconds for one in measured.iterations]
+        share = statistics.median(1 - one.computed / one.seconds for one in measured.iterations)
         lines.append(
-            f"{name:<12} {middle:8.2f} s an iteration, {middle / base:6.2f} of {next(iter(found))}; "
-            f"not compute {share:6.1%}, {share * middle:.2f} s ({len(measured.seconds)} iterations)"
+            f"{name:<14} {measured.middle:7.2f} s an iteration, {measured.middle / usual:6.2f} of {base}; "
+            f"worst {max(seconds):7.2f} s, {max(seconds) / usual:6.2f}; not compute {share:6.1%}, "
+            f"{share * measured.middle:.2f} s ({len(seconds)} iterations)"
         )
+        lines += [f"  {line}" for line in worst_costs(measured.costs)]
+        if name.endswith("/turns"):
+            lines += [f"  {line}" for line in turns_told(measured, usual)]
     return "\n".join(lines)
 
 
-def main() -> None:
+def worst_costs(costs: Sequence[Cost]) -> Iterator[str]:
+    """Say the most of each number that any of the runs had."""
+    if costs:
+        started, idle, evicted = (
+            max(getattr(cost, name) for cost in costs) for name in ("starts", "without_task", "evicted")
+        )
+        yield (
+            f"at most {started} starts in a run, {idle} without a task, {evicted} evicted; held "
+            f"{max(cost.held for cost in costs):.2f} of busy + start-up; "
+            f"{max(cost.queries for cost in costs)} queries in a minute"
+        )
+
+
+def turns_told(measured: Measured, usual: float) -> Iterator[str]:
+    """Say of each iteration of stages that take turns how long it took, and may have."""
+    for number, (iterations, cost) in enumerate(zip(measured.rounds, measured.costs, strict=True)):
+        for iteration, one in enumerate(iterations, FIRST):
+            until = one.begin + one.seconds
+            changes = sum(one.begin < time <= until for time in cost.hand_overs)
+            limit = _MEDIAN * usual + changes * (cost.startup + _HAND_OVER)
+            yield (
+                f"round {number}, iteration {iteration}: {one.seconds:.1f} s, {changes} hand-overs, "
+                f"allowed {limit:.1f} s{'' if one.seconds <= limit else ': too long'}"
+            )
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--variants", default="cold,local,process", help=f"of {', '.join(VARIANTS)}")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--iterations", type=int, default=8)
-    parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--responses", type=int, default=256)
-    parser.add_argument("--rollout", choices=("transformers", "vllm"), default="transformers")
-    parser.add_argument("--tuned", action="store_true", help="Slurm's settings as the tests have them")
-    parser.add_argument(
-        "--network-filesystem", action="store_true", help="runs on the cluster's own, caches on"
-    )
-    parser.add_argument("--noop", action="store_true", help="light tasks")
-    parser.add_argument("--foreign-jobs", type=int, default=0)
-    parser.add_argument("--gaps", action="store_true")
-    parser.add_argument("--demo", type=Path, help="the quickstart's models, made before or made here")
-    parser.add_argument("--keep", type=Path, help="folder that the runs are left in")
+    add = parser.add_argument
+    add("--variants", default="local,workers", help=f"of {', '.join(VARIANTS)}")
+    add("--places", default="2", help="GPUs on the node of rollouts, and of rewards; or all")
+    add("--one-partition", action="store_true", help="stages take turns on both GPUs of a node")
+    add("--pools", action="store_true", help="the reward model is a pool's, in the rewards' partition")
+    add("--evaluate", type=int, help="iterations between evaluations. Default: 2; 0 for --places all")
+    add("--rounds", type=int, default=2)
+    add("--iterations", type=int, default=6)
+    add("--shards", type=int, default=4)
+    add("--responses", type=int, default=256)
+    add("--rollout", choices=("transformers", "vllm"), default="transformers")
+    add("--tuned", action="store_true", help="Slurm's settings as the tests have them, with --places all")
+    add("--network-filesystem", action="store_true", help="runs on the cluster's own, caches on")
+    add("--accounting", action="store_true", help="clusters with accounting: what jobs held, by sacct")
+    add("--noop", action="store_true", help="light tasks")
+    add("--foreign-jobs", type=int, default=0)
+    add("--foreign-every", type=float, default=0.0)
+    add("--gaps", action="store_true")
+    add("--six-runs", action="store_true")
+    add("--task-seconds", type=float, default=3.0, help="time of each light task of --six-runs")
+    add("--demo", type=Path, help="the quickstart's models, made before or made here")
+    add("--keep", type=Path, help="folder that the runs are left in")
     given = parser.parse_args()
+    if given.evaluate is None:
+        given.evaluate = 0 if given.places == ALL else 2
+    return given
+
+
+def main() -> None:
+    given = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no cluster is left behind
     with tempfile.TemporaryDirectory() as folder:
-        (gaps if given.gaps else compare)(given, Path(folder))
+        if given.gaps:
+            slurm_gaps.gaps(given, Path(folder), Layout() if given.tuned else DEFAULTS)
+        elif given.six_runs:
+            slurm_six_runs.six_runs(given, Path(folder))
+        else:
+            compare(given, Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,17 @@
 """Costs of jobs from Slurm's accounting: time in the queue, CPU and GPU hours, and the share wasted."""
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from slurm.query import ask_accounting, in_batches, split_accounting, unix_time
+from slurm.query import (
+    Element,
+    ask_accounting,
+    count_gpus,
+    count_resource,
+    in_batches,
+    split_accounting,
+    unix_time,
+)
 from slurm.states import Phase, SlurmState, parse_state, phase_of
 
 _FIELDS = (
@@ -63,6 +70,27 @@ def read_records(ids: Collection[str], timeout: float = 60.0) -> list[Record]:
     return records
 
 
+def shown_records(elements: Iterable[Element]) -> list[Record]:
+    """Return the last runs of elements that have started, as accounting has them, by what the queue shows."""
+    return [
+        Record(
+            job_id=f"{element.array_id}_{element.index}",
+            name=element.name,
+            state=element.state,
+            submitted=element.submitted,
+            eligible=element.eligible,
+            started=element.started,
+            elapsed=element.elapsed or 0.0,
+            cpus=element.cpus or 0,
+            gpus=element.gpus or 0,
+            nodes=element.node,
+            partition=element.partition,
+        )
+        for element in elements
+        if element.started is not None
+    ]
+
+
 def parse_records(text: str) -> list[Record]:
     """Parse the runs in sacct's output."""
     return [_record(row) for row in split_accounting(text, len(_FIELDS))]
@@ -78,16 +106,11 @@ def _record(row: list[str]) -> Record:
         eligible=unix_time(eligible),
         started=unix_time(started),
         elapsed=float(elapsed or 0),
-        cpus=_count(resources, r"cpu"),
-        gpus=_count(resources, r"gres/gpu") or _count(resources, r"gres/gpu:[^=]+"),
+        cpus=count_resource(resources, "cpu"),
+        gpus=count_gpus(resources),
         nodes="" if nodes == "None assigned" else nodes,
         partition=partition,
     )
-
-
-def _count(resources: str, name: str) -> int:
-    """Count a resource in a list like ``cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
-    return sum(int(number) for number in re.findall(rf"(?:^|,){name}=(\d+)", resources))
 
 
 def summarize(records: Iterable[Record]) -> Usage:

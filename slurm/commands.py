@@ -1,11 +1,17 @@
 """Calls of Slurm's commands: a clean environment, a time limit, and errors that say if a retry can help."""
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import IO
 
 from slurm.errors import ServiceError, UserError
 
@@ -41,6 +47,12 @@ _TRANSIENT = re.compile(
 _NOISE = re.compile(r"^(\w+: )?(error|fatal): ", re.IGNORECASE)
 _BACK_OFF_SECONDS = 1.0
 _LONGEST_MESSAGE = 300
+_LEAST_SECONDS = 0.25
+"""Seconds without which a command is not started: it would only be ended before its answer."""
+_POLL_SECONDS = 0.02
+_MOST_SAID = 1 << 20
+_QUIET_SECONDS = 0.5
+"""Seconds in which a command that has said enough says nothing more, before it is ended."""
 
 
 class SlurmError(ServiceError, RuntimeError):
@@ -81,15 +93,40 @@ def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return kept | shorter | _FORCED
 
 
+@dataclass
+class Patience:
+    """Seconds that may still be waited for answers of Slurm's commands, all together."""
+
+    left: float
+
+
+_patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[Patience]:
+    """Bound what the commands of a block are waited for, all together: once that is over none is started, and
+    each raises :class:`SlurmTimeout` at once. None is tried again, as that is waited for too. Of blocks
+    within blocks the innermost counts."""
+    token = _patience.set(patience := Patience(seconds))
+    try:
+        yield patience
+    finally:
+        _patience.reset(token)
+
+
 def run_command(
     arguments: Sequence[str], *, timeout: float = 60.0, retries: int = 0, input: str | None = None
 ) -> str:
     """Run a command. Returns its standard output.
 
-    ``timeout``: seconds for each try. ``retries``: further tries after a :class:`SlurmTimeout`; only for
-    commands that change nothing, since a lost answer does not mean that a request was not carried out.
+    ``timeout``: seconds for each try, if :func:`within` leaves as many. ``retries``: further tries after a
+    :class:`SlurmTimeout`; only for commands that change nothing, since a lost answer does not mean that a
+    request was not carried out.
     Raises :class:`SlurmError`, :class:`SlurmTimeout`, :class:`SlurmMissing`.
     """
+    if (patience := _patience.get()) is not None:
+        return _run_within(arguments, timeout, input, patience)
     for attempt in range(retries):
         try:
             return _run_once(arguments, timeout, input)
@@ -98,28 +135,111 @@ def run_command(
     return _run_once(arguments, timeout, input)
 
 
+def _run_within(arguments: Sequence[str], timeout: float, input: str | None, patience: Patience) -> str:
+    if patience.left < _LEAST_SECONDS:
+        raise SlurmTimeout(arguments, None, "not started, as Slurm has been waited for long enough for now")
+    began = time.monotonic()
+    try:
+        return _run_once(arguments, min(timeout, patience.left), input)
+    finally:
+        patience.left -= time.monotonic() - began
+
+
 def _run_once(arguments: Sequence[str], timeout: float, input: str | None) -> str:
+    process = _start(arguments, subprocess.PIPE, input is not None)
+    with process:
+        try:
+            stdout, stderr = process.communicate(input, timeout)
+        except subprocess.TimeoutExpired as expired:
+            _end(process)
+            told = (expired.stderr or b"").decode(errors="replace")  # bytes, whatever was asked for
+            raise SlurmTimeout(arguments, None, f"no answer in {timeout:g} s\n{told}") from None
+        except BaseException:
+            _end(process)
+            raise
+    _check(arguments, process.returncode, stderr)
+    return stdout
+
+
+def _start(arguments: Sequence[str], output: int | IO[bytes], has_input: bool) -> subprocess.Popen[str]:
+    """Start a command as a group of processes: a site may have scripts of its own in front of Slurm's."""
     calls[arguments[0]] += 1
     try:
-        done = subprocess.run(
+        return subprocess.Popen(
             list(arguments),
-            input=input,
-            stdin=subprocess.DEVNULL if input is None else None,
-            capture_output=True,
+            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             text=True,
             errors="replace",  # another user's job name may be any bytes
-            timeout=timeout,
             env=clean_environment(os.environ),
+            process_group=0,
         )
     except FileNotFoundError:
         raise SlurmMissing(arguments[0]) from None
-    except subprocess.TimeoutExpired as expired:
-        told = (expired.stderr or b"").decode(errors="replace")  # bytes, whatever was asked for
-        raise SlurmTimeout(arguments, None, f"no answer in {timeout:g} s\n{told}") from None
-    if done.returncode != 0:
-        kind = SlurmTimeout if _TRANSIENT.search(done.stderr) else SlurmError
-        raise kind(arguments, done.returncode, done.stderr)
-    return done.stdout
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command with what it has started: what is given up must not be carried out minutes later."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # Pipes are not waited for: what has left the group may have them.
+    for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+        with contextlib.suppress(OSError):
+            pipe.close()
+    process.wait()
+
+
+def _check(arguments: Sequence[str], returncode: int, stderr: str) -> None:
+    if returncode != 0:
+        kind = SlurmTimeout if _TRANSIENT.search(stderr) else SlurmError
+        raise kind(arguments, returncode, stderr)
+
+
+@dataclass
+class Begun:
+    """A command that runs beside this process, and whose output nobody needs but for its errors."""
+
+    arguments: Sequence[str]
+    process: subprocess.Popen[str]
+    output: IO[bytes]
+    """File of what it says: a pipe that nobody reads from would hold it up."""
+    until: float
+    """Time (monotonic) at which it is ended."""
+    enough: re.Pattern[bytes] | None = None
+    """What it says once it has done all that it will."""
+
+    def finish(self) -> None:
+        """Wait for its end, or make one. Raises :class:`SlurmError`, :class:`SlurmTimeout`."""
+        with self.output:
+            while self.process.poll() is None:
+                if self._has_said_enough():
+                    _end(self.process)
+                    return
+                if time.monotonic() >= self.until:
+                    _end(self.process)
+                    raise SlurmTimeout(self.arguments, None, "no answer, and it is waited for no longer")
+                time.sleep(_POLL_SECONDS)
+            _check(self.arguments, self.process.returncode, self._said().decode(errors="replace"))
+
+    def _has_said_enough(self) -> bool:
+        quiet = time.time() - os.fstat(self.output.fileno()).st_mtime
+        return self.enough is not None and quiet >= _QUIET_SECONDS and bool(self.enough.search(self._said()))
+
+    def _said(self) -> bytes:
+        return os.pread(self.output.fileno(), _MOST_SAID, 0)
+
+
+def begin_command(arguments: Sequence[str], timeout: float, enough: re.Pattern[bytes] | None = None) -> Begun:
+    """Start a command and go on; :meth:`Begun.finish` looks after it. Raises :class:`SlurmMissing`.
+
+    Args:
+        timeout: seconds from now until it is ended.
+        enough: what it says once it has done all that it will; it is ended soon after that.
+    """
+    output = tempfile.TemporaryFile()  # noqa: SIM115
+    process = _start(arguments, output, False)
+    return Begun(arguments, process, output, time.monotonic() + timeout, enough)
 
 
 def _shown(command: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """State of our jobs: one squeue call for all that wait or run, one sacct call for all that ended."""
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -7,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
-from slurm.limits import parse_duration
-from slurm.states import Phase, SlurmState, parse_state, phase_of
+from slurm.limits import parse_duration, parse_memory
+from slurm.states import Phase, SlurmState, UnknownState, parse_state, phase_of
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,41 @@ class Element:
     """Number of times that it was requeued."""
     time_limit: float | None
     """Time limit in seconds; None where there is none."""
+    eligible: float | None = None
+    """Time from which only resources and priority kept it from starting. As all that follows, of the queue
+    alone: accounting's elements have none of it."""
+    elapsed: float | None = None
+    """Seconds that it has run since it last started, without those in which it was suspended."""
+    cpus: int | None = None
+    """Number of CPUs that it holds, or asks for while it waits; None where that is not known."""
+    gpus: int | None = None
+    """Number of GPUs, on all of its nodes together."""
+    memory_mb: int | None = None
+    """Memory in MiB, on all of its nodes together."""
+    num_nodes: int | None = None
+    """Number of nodes."""
 
 
 class NoAccounting(RuntimeError):
     """Failure to ask accounting: what it holds is unknown, not empty."""
 
+    def __init__(self, why: str, is_absent: bool = False) -> None:
+        super().__init__(why)
+        self.is_absent = is_absent
+        """Whether the cluster has none, rather than one that is away."""
+
+
+class NoAnswer(NoAccounting):
+    """Missing answer of accounting, which may come if it is asked again or waited for."""
+
 
 # The name last, as it may hold the separator. Free text that Slurm itself writes is before it.
 _QUEUE_FIELDS = (
     *("ArrayJobID", "ArrayTaskID", "State", "exit_code", "RestartCnt", "SubmitTime", "StartTime", "EndTime"),
-    *("TimeLimit", "Partition", "NodeList", "Reason", "Name"),
+    *("TimeLimit", "EligibleTime", "TimeUsed", "tres-alloc", "tres-per-node"),
+    *("Partition", "NodeList", "Reason", "Name"),
 )
+"""Fields of squeue. ``tres-alloc`` is what a job that waits asks for, and else what it was given."""
 _ACCOUNTING_FIELDS = (
     *("JobID", "State", "ExitCode", "Submit", "Start", "End"),
     *("TimelimitRaw", "Partition", "NodeList", "Reason", "JobName"),
@@ -59,6 +84,9 @@ _NO_ACCOUNTING = re.compile(
     r"accounting storage is disabled|persistent connection|persistinit|talking to the database|slurmdbd|"
     r"only supported with|not running a supported accounting_storage",
     re.IGNORECASE,
+)
+_ABSENT = re.compile(
+    r"accounting storage is disabled|not running a supported accounting_storage", re.IGNORECASE
 )
 _MOST_IDS = 1000  # ids or names in one call: the system bounds a command line, and one argument to 128 KiB
 _LONGEST_SEARCH = f"now-{14 * 86400}seconds"
@@ -72,13 +100,27 @@ def read_queue(is_ours: Callable[[str], bool], timeout: float = _PATIENCE) -> li
     One call of squeue. Raises :class:`SlurmError`, :class:`SlurmMissing` and, for a state of a job of ours,
     :class:`slurm.states.UnknownState`.
     """
-    return parse_queue(_squeue(timeout=timeout), is_ours)
+    return parse_queue(ask_queue(timeout), is_ours)
 
 
-def _squeue(*filters: str, timeout: float = _PATIENCE) -> str:
-    fields = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
-    command = ["squeue", "-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={fields}", *filters]
-    return run_command(command, timeout=timeout, retries=_retries(timeout))
+def ask_queue(timeout: float) -> str:
+    """Run squeue for all jobs of this user, once. Returns its output, for :func:`parse_queue`.
+
+    Raises :class:`SlurmError`, also where the output is not understood, and :class:`SlurmMissing`.
+    """
+    text = _squeue(timeout=timeout, retries=0)
+    parse_known(text)
+    return text
+
+
+QUEUE_FORMAT = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
+"""squeue's option that :func:`parse_queue` understands the output of."""
+
+
+def _squeue(*filters: str, timeout: float = _PATIENCE, retries: int | None = None) -> str:
+    options = ["-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={QUEUE_FORMAT}"]
+    retries = _retries(timeout) if retries is None else retries
+    return run_command(["squeue", *options, *filters], timeout=timeout, retries=retries)
 
 
 def _retries(timeout: float) -> int:
@@ -88,9 +130,21 @@ def _retries(timeout: float) -> int:
 
 def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -> list[Element]:
     """Parse the elements in squeue's output. A line of several pending elements yields each of them."""
+    return [element for row in _queue_rows(text) if is_ours(row[-1]) for element in _queued(row)]
+
+
+def parse_known(text: str) -> list[Element]:
+    """Parse the elements in squeue's output whose states are known: of jobs that need not be ours."""
+    found: list[Element] = []
+    for row in _queue_rows(text):
+        with contextlib.suppress(UnknownState):
+            found += _queued(row)
+    return found
+
+
+def _queue_rows(text: str) -> Iterator[list[str]]:
     # squeue puts a separator after the name as well: were a field missing, the name would be cut too early.
-    rows = _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue", end="|\n")
-    return [element for row in rows if is_ours(row[-1]) for element in _queued(row)]
+    return _records(text, _QUEUE_START, len(_QUEUE_FIELDS), "squeue", end="|\n")
 
 
 def _records(
@@ -111,7 +165,7 @@ def _records(
 
 def _queued(row: Sequence[str]) -> Iterator[Element]:
     array_id, indices, state_text, status, restarts, submitted, started, ended = row[:8]
-    time_limit, partition, node, reason, name = row[8:]
+    time_limit, eligible, used, resources, per_node, partition, node, reason, name = row[8:]
     state = parse_state(state_text)
     phase = phase_of(state)
     over = phase == Phase.ENDED
@@ -132,8 +186,51 @@ def _queued(row: Sequence[str]) -> Iterator[Element]:
         signal=signal,
         restarts=int(restarts) if restarts.isdigit() else None,
         time_limit=_limit(time_limit),
+        eligible=unix_time(eligible),
+        elapsed=_limit(used),
     )
+    first = _with_resources(first, resources, per_node)
     return (replace(first, index=index) for index in expand(indices))
+
+
+def _with_resources(element: Element, resources: str, per_node: str) -> Element:
+    """Add what it holds or asks for. Where the cluster does not track GPUs (AccountingStorageTRES) they are
+    in its request for each node alone."""
+    if "=" not in resources:
+        return element
+    nodes = count_resource(resources, "node")
+    return replace(
+        element,
+        cpus=count_resource(resources, "cpu"),
+        gpus=count_gpus(resources) or nodes * sum(_gpus_of_node(per_node)),
+        memory_mb=_memory(resources),
+        num_nodes=nodes,
+    )
+
+
+def _gpus_of_node(request: str) -> Iterator[int]:
+    """Yield the GPUs in a list like ``gres:gpu:2,gres:gpu:a100:1``; newer versions write ``gres/gpu:2``."""
+    for words in (re.split("[:/=]", part) for part in request.split(",")):
+        if words[:2] == ["gres", "gpu"]:
+            yield int(words[-1]) if words[-1].isdigit() else 1
+
+
+def _memory(resources: str) -> int | None:
+    """Return the memory in such a list in MiB; None where there is none, or in a unit that is not known."""
+    found = re.search(r"(?:^|,)mem=([^,]+)", resources)
+    with contextlib.suppress(ValueError):
+        return parse_memory(found[1]) if found else None
+    return None
+
+
+def count_gpus(resources: str) -> int:
+    """Count the GPUs in a list like ``cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
+    return count_resource(resources, "gres/gpu") or count_resource(resources, r"gres/gpu:[^=,]+")
+
+
+def count_resource(resources: str, name: str) -> int:
+    """Count a resource, by a pattern of its name, in a list like ``cpu=4,gres/gpu=2,gres/gpu:a100=2``."""
+    return sum(int(number) for number in re.findall(rf"(?:^|,){name}=(\d+)", resources))
 
 
 def expand(indices: str) -> list[int]:
@@ -168,7 +265,7 @@ def unix_time(text: str) -> float | None:
 
 
 def _limit(text: str) -> float | None:
-    """Parse a time limit into seconds; None where a job has no limit, or none yet."""
+    """Parse a time limit, or a time that was used, into seconds; None where a job has none, or none yet."""
     return parse_duration(text) if re.fullmatch(r"[\d:-]+", text) else None
 
 
@@ -176,17 +273,19 @@ def _text(text: str) -> str:
     return "" if text in ("None assigned", "(null)", "N/A", "None") else text
 
 
-def read_ended(ids: Collection[str]) -> dict[tuple[str, int], Element]:
+def read_ended(ids: Collection[str], timeout: float = _PATIENCE) -> dict[tuple[str, int], Element]:
     """Read the last run of each element of these jobs, by array id and index, if accounting has its end.
 
     The queue takes precedence: accounting may lag behind it, and for a moment a job that is requeued after
     its node failed, say, has only the record of its old run here. One call of sacct for a thousand ids.
     Raises :class:`NoAccounting` where it cannot be asked, and :class:`SlurmError`.
+
+    ``timeout``: seconds for each try.
     """
     known: dict[tuple[str, int], Element] = {}
     for batch in in_batches(ids):
         options = ["-D", f"--format={','.join(_ACCOUNTING_FIELDS)}", f"--jobs={','.join(batch)}"]
-        known |= parse_accounting(ask_accounting(options))
+        known |= parse_accounting(ask_accounting(options, timeout))
     return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
 
 
@@ -198,11 +297,13 @@ def ask_accounting(options: Sequence[str], timeout: float = _PATIENCE) -> str:
     try:
         command = ["sacct", "-n", "-P", *options]
         return run_command(command, timeout=timeout, retries=_retries(timeout))
-    except (SlurmMissing, SlurmTimeout) as error:
+    except SlurmMissing as error:
         raise NoAccounting(str(error)) from None
+    except SlurmTimeout as error:
+        raise NoAnswer(str(error)) from None
     except SlurmError as error:
         if _NO_ACCOUNTING.search(error.stderr):
-            raise NoAccounting(str(error)) from None
+            raise NoAccounting(str(error), bool(_ABSENT.search(error.stderr))) from None
         raise
 
 

@@ -9,13 +9,13 @@ import contextlib
 import os
 import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from slurm.signals import in_calls
 
 REQUESTS = "SLURM_PPO_REQUESTS"
 """Variable that names the FIFO."""
-_MOST_BYTES = 1000
-"""Length of a line: short enough to be written in one piece, and to be read as one."""
 _TEMPLATE = Path(__file__).parent / "templates" / "requests.sh"
 
 
@@ -67,25 +67,16 @@ def request_pass(fifo: Path) -> str:
     return _request(fifo, "pass")
 
 
-def request_ring(fifo: Path, arrays: Iterable[str]) -> str:
-    """Ask for the workers of some arrays to be woken. Returns what went wrong; empty if nothing did."""
-    return "; ".join(filter(None, (_request(fifo, line) for line in _ring_lines(arrays))))
+def request_ring(fifo: Path, elements: Sequence[str]) -> str:
+    """Ask for the workers of some elements to be woken, by a line for each call of scancel. Returns what went
+    wrong; empty if nothing did."""
+    lines = (" ".join(["ring", *some]) for some in in_calls(elements))
+    return "; ".join(filter(None, (_request(fifo, line) for line in lines)))
 
 
 def request_end(fifo: Path) -> None:
     """Say that nothing more will be asked: the batch script removes the FIFO."""
     _request(fifo, "end")
-
-
-def _ring_lines(arrays: Iterable[str]) -> Iterator[str]:
-    line = "ring"
-    for array in arrays:
-        if len(line) + 1 + len(array) > _MOST_BYTES:
-            yield line
-            line = "ring"
-        line += f" {array}"
-    if line != "ring":
-        yield line
 
 
 def _request(fifo: Path, line: str) -> str:

@@ -184,7 +184,7 @@ _LACKS_ROOM = frozenset(
     {"resources", "priority", "associationjoblimit", "associationresourcelimit", "qosjoblimit"}
     | {"qosresourcelimit", "assocmaxjobslimit", "accountingpolicy", "licenses"}
 )
-_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount")
+_SHARED_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount")
 _NEVER_FREED = re.compile(r"Wall|Submit|Minutes|Max\w+PerJob")
 """Limits that a job's end frees nothing of."""
 
@@ -193,7 +193,7 @@ def lacks_room(reason: str) -> bool:
     """Whether a job waits, by Slurm's reason, for what the end of another job of its user may free:
     resources, its turn, or a limit of what the user runs at once."""
     bare = reason.strip("()").split(",")[0]
-    if _LIMIT.fullmatch(bare):
+    if _SHARED_LIMIT.fullmatch(bare):
         return not _NEVER_FREED.search(bare)
     return bare.replace("_", "").lower() in _LACKS_ROOM
 

@@ -16,6 +16,7 @@ from string import Template
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.errors import UserError
 from slurm.query import find_by_name
+from slurm.signals import cancel_command, is_over
 
 SUBMIT_SECONDS = 60.0
 """Seconds that sbatch may take before its answer is given up and the job is looked for by its name."""
@@ -152,18 +153,39 @@ def is_full(words: str) -> bool:
     return any("Submit" in limit for limit in limits) if limits else bool(_FULL.search(words))
 
 
-_OVER = re.compile(r"Invalid job id|already (completed|completing|finished)", re.IGNORECASE)
-_NOT_RUNNING = re.compile(rf"{_OVER.pattern}|pending|not running|no longer|Invalid job", re.IGNORECASE)
 _TRIES = 3
 _LOOKS = 5
 _LOOK_SECONDS = 2.0
 
 
+def submit_once(script: Path) -> str:
+    """Submit, and look for nothing: of a lost answer the caller finds the job later, by its name. Returns the
+    array's job id.
+
+    Raises:
+        QueueFull, Refused: sbatch does not take the job; the message has its words.
+        Unclear: no answer; the job may have been accepted all the same.
+    """
+    try:
+        return submit_script(script)
+    except SlurmError as error:
+        if is_full(error.stderr):
+            raise QueueFull(_refusal(script, error)) from None
+        if isinstance(error, SlurmTimeout):
+            raise
+        raise Refused(_refusal(script, error)) from None
+
+
+def _refusal(script: Path, error: SlurmError) -> str:
+    return f"sbatch refused {script}: {error.stderr.strip()}"
+
+
 def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> str:
     """Submit once, even if sbatch's answer is lost. Returns the array's job id.
 
-    After a lost answer the job is looked for by its name before anything is submitted again.
-    ``beat`` is called between tries, which may take minutes; an exception from it ends them.
+    After a lost answer the job is looked for by its name before anything is submitted again. That may take
+    minutes: it is not for the holder of a lease.
+    ``beat`` is called between tries; an exception from it ends them.
 
     Raises:
         QueueFull, Refused: sbatch does not take the job; the message has its words.
@@ -171,14 +193,10 @@ def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> 
     """
     for attempt in range(1, _TRIES + 1):
         try:
-            return submit_script(script)
-        except SlurmError as error:
-            is_unclear = isinstance(error, Unclear)
-            if is_unclear and (job := look_for(name, beat)):
+            return submit_once(script)
+        except SlurmTimeout:
+            if job := look_for(name, beat):
                 return job
-            if is_full(error.stderr) or not is_unclear:
-                kind = QueueFull if is_full(error.stderr) else Refused
-                raise kind(f"sbatch refused {script}: {error.stderr.strip()}") from None
             if attempt == _TRIES:
                 raise
     raise AssertionError("unreachable")
@@ -216,37 +234,15 @@ def update_dependency(elements: str, dependency: str) -> None:
 def cancel(jobs: Sequence[str], only_pending: bool) -> None:
     """Cancel jobs by one call of scancel. Jobs that have ended meanwhile are no error."""
     try:
-        run_command(["scancel", *(["--state=PENDING"] if only_pending else []), *jobs])
+        run_command(cancel_command(jobs, only_pending))
     except SlurmError as error:
-        if not _OVER.search(error.stderr):
+        if not is_over(error):
             raise
 
 
 def start_now(elements: str) -> None:
     """Let pending elements like ``12_[3-7]`` start before their begin time. Raises SlurmError."""
     run_command(["scontrol", "update", f"jobid={elements}", "starttime=now"])
-
-
-def end_gently(jobs: Sequence[str]) -> None:
-    """Ask running jobs, or elements like ``12_3``, to end by themselves: SIGUSR2 to their batch scripts, as
-    Slurm warns them. One that has begun something since it was seen idle ends after that; SIGTERM might end
-    it at once."""
-    signal_batch("USR2", jobs)
-
-
-def signal_batch(name: str, jobs: Sequence[str]) -> None:
-    """Send a signal to the batch scripts of running jobs, by one call of scancel.
-
-    Without ``--batch`` it would go to the steps of a job alone. Jobs that do not run cannot be sent a signal,
-    which scancel reports for each of them, after it has sent it to the others.
-    """
-    try:
-        run_command(["scancel", "--batch", f"--signal={name}", *jobs])
-    except SlurmTimeout:
-        raise
-    except SlurmError as error:
-        if not _NOT_RUNNING.search(error.stderr):
-            raise
 
 
 def requeue(job: str) -> None:

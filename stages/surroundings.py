@@ -13,13 +13,9 @@ from pathlib import Path
 
 from pipeline.run.directory import Run
 from pipeline.workers.outside import Queue
-from pipeline.workers.staying import ASK_SECONDS, Pending, ask_after
+from pipeline.workers.staying import ASK_SECONDS
 from stages.noticing import Notices
 
-LEAST_SECONDS = 5.0
-"""Least seconds between two questions to Slurm, however many waits there are."""
-_RUNG_SECONDS = 1.0
-"""Least seconds between two questions of who is rung."""
 _LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs"}
 )
@@ -45,32 +41,15 @@ _MOUNTS = Path("/proc/mounts")
 class Asking:
     """Questions that may take long, asked in a thread: who waits for something else is not late for it."""
 
-    def __init__(self, ask: Callable[[], Queue | None], least: float = LEAST_SECONDS) -> None:
-        self._ask, self._least = ask, least
-        self._asked, self._answered = float("-inf"), float("-inf")
+    def __init__(self, ask: Callable[[], Queue | None]) -> None:
+        self._ask, self._asked = ask, float("-inf")
         self._thread: threading.Thread | None = None
         self._queue = Queue()
-        self._rung = float("-inf")
 
     @property
     def ends(self) -> float | None:
         """Unix time of the worker's own end, by the last answer."""
         return self._queue.ends
-
-    def pending(self, since: float) -> tuple[Pending, ...]:
-        """Return the jobs that wait by an answer to a question that was asked after ``since`` (monotonic);
-        have it asked if there is none, at once where somebody has rung, and then ever more rarely."""
-        if self._answered < self._rung:
-            self.ask_again(min(self._least, _RUNG_SECONDS))
-        elif self._answered < since:
-            self.ask_again(self._least)
-        else:
-            self.ask_again(ask_after(self._asked - max(since, self._rung)))
-        return self._queue.pending if self._answered >= since else ()
-
-    def rung(self) -> None:
-        """Note that somebody has rung: for an input perhaps, or for a job that waits for this place."""
-        self._rung = time.monotonic()
 
     def ask_again(self, after: float = ASK_SECONDS) -> None:
         """Ask, unless the last question is younger than ``after`` seconds, or not answered yet."""
@@ -78,13 +57,11 @@ class Asking:
         if now - self._asked < after or (self._thread is not None and self._thread.is_alive()):
             return
         self._asked = now
-        self._thread = threading.Thread(target=self._fetch, args=(now,), daemon=True)
+        self._thread = threading.Thread(target=self._fetch, daemon=True)
         self._thread.start()
 
-    def _fetch(self, asked: float) -> None:
-        answer = self._ask()
-        self._queue = Queue(ends=self._queue.ends) if answer is None else answer
-        self._answered = asked
+    def _fetch(self) -> None:
+        self._queue = self._ask() or self._queue
 
 
 class Bell:

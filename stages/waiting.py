@@ -18,7 +18,7 @@ from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
 from pipeline.workers.handover import is_to_leave
 from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside, Queue
+from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Wait
 from stages.noticing import Notices
 from stages.pulse import Pulse
@@ -71,12 +71,11 @@ class Waiting:
     keeps_listings: bool = field(init=False)
     _estimated: tuple[Task, float] | None = None
     """Task whose input was last estimated, and when (monotonic)."""
-    _partitions: frozenset[str] | None = None
     _rest: float = 0.0
     """Seconds after the last look for what is awaited in which there is no other."""
 
     def __post_init__(self) -> None:
-        self.queue, self.package = Asking(self._ask), Package(self.run)
+        self.queue, self.package = Asking(lambda: self.outside.ask_queue()), Package(self.run)
         self.package.has_changed()  # from here on
         self.is_network = is_network(self.run.paths.root)
         self.keeps_listings = keeps_listings(self.run.paths.root)
@@ -167,25 +166,19 @@ class Waiting:
 
     def _bound(self, is_first: bool) -> float:
         """Return the seconds that it waits at most; before its first task it was submitted to wait."""
-        own = self.pulse.beat
-        # its own of now: what its first task has loaded is in its file with the next beat
-        beats = list({**self.crew.beats, own.worker: own}.values())
-        startup, queue = estimates.startup(beats, self.job_kind), estimates.queue_wait(beats, self.job_kind)
-        bound = staying.bound(
+        least = self.linger_max if self.settings.start_early else INPUT_SECONDS
+        return staying.bound_of(
             self.settings.linger,
             self.linger_max,
-            max(startup.median if startup else 0.0, own.startup_seconds),
-            queue.median if queue else own.queued_seconds,
+            self.crew.beats.values(),
+            self.pulse.beat,
+            least if is_first else 0.0,
         )
-        if not is_first:
-            return bound
-        return max(bound, self.linger_max if self.settings.start_early else INPUT_SECONDS)
 
     def _allowance(self, bound: float) -> float:
-        beats = list(self.crew.beats.values())
         others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
-        costs = [estimates.coming_back(beats, kind) for kind in others]
-        return staying.allowance(self.settings.linger, self.linger_max, bound, costs)
+        beats = list(self.crew.beats.values())
+        return staying.allowance_of(self.settings.linger, self.linger_max, bound, beats, others)
 
     def _has_come(self, choice: Choice, awaited: _Awaited) -> bool:
         """Whether a task that it waits for is ready. A folder that the run has moved away when it went back
@@ -218,14 +211,6 @@ class Waiting:
             if self.package.has_changed():
                 return Reason.CHANGED
         return staying.reason_to_leave(self.wait, time.monotonic())
-
-    def _ask(self) -> Queue | None:
-        """Ask Slurm for the queue and, once it knows them, for the partitions of this node where it matters.
-        In a thread: either may take as long as Slurm lets one wait."""
-        queue = self.outside.ask_queue()
-        if queue and queue.pending and self._partitions is None:
-            self._partitions = self.outside.partitions()
-        return queue
 
     def _estimate(self, task: Task) -> None:
         """Estimate, now and then, when the input of a task will come at the earliest."""

@@ -107,7 +107,7 @@ def _check_no_jobs(run: Run) -> None:
         return
     from pipeline.executors.slurm.queue import look_at_queue
 
-    queue = look_at_queue(run)
+    queue = look_at_queue(run, max_age=0.0)
     if queue.unanswered is not None:
         raise RunError(f"whether jobs of {run.paths.root} live is not known: {queue.unanswered}")
     if queue.live:

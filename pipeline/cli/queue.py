@@ -22,6 +22,7 @@ from pipeline.run.directory import Run, RunError, load_run, resume_command, slur
 from pipeline.run.lease import LeaseHeld, LeaseLost, hold
 from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.status.progress import Bars, Lines, watcher_for
+from pipeline.workers.looking import PASS_AGE
 from slurm.commands import OWN
 from slurm.submission import Refused, requeue
 
@@ -129,7 +130,7 @@ def asked_passes(root: Path) -> int:
         os.environ[OWN] = " ".join(_own_variables(run, os.environ.get("SLURM_JOB_NAME", "")))
         watcher = Lines(run.plan, sys.stderr, is_timed=True)
         try:
-            make_pass(run, watcher)
+            make_pass(run, watcher, PASS_AGE)
         except Refused as error:  # to ask again at once would not help; later passes do
             watcher.note(str(error))
 

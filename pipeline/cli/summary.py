@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import sys
+import time
 
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
@@ -57,9 +58,13 @@ def summary(run: Run) -> str:
     from pipeline.metrics.advice import Evidence, advise, in_a_line
     from pipeline.metrics.terminal import iteration_table, reward_curve
     from pipeline.report import write_report
+    from pipeline.workers.reading import read_beats
+    from pipeline.workers.summary import workers_of
 
     width = min(shutil.get_terminal_size((80, 24)).columns, 120)
     rows = journal.read(run.paths.metrics)
+    beats = read_beats(run.paths).values() if run.config.slurm else ()
+    workers = workers_of(beats, time.time())
     report = write_report(run)
     return "\n".join(
         (
@@ -67,7 +72,7 @@ def summary(run: Run) -> str:
             "",
             reward_curve(rows, width, height=15),
             "",
-            *(in_a_line(advice) for advice in advise(Evidence(rows, run.config))),
+            *(in_a_line(advice) for advice in advise(Evidence(rows, run.config, workers=workers))),
             *missing_numbers(run),
             f"run directory: {run.paths.root}",
             f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}{_what_policies_are(run)}",

@@ -13,6 +13,7 @@ from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.resolve import missing_paths
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.doctor.workers import look_at_workers
+from pipeline.executors.slurm.queue import ask_for_queue
 from pipeline.orchestrate.row_writer import differing
 from pipeline.run import journal
 from pipeline.run.benchmarks import in_words as measured_in_words
@@ -26,13 +27,14 @@ from pipeline.run.plan import policy_maker, state_of, unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
 from pipeline.run.states import has_state, keeps_state, state_before
-from pipeline.run.submissions import is_job_of, job_kind_of
+from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.snapshot import how_it_stopped, is_complete, read_status, troubles_in_words
 from pipeline.text import printable, size
 from pipeline.tracking.state import offline_lease, read_offline, segment_folders
+from pipeline.workers.looking import PERSON_AGE
 from slurm.commands import SlurmError, SlurmMissing
-from slurm.query import Element, read_queue
+from slurm.query import Element
 from slurm.sharedfiles import is_there, names_in, read_newest
 from slurm.states import Phase, UnknownState, phase_of
 
@@ -278,7 +280,7 @@ def look_at_segments(run: Run) -> Finding:
 
 def look_at_jobs(run: Run) -> Finding:
     try:
-        elements = read_queue(lambda name: is_job_of(run.identity.id, name), timeout=20)
+        elements = ask_for_queue(run, PERSON_AGE, patience=20.0).elements
     except SlurmMissing as error:
         return skipped("jobs", str(error))
     except (SlurmError, UnknownState) as error:

@@ -4,8 +4,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from pipeline.doctor.findings import Finding, ok, problem, skipped, warning
+from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run.directory import Run
-from pipeline.run.submissions import is_job_of, job_kind_of
+from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import WORK_STAGES
 from pipeline.status.slurm import worker_name
 from pipeline.status.text import workers_in_words
@@ -13,9 +14,8 @@ from pipeline.text import duration
 from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.reading import read_beats
 from pipeline.workers.summary import SILENT_SECONDS, workers_of
-from slurm.commands import SlurmError, SlurmMissing
-from slurm.query import Element, read_queue
-from slurm.states import Phase, UnknownState, phase_of
+from slurm.query import Element
+from slurm.states import Phase, phase_of
 
 _MOST_NAMED = 3
 
@@ -25,11 +25,10 @@ def look_at_workers(run: Run) -> list[Finding]:
     beats = list(read_beats(run.paths).values())
     if not beats:
         return [skipped("workers", "none has begun: jobs do one task each, or none has run")]
-    try:
-        elements = read_queue(lambda name: is_job_of(run.identity.id, name), timeout=20)
-    except (SlurmMissing, SlurmError, UnknownState) as error:
-        return [skipped("workers", f"Slurm does not answer: {error}")]
-    return list(judge_workers(beats, elements, time.time()))
+    queue = look_at_queue(run, patience=20.0)
+    if queue.unanswered is not None:
+        return [skipped("workers", f"Slurm does not answer: {queue.unanswered}")]
+    return list(judge_workers(beats, queue.elements, time.time()))
 
 
 def judge_workers(beats: Sequence[Beat], elements: Sequence[Element], now: float) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from statistics import median
 
 from pipeline.config.schema import Config
+from pipeline.workers.summary import WorkersOf
 
 WINDOW = 5
 """Rows that "now" is the median of: one odd iteration, or two, do not move it."""
@@ -61,6 +62,8 @@ class Rule(StrEnum):
     QUEUE_BOUND = "queue-bound"
     START_UP = "start-up"
     IDLE_WORKERS = "idle-workers"
+    EMPTY_STARTS = "empty-starts"
+    MANY_STARTS = "many-starts"
     WASTED = "wasted"
     SLOW_NODE = "slow-node"
     STRAGGLERS = "stragglers"
@@ -110,6 +113,8 @@ class Evidence:
     config: Config
     attempts: Sequence[TaskTime] = ()
     """Attempts of the newest iterations, or of all; without them rules about nodes and shards are silent."""
+    workers: Sequence[WorkersOf] = ()
+    """Workers by job kind; without them rules about starts are silent."""
 
     @property
     def trained(self) -> Sequence[Row]:

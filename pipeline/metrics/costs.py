@@ -1,6 +1,7 @@
 """Costs of a run on Slurm: GPU and CPU hours, waiting and running time, of every attempt."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from pipeline.config.job_kinds import DRIVER, parts_of
 from pipeline.metrics.attempts import Facts
 from pipeline.metrics.worker_hours import WorkerHours, describe_workers, worker_hours
 from pipeline.run import journal
+from pipeline.run.accounting import Accounting, note_accounting, read_accounting
 from pipeline.run.control import read_control
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
@@ -17,15 +19,21 @@ from pipeline.text import duration, shortened
 from pipeline.workers.beats import Beat
 from pipeline.workers.reading import BeatReader, read_beats
 from pipeline.workers.summary import spent_by_job_kind, worked_on
-from slurm.accounting import Record, Usage, read_records, summarize
-from slurm.commands import SlurmError
-from slurm.query import NoAccounting
+from slurm.accounting import Record, Usage, read_records, shown_records, summarize
+from slurm.commands import SlurmError, within
+from slurm.query import Element, NoAccounting
 
 Key = tuple[int, str]
 """Iteration, and a job kind: a stage, a pool's scores (``score-big``) or "driver"."""
 
-_PASS_PATIENCE = 10.0
-"""Seconds that a pass, which holds the lease, waits for sacct; a row without these numbers is acceptable."""
+_PASS_PATIENCE = 5.0
+"""Seconds that a pass, which holds the lease, waits for sacct, for all of its rows; a row without these
+numbers is acceptable."""
+ASK_SECONDS = 30.0
+"""Least seconds between two calls of sacct for a run's rows."""
+_DENSE_SECONDS = 120.0
+"""Seconds between two rows up to which the queue, which remembers ended jobs for longer (MinJobAge, five
+minutes by default), still shows the driver jobs that have ended in between."""
 _ORDER: tuple[str, ...] = (*WORK_STAGES, DRIVER)
 
 
@@ -118,31 +126,71 @@ def metrics_of(stages: Mapping[str, Usage]) -> Row:
 
 @dataclass
 class Accountant:
-    """Source of :class:`Facts` for the iterations whose rows a pass writes. Accounting is asked for each,
-    until it does not answer."""
+    """Source of :class:`Facts` for the iterations whose rows a pass writes.
+
+    Accounting is asked once in an invocation, to know whether there is any, and then where the queue does not
+    show all runs of an iteration's jobs: at most once in ASK_SECONDS, for all rows that are due. Where there
+    is none rows are written without what it knows, whatever the queue shows.
+    """
 
     run: Run
     note: Callable[[str], None]
-    is_away: bool = field(default=False, init=False)
+    shown: Callable[[], Iterable[Element]] = lambda: ()
+    """Returns the elements that the queue shows."""
     _beats: BeatReader = field(init=False)
+    _asked: frozenset[str] = frozenset()
+    """Ids of the arrays that this pass has asked for."""
+    _records: Sequence[Record] = ()
 
     def __post_init__(self) -> None:
         self._beats = BeatReader(self.run.paths)
 
     def facts_of(self, iteration: int) -> Facts:
         """Return jobs of the iteration, driver jobs of the one before, and guards."""
-        submissions = Ledger(self.run.paths).load({0, max(0, iteration - 1), iteration})
-        ours = [s for s in submissions if s.iteration == iteration or not s.is_of_stage]
+        ours = self._submissions(iteration)
         facts = Facts(ours, beats=list(self._beats.read().values()))
-        if self.is_away:
-            return facts
+        jobs = self._jobs_of(ours, iteration)
+        return facts if jobs is None else replace(facts, jobs=jobs)
+
+    def _submissions(self, iteration: int) -> list[Submission]:
+        submissions = Ledger(self.run.paths).load({0, max(0, iteration - 1), iteration})
+        return [s for s in submissions if s.iteration == iteration or not s.is_of_stage]
+
+    def _jobs_of(self, ours: Sequence[Submission], iteration: int) -> list[Record] | None:
+        """Return every run of some jobs; None where that is not known."""
+        ids, now = _ids(ours), time.time()
+        if not self._asked:
+            known = read_accounting(self.run.paths, read_control(self.run.paths).invocation)
+            if known.is_absent:
+                return None
+            is_dense = known.answers and 0 <= now - known.used < _DENSE_SECONDS
+            if is_dense and (shown := whole_runs(ours, self.shown())) is not None:
+                note_accounting(self.run.paths, replace(known, used=now))
+                return shown
+            if 0 <= now - known.asked < ASK_SECONDS:
+                return None
+        if not ids <= self._asked:
+            self._ask(ids.union(*map(_ids, self._later(iteration))), now)
+        mine = {s.name for s in ours}
+        return [record for record in self._records if record.name in mine] if ids <= self._asked else None
+
+    def _later(self, iteration: int) -> Iterator[list[Submission]]:
+        """Yield the submissions of the iterations after one, as far as anything was submitted for them."""
+        while (self.run.paths.submissions(iteration := iteration + 1)).is_dir():
+            yield self._submissions(iteration)
+
+    def _ask(self, ids: frozenset[str], now: float) -> None:
+        """Ask accounting for some arrays, and note how that went."""
+        invocation, is_absent = read_control(self.run.paths).invocation, False
+        answers = False
         try:
-            jobs = read_records({s.state.job for s in ours if s.state.job}, _PASS_PATIENCE)
-            return replace(facts, jobs=jobs)
+            with within(_PASS_PATIENCE):
+                self._records, answers = read_records(ids, _PASS_PATIENCE), True
         except (NoAccounting, SlurmError) as error:
-            self.is_away = True
+            is_absent = isinstance(error, NoAccounting) and error.is_absent
             self._note_once(f"rows are written without what accounting knows: {error}")
-            return facts
+        self._asked = ids if answers else frozenset()
+        note_accounting(self.run.paths, Accounting(invocation, now, answers, is_absent, now))
 
     def _note_once(self, text: str) -> None:
         """Note it once per call of submit, run or resume: without accounting every pass would."""
@@ -151,6 +199,26 @@ class Accountant:
         if all(event.get("call") != call for event in noted):
             self.note(text)
             journal.event(self.run.paths.events, "no_accounting", call=call)
+
+
+def _ids(submissions: Iterable[Submission]) -> frozenset[str]:
+    return frozenset(s.state.job for s in submissions if s.state.job)
+
+
+def whole_runs(submissions: Iterable[Submission], shown: Iterable[Element]) -> list[Record] | None:
+    """Return every run of some jobs by what the queue shows; None where it does not show all: an element of a
+    stage is missing, as it ended long ago, or has run before and was put back. Pure."""
+    elements: dict[str, list[Element]] = {}
+    for element in shown:
+        elements.setdefault(element.name, []).append(element)
+    found: list[Element] = []
+    for submission in (s for s in submissions if s.state.job):
+        mine = elements.get(submission.name, [])
+        are_whole = {e.index for e in mine} >= set(submission.indices) and not any(e.restarts for e in mine)
+        if submission.is_of_stage and not are_whole:
+            return None
+        found += mine
+    return shown_records(found)
 
 
 def cost_metrics(facts: Facts, iteration: int) -> Row:

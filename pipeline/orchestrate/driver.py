@@ -55,6 +55,8 @@ class Pass:
     """Reason why rows could not be written; empty if they could."""
     is_watched: bool = True
     """Whether somebody makes the next pass; false where Slurm's queue is full and holds no driver job."""
+    is_unsettled: bool = False
+    """Whether another pass is due at once, by whoever made this one."""
 
 
 class Watcher(Protocol):

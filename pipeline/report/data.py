@@ -22,6 +22,7 @@ from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Beat
 from pipeline.workers.reading import read_beats
+from pipeline.workers.summary import workers_of
 
 _MOST_ITERATIONS = 20
 _MOST_ATTEMPTS = 6000
@@ -78,9 +79,9 @@ def read_report(run: Run) -> ReportData:
     """Read everything that a page about the run shows."""
     rows, now = read_rows(run), time.time()
     spans = read_spans(run, int(rows[-1]["iteration"]) if rows else run.plan.start)
-    found = Evidence(rows, run.config, task_times(spans))
-    samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
     beats = list(read_beats(run.paths).values()) if run.config.slurm else []
+    found = Evidence(rows, run.config, task_times(spans), workers_of(beats, now))
+    samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
     return ReportData(run, rows, read_best(run), spans, samples, advise(found), now, beats)
 
 

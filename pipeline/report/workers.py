@@ -1,16 +1,18 @@
 """A run's workers: how they spent their time, and why they left."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.report.html import Head
 from pipeline.text import duration
-from pipeline.workers.beats import Beat, Doing
-from pipeline.workers.summary import REASONS, Spent, reasons_of, spent_by_job_kind, workers_of
+from pipeline.workers.beats import Beat
+from pipeline.workers.summary import REASONS, WorkersOf, workers_of
 
 HEADS = (
     Head("stage"),
     Head("workers", "jobs that stayed, or that waited for their first task"),
+    Head("without a task", "that left without having done one"),
+    Head("evicted", "that left because another job needed the place"),
     Head("tasks", "that they have committed"),
     Head("start-up", "before their first task"),
     Head("busy"),
@@ -27,33 +29,34 @@ class WorkersTable:
     rows: Sequence[Sequence[str]]
     why: Sequence[tuple[str, str]]
     """By job kind, why its workers left, and how many."""
+    is_cut: bool
+    """Whether there may have been earlier ones, of which nothing is kept."""
 
 
 def workers_table(beats: Sequence[Beat], now: float) -> WorkersTable | None:
     """Sum up by job kind; None where no job stayed."""
     if not beats:
         return None
-    spent = spent_by_job_kind(beats)
     counted = workers_of(beats, now)
-    rows = [_cells(one.job_kind, one.left + one.live + one.silent, one.tasks, spent) for one in counted]
-    gone = {one.job_kind: [b for b in beats if b.job_kind == one.job_kind and _is_gone(b)] for one in counted}
-    why = [(job_kind, in_words(left)) for job_kind, left in gone.items() if left]
-    return WorkersTable(HEADS, rows, why)
+    return WorkersTable(HEADS, [_cells(one) for one in counted], list(_why(counted)), counted[0].is_cut)
 
 
-def _is_gone(beat: Beat) -> bool:
-    return beat.doing is Doing.LEAVING
+def _cells(workers: WorkersOf) -> list[str]:
+    spent = workers.spent
+    counts = (workers.starts, workers.without_task, workers.evicted, workers.tasks)
+    times = (spent.startup, spent.busy, spent.waiting)
+    return [workers.job_kind, *map(str, counts), *map(duration, times), f"{100 * spent.idle_share:.1f} %"]
 
 
-def _cells(job_kind: str, count: int, tasks: int, spent: dict[str, Spent]) -> list[str]:
-    found = spent[job_kind]
-    times = (found.startup, found.busy, found.waiting)
-    return [job_kind, str(count), str(tasks), *map(duration, times), f"{100 * found.idle_share:.1f} %"]
+def _why(counted: Sequence[WorkersOf]) -> Iterator[tuple[str, str]]:
+    for one in counted:
+        if one.left:
+            told = in_words(one.reasons)
+            idle = f". Without a task: {in_words(one.without_task_reasons)}"
+            yield one.job_kind, told + idle * bool(one.without_task)
 
 
-def in_words(left: Sequence[Beat]) -> str:
+def in_words(reasons: Mapping[str, int]) -> str:
     """Say why workers left, e.g. ``12: nothing was left to do; 3: its memory grew``."""
     known = {str(reason): words for reason, words in REASONS.items()}
-    return "; ".join(
-        f"{count}: {known.get(reason, 'did not say why')}" for reason, count in reasons_of(left).items()
-    )
+    return "; ".join(f"{count}: {known.get(reason, 'did not say why')}" for reason, count in reasons.items())

@@ -22,7 +22,7 @@ from pipeline.run.lease import LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
 from slurm.requests import find_requests, request_pass
 from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import is_there, make_folder, read_newest
+from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
 
 _REST = 9.0
 """Times what a pass took of a processor, for which there is no other: passes take a tenth of a core."""
@@ -43,6 +43,8 @@ _STARTED = "started"
 _POLL_SECONDS = 0.1
 _LOOK_SECONDS = 0.25
 """Seconds between two looks for a wish."""
+_LONGEST_LATER = 120.0
+"""Most seconds that a wish may be for later: one that is further ahead is of a clock that is."""
 _NOW = "now"
 """Beginning of a wish that does not wait for the rest after a pass: of a worker that leaves."""
 _ASK_AGAIN_SECONDS = 0.5
@@ -89,16 +91,30 @@ def ask_for_pass(paths: RunPaths, at_once: bool = False) -> bool:
     Returns:
         Whether it was not there already.
     """
-    if is_wanted(paths) and (not at_once or _is_urgent(paths)):
+    if is_there(_wish(paths)) and (not at_once or _is_urgent(paths)):
         return False
     make_folder(_folder(paths))
     replace_durably(_wish(paths), f"{_NOW} {time.time()}\n" if at_once else f"{time.time()}\n")
     return True
 
 
+def ask_for_pass_later(paths: RunPaths, seconds: float) -> None:
+    """Write down that there is to be a pass in some seconds, if none was made until then. Of two such wishes
+    the newer counts."""
+    make_folder(_folder(paths))
+    replace_durably(_later(paths), f"{time.time() + seconds}\n")
+
+
 def is_wanted(paths: RunPaths) -> bool:
-    """Whether something has happened that no pass has seen."""
-    return is_there(_wish(paths))
+    """Whether something has happened that no pass has seen, or a pass is due that was wished for later."""
+    names = names_in(_folder(paths))
+    return _wish(paths).name in names or (_later(paths).name in names and _is_time(paths, time.time()))
+
+
+def _is_time(paths: RunPaths, now: float) -> bool:
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        return not 0 < float(read_newest(_later(paths))) - now <= _LONGEST_LATER
+    return False
 
 
 def _is_urgent(paths: RunPaths) -> bool:
@@ -174,7 +190,8 @@ def _make_on_record(paths: RunPaths, make_pass: Callable[[], object]) -> None:
     number, failures = last.number, last.failures + 1
     _write(paths, replace(last, began=began))
     try:
-        _wish(paths).unlink(missing_ok=True)
+        for wish in (_wish(paths), _later(paths)):
+            wish.unlink(missing_ok=True)
         make_pass()
         number, failures = number + 1, 0
     except BaseException:
@@ -366,6 +383,10 @@ def _folder(paths: RunPaths) -> Path:
 
 def _wish(paths: RunPaths) -> Path:
     return _folder(paths) / "wanted"
+
+
+def _later(paths: RunPaths) -> Path:
+    return _folder(paths) / "later"
 
 
 def _last(paths: RunPaths) -> Path:

@@ -11,9 +11,10 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.run.durable import link_once, replace_durably
@@ -22,6 +23,9 @@ from slurm.sharedfiles import make_folder, names_in, persistently, read_newest
 
 HEARTBEAT_SECONDS = 10.0
 _PATIENT_SECONDS = 0.2
+_AT_WORK_SECONDS = 600.0
+"""Seconds without a sign of its holder for which a lease is still renewed: hashing a large file may take
+minutes, but who hangs must not hold it for ever."""
 EXPIRY_SECONDS = 120.0
 """Seconds without a heartbeat after which a holder elsewhere is taken to be gone."""
 
@@ -67,6 +71,8 @@ class Lease:
     path: Path
     holder: Holder
     _beaten: float = 0.0
+    _seen_at: float = field(default_factory=time.monotonic)
+    """When its holder last gave a sign (monotonic)."""
 
     def beat(self) -> None:
         """Renew the heartbeat, which shows that the holder is alive, at most every HEARTBEAT_SECONDS.
@@ -74,12 +80,23 @@ class Lease:
         Raises:
             LeaseLost: a higher number exists.
         """
+        self._seen_at = time.monotonic()
         if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
             return
         if (newest := _newest(self.path.parent)) != self.path:
             raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stalled")
         persistently(self.path, lambda: os.utime(self.path))
         self._beaten = time.monotonic()
+
+    def renew(self) -> bool:
+        """Renew the heartbeat beside the holder, who may be busy for longer than it is good for, unless there
+        was no sign of him for long. Returns whether he still holds the lease."""
+        with contextlib.suppress(OSError):  # he is told by what he does himself
+            if _newest(self.path.parent) != self.path:
+                return False
+            if time.monotonic() - self._seen_at < _AT_WORK_SECONDS:
+                os.utime(self.path)
+        return True
 
     def release(self) -> None:
         """Let the next driver in at once. A lease that was lost is left to its new holder."""
@@ -98,11 +115,18 @@ def hold(folder: Path, patience: float = 0.0) -> Iterator[Lease]:
     Raises:
         LeaseHeld: naming the holder's host, process and age.
     """
-    lease = _acquire_by(folder, time.monotonic() + patience)
+    lease, is_over = _acquire_by(folder, time.monotonic() + patience), threading.Event()
+    threading.Thread(target=_renew, args=(lease, is_over), daemon=True).start()
     try:
         yield lease
     finally:
+        is_over.set()
         lease.release()
+
+
+def _renew(lease: Lease, is_over: threading.Event) -> None:
+    while not is_over.wait(HEARTBEAT_SECONDS) and lease.renew():
+        pass
 
 
 def _acquire_by(folder: Path, until: float) -> Lease:

@@ -82,11 +82,11 @@ class Plan:
         if task.stage is Stage.PREPARE:
             return ()
         if task.stage is Stage.ROLLOUT:
-            return unique(PREPARE, policy_maker(iteration - 1))
+            return (PREPARE, Task(iteration - 1, Stage.UPDATE)) if iteration > 1 else (PREPARE,)
         if task.stage is Stage.SCORE:
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard))
         if task.stage is Stage.REWARD:
-            scores = (Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools)
+            scores = [Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools]
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard), *scores)
         if task.stage is Stage.UPDATE:
             return _inputs_of_update(self, iteration)

@@ -27,6 +27,8 @@ from slurm.limits import ClusterLimits, read_limits
 from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import make_folder, names_in, read_newest, read_shared
 
+SUBMITTED = "submitted"
+"""Name of the event of a submission in the journal."""
 _FILE = re.compile(rf"({JOB_KIND_PATTERN})-(\d+)-(\d+)\.json")
 
 

@@ -139,7 +139,7 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         from pipeline.executors.slurm.queue import look_at_queue
 
         queue = look_at_queue(run)
-    status = StatusReader(run).read(queue)
+    status = StatusReader(run).read(queue, queue.asked if queue else None)
     kept = tuple(kept_versions(run.paths)) if run.config.update.keep_last else None
     return replace(status, kept=kept, cost=_all_costs(run) if with_cost else None)
 
@@ -176,7 +176,7 @@ class StatusReader:
         self._records = Records(run.paths)
         self._rows = Tail(run.paths.metrics, lambda path: journal.read_tail(path, ROWS_BYTES))
         self._events = Tail(run.paths.events, journal.read_events)
-        self._advice: tuple[Advice, ...] = ()
+        self._advised: tuple[tuple[WorkersOf, ...], tuple[Advice, ...]] | None = None
         self._troubles: tuple[str, ...] = ()
         self._taken_back = 0.0
         self._states_lost: tuple[int, ...] = ()
@@ -213,7 +213,7 @@ class StatusReader:
             last_row=rows[-1] if rows else None,
             last_failure=next((event for event in reversed(events) if event["event"] == "failed"), None),
             forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
-            advice=self._advice,
+            advice=() if run.config.slurm else self._advise(),
             rows_missing=max(0, frontier.updated - newest),
             troubles=self._troubles,
             time=now,
@@ -247,8 +247,14 @@ class StatusReader:
             taken_back = [event["time"] for event in self._events.rows if event["event"] in _TAKEN_BACK]
             if (newest := max(taken_back, default=0.0)) != self._taken_back:
                 self._records, self._taken_back = Records(self.run.paths), newest
-        if self._rows.refresh():
-            self._advice = tuple(advise(Evidence(self._rows.rows, self.run.config)))
+        self._advised = None if self._rows.refresh() else self._advised
+
+    def _advise(self, workers: tuple[WorkersOf, ...] = ()) -> tuple[Advice, ...]:
+        """Return what is noticed, found again only where rows or workers have changed."""
+        if self._advised is None or self._advised[0] != workers:
+            found = advise(Evidence(self._rows.rows, self.run.config, workers=workers))
+            self._advised = (workers, tuple(found))
+        return self._advised[1]
 
     def _read_records(self, frontier: Frontier, tasks: Sequence[Task]) -> None:
         """Read the records of these tasks, and forget all others when the run has moved on."""
@@ -288,7 +294,8 @@ class StatusReader:
         )
         state = state_of(status.state == "complete", control, queue)
         workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
-        status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish, workers=workers)
+        status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
+        status = replace(status, workers=workers, advice=self._advise(workers))
         return self._with_state(status, frontier, writer_of)
 
     def _tasks_on_slurm(

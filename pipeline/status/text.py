@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import worst
+from pipeline.metrics.starts import costs_much, parts_of_starts
 from pipeline.metrics.terminal import Row
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import parse_task
@@ -53,6 +54,7 @@ def describe(status: "Status") -> str:
     if status.slurm:
         lines += describe_slurm(status.slurm, status.state)
         lines += describe_workers(status.workers)
+        lines += describe_starts(status.workers)
     elif status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines += wrapped(f"at hand: {stages}")
@@ -147,6 +149,22 @@ def describe_workers(workers: Sequence["WorkersOf"]) -> list[str]:
         if one.live + one.silent
         for line in wrapped(workers_in_words(one), "", _INDENT)
     ]
+
+
+def describe_starts(workers: Sequence["WorkersOf"]) -> list[str]:
+    """Return lines on each job kind whose starts cost much, or made place."""
+    return [line for one in workers if costs_much(one) for line in packed(parts_of_starts(one))]
+
+
+def packed(parts: Sequence[str], width: int = _WIDTH, indent: str = _INDENT) -> list[str]:
+    """Join parts by semicolons, on as many lines as they need; none is broken."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"; {part}"
+        else:
+            lines.append(indent * bool(lines) + part)
+    return lines
 
 
 def workers_in_words(workers: "WorkersOf") -> str:

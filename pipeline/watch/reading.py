@@ -40,7 +40,7 @@ class Seen:
 class Reading:
     """Two threads that read; :attr:`seen` may be read at any time."""
 
-    def __init__(self, run: Run, interval: float, ask: Callable[[Run], Queue] = look_at_queue) -> None:
+    def __init__(self, run: Run, interval: float, ask: Callable[[Run], Queue] | None = None) -> None:
         self.run, self.interval = run, interval
         self.seen = Seen()
         self.wanted: tuple[int, str] | None = None
@@ -51,7 +51,7 @@ class Reading:
         """Monotonic time at which the present look began; None between looks."""
         self.arrived = threading.Event()
         """Event that is set whenever there is something new in :attr:`seen`."""
-        self._ask = ask
+        self._ask = ask or (lambda run: look_at_queue(run, max_age=interval))
         self._queue: Queue | None = None
         self._answered: float | None = None
         self._stop, self._hurry = threading.Event(), threading.Event()
@@ -92,13 +92,18 @@ class Reading:
     def _ask_on(self) -> None:
         while not self._stop.is_set():
             if not self.is_paused:
-                queue = self._ask(self.run)
-                if queue.unanswered is None:
-                    self._queue, self._answered = queue, time.time()
-                else:  # what was shown last stays
-                    self._queue = Queue(self._queue.elements if self._queue else (), queue.unanswered)
-                self._count += 1
+                self._take(self._ask(self.run))
             self._stop.wait(self.interval)
+
+    def _take(self, queue: Queue) -> None:
+        """Keep what Slurm has answered; if it has not, what was shown last stays."""
+        if queue.unanswered is not None:
+            self._queue = Queue(self._queue.elements if self._queue else (), queue.unanswered)
+            self._count += 1
+            return
+        is_new = self._queue is None or queue.asked is None or queue.asked != self._queue.asked
+        self._queue, self._answered = queue, queue.asked or time.time()
+        self._count += is_new  # others' answers may be shown more than once
 
     def _read_on(self) -> None:
         while not self._stop.is_set():

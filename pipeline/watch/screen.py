@@ -10,10 +10,11 @@ from enum import StrEnum
 from rich.text import Text
 
 from pipeline.metrics.advice import Severity, worst
+from pipeline.metrics.starts import parts_together
 from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.snapshot import Status
-from pipeline.status.text import clock, describe_driver, job_details, time_or_dash, workers_in_words
+from pipeline.status.text import clock, describe_driver, job_details, packed, time_or_dash, workers_in_words
 from pipeline.status.trainer_state import in_words
 from pipeline.text import MISSING, duration, number, printable, shortened
 from pipeline.watch.event_lines import event_lines
@@ -159,7 +160,13 @@ def _header(look: Status, view: View, width: int) -> Lines:
     trouble = view.trouble or _silence(look)
     warning = [Text(trouble, "yellow")] if trouble else []
     state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
-    said = (_progress(look), *_outlook(look, width), *state, *_workers(look, width))
+    said = (
+        _progress(look),
+        *_outlook(look, width),
+        *state,
+        *_workers(look, width),
+        *packed(parts_together(look.workers), width, ""),
+    )
     return [first, *map(Text, said), *warning]
 
 

@@ -20,7 +20,7 @@ from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.living import SILENT_SECONDS, Crew
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
 from slurm.requests import find_requests, request_end
-from slurm.ringing import arrays_to_ring, ring
+from slurm.ringing import elements_to_ring, ring
 
 _SHORT_WAIT = 2.0
 """Seconds of waiting up to which a worker looks so often that it sees a commit sooner than a ring comes."""
@@ -109,7 +109,7 @@ class Afterwards:
         there = set(recorded(self.run.paths, inputs))
         ready = {(t.iteration, t.job_kind) for t in readers if there.issuperset(self.run.plan.inputs(t))}
         woken = {key for key in waiting.values() if key and _kind_of(key) in ready}
-        if said := ring(arrays_to_ring(waiting, woken)):
+        if said := ring(elements_to_ring(waiting, woken)):
             print(f"those who wait were not rung: {said}", flush=True)
 
     def _is_seen_to(self, is_soon: bool) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pipeline.config.job_kinds import parts_of
 from pipeline.run.failures import FailureKind
 from pipeline.run.plan import Plan
 from pipeline.run.records import Frontier
@@ -101,10 +102,10 @@ def candidates(plan: Plan, frontier: Frontier, worker: Worker) -> tuple[Task, ..
     if stage is Stage.BENCHMARK:
         return plan.benchmark_tasks()[frontier.benchmarked : frontier.benchmarked + 2]
     at_hand = max(frontier.updated, plan.start) + 1
-    shards = range(plan.num_shards if stage.is_sharded else 1)
-    turned = sorted(shards, key=lambda shard: (shard - worker.shard) % len(shards))
+    number, pool = plan.num_shards if stage.is_sharded else 1, parts_of(worker.job_kind)[1]
+    turned = [*range(worker.shard, number), *range(min(worker.shard, number))]
     iterations = range(at_hand, min(at_hand + 1, plan.iterations) + 1)
-    return tuple(task_of(iteration, worker.job_kind, shard) for iteration in iterations for shard in turned)
+    return tuple(Task(iteration, stage, shard, pool) for iteration in iterations for shard in turned)
 
 
 def relevant(plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
@@ -124,8 +125,11 @@ def choose(view: View, worker: Worker) -> Choice:
     """Decide what a worker does next: its own shard, else any that is ready and free, of the earliest
     iteration; else a task that another is slow at; else wait for the inputs of the next."""
     tasks = [t for t in candidates(view.plan, view.frontier, worker) if t not in view.committed]
-    ready = [task for task in tasks if is_ready(view, task)]
-    for task in ready:
+    ready: list[Task] = []
+    for task in tasks:
+        if not is_ready(view, task):
+            continue
+        ready.append(task)
         attempts = view.attempts.get(task, ())
         if is_free(attempts, view.max_attempts, is_given=is_given(task, attempts, worker)):
             return Choice(Step.TAKE, task)
@@ -148,7 +152,7 @@ def is_ready(view: View, task: Task) -> bool:
     """Whether a task's inputs are committed, and nothing must end before it that still runs."""
     before = view.plan.must_have_ended(task)
     still_runs = before is not None and any(a.is_running for a in view.attempts.get(before, ()))
-    return not still_runs and not missing(view, task)
+    return not still_runs and all(source in view.committed for source in view.plan.inputs(task))
 
 
 def is_given(task: Task, attempts: Sequence[Attempt], worker: Worker) -> bool:

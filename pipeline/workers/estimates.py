@@ -172,7 +172,11 @@ def startup(beats: Iterable[Beat], job_kind: str) -> Spread | None:
     having done a task, for another's sake perhaps, says nothing of it."""
     known = list(beats)
     mine = [beat for beat in _newest(known, job_kind) if beat.startup_seconds and not _left_in_vain(beat)]
-    alone = [beat for beat in mine if not any(_start_together(beat, other) for other in known)]
+    near: dict[str, list[Beat]] = {beat.host: [] for beat in mine}
+    for beat in known:
+        if beat.host in near:
+            near[beat.host].append(beat)
+    alone = [beat for beat in mine if not any(_start_together(beat, other) for other in near[beat.host])]
     return _spread(beat.startup_seconds for beat in alone or mine)
 
 
@@ -184,8 +188,8 @@ def _start_together(one: Beat, other: Beat) -> bool:
     """Whether two workers started up on one machine at the same time."""
     if one.worker == other.worker or one.host != other.host:
         return False
-    ends = [beat.started + beat.startup_seconds for beat in (one, other)]
-    return one.started < ends[1] and other.started < ends[0]
+    is_later = other.started >= one.started + one.startup_seconds
+    return not is_later and one.started < other.started + other.startup_seconds
 
 
 def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
-from pipeline.run.submissions import is_job_of, job_kind_of
+from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task
 from pipeline.workers.afterwards import Afterwards
-from pipeline.workers.staying import Pending
 from slurm.tasklist import ELIGIBLE, KNOWN, STARTED, attempt_id
 
 _PATIENCE = 20.0
@@ -23,8 +22,6 @@ _PATIENCE = 20.0
 class Queue:
     """What a worker needs to know of Slurm's queue."""
 
-    pending: tuple[Pending, ...] = ()
-    """Jobs of this user that wait."""
     ends: float | None = None
     """Unix time of the worker's own end; None if unknown or never."""
 
@@ -42,10 +39,6 @@ class Outside:
     """Number of the newest claim on its first task that the pass which gave it that knew of."""
     ask_queue: Callable[[], Queue | None] = lambda: None
     """Returns the queue; None where it cannot be asked."""
-    partitions: Callable[[], frozenset[str] | None] = lambda: None
-    """Returns the partitions of this node; None if unknown."""
-    is_peer: Callable[[str], bool] = lambda name: False
-    """Whether the job of a name is of the same stage of the same run."""
     committed: Callable[[Task], None] = lambda task: None
     """Is called after each commit: whoever waits for it may be woken, and the run's books be kept."""
     failed: Callable[[bool], None] = lambda stays: None
@@ -81,9 +74,7 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
         attempt_ids(job, index, restarts),
         queued_seconds=max(0.0, started - eligible) if eligible else None,
         known=int(environment.get(KNOWN, "0")),
-        ask_queue=lambda: slurm_queue(job, int(index)),
-        partitions=lambda: slurm_partitions(environment.get("SLURMD_NODENAME", "")),
-        is_peer=lambda name: is_job_of(run.identity.id, name) and job_kind_of(name) == job_kind,
+        ask_queue=lambda: slurm_queue(run.paths, job, int(index)),
         committed=afterwards.committed,
         failed=afterwards.failed,
         waits=afterwards.waits,
@@ -101,28 +92,17 @@ def attempt_ids(job: str, index: str, restarts: int) -> Callable[[int], str]:
     return lambda number: attempt_id(number, job, index, restarts, next(positions))
 
 
-def slurm_queue(array: str, index: int) -> Queue | None:
-    """Ask Slurm once what this user has in the queue; None where that fails, or there is no client."""
-    from slurm.commands import SlurmError, SlurmMissing  # submitting jobs alone needs more of this
-    from slurm.query import read_queue
-    from slurm.states import Phase, UnknownState, phase_of
+def slurm_queue(paths: RunPaths, array: str, index: int) -> Queue | None:
+    """Look at Slurm's queue for a worker's own element; None where nothing is known of it, as where there is
+    no client and nobody else looks."""
+    from pipeline.workers.looking import WORKER_AGE, look  # submitting jobs alone needs more of this
+    from slurm.commands import SlurmError, SlurmMissing
 
     try:
-        elements = read_queue(lambda name: True, timeout=_PATIENCE)
-    except (SlurmError, SlurmMissing, UnknownState):
-        return None
-    own = next((e for e in elements if (e.array_id, e.index) == (array, index) and e.started), None)
-    ends = own.started + own.time_limit if own and own.started and own.time_limit else None
-    waiting = (e for e in elements if phase_of(e.state) is Phase.PENDING)
-    return Queue(tuple(Pending(e.name, e.partition, e.reason) for e in waiting), ends)
-
-
-def slurm_partitions(node: str) -> frozenset[str] | None:
-    """Ask Slurm for the partitions of a node; None where that fails."""
-    from slurm.commands import SlurmError, SlurmMissing, run_command
-
-    try:
-        shown = run_command(["sinfo", "-a", "-h", f"--nodes={node}", "--format=%R"], timeout=_PATIENCE)
+        elements = look(paths, WORKER_AGE, _PATIENCE).elements
     except (SlurmError, SlurmMissing):
         return None
-    return frozenset(shown.split()) or None
+    own = next((e for e in elements if (e.array_id, e.index) == (array, index) and e.started), None)
+    if own is None:  # it has started since
+        return None
+    return Queue(own.started + own.time_limit if own.started and own.time_limit else None)

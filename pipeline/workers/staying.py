@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.types import Linger
-from pipeline.workers.beats import Reason
+from pipeline.workers import estimates
+from pipeline.workers.beats import Beat, Reason
 
 ASK_SECONDS = 30.0
-"""Most seconds between two questions to Slurm in one wait, and between two looks at the package."""
-_SOON = 5.0
+"""Seconds between two questions to Slurm, and between two looks at the package."""
 _MOST_ALLOWED = 2.0
 FIRST_POLL, _FIRST_POLL_ON_NETWORK = 0.01, 0.03
 _LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0
@@ -23,17 +23,6 @@ _SETTLED = 3
 _TASK_FACTOR = 10
 _LEAST_LIMIT = 60.0
 """Seconds that every task gets: what holds up a short one has nothing to do with its length."""
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A job of this user that waits in Slurm's queue."""
-
-    name: str
-    partition: str
-    """Partition, or several with commas between them."""
-    reason: str
-    """Why it waits, in Slurm's word."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +73,32 @@ def allowance(linger: Linger, most: float, bound: float, others: Iterable[float 
     return max(0.0, min(total, _MOST_ALLOWED * bound, most - bound))
 
 
+def bound_of(linger: Linger, most: float, beats: Iterable[Beat], own: Beat, least: float = 0.0) -> float:
+    """Return the seconds that a worker waits at most, by what workers of its kind have said.
+
+    Args:
+        linger, most: as for :func:`bound`.
+        own: its own beat of now; what its first task has loaded is not in the others yet.
+        least: seconds that it waits in any case: before its first task it was submitted to wait.
+    """
+    seen = list({beat.worker: beat for beat in (*beats, own)}.values())
+    startup, queue = estimates.startup(seen, own.job_kind), estimates.queue_wait(seen, own.job_kind)
+    start = max(startup.median if startup else 0.0, own.startup_seconds)
+    return max(least, bound(linger, most, start, queue.median if queue else own.queued_seconds))
+
+
+def allowance_of(
+    linger: Linger, most: float, bound: float, beats: Sequence[Beat], others: Iterable[str]
+) -> float:
+    """Return the seconds beyond its bound that a worker waits, by what workers have said.
+
+    Args:
+        others: the other job kinds.
+    """
+    costs = [estimates.coming_back(beats, job_kind) for job_kind in others]
+    return allowance(linger, most, bound, costs)
+
+
 def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     """Return why a worker that waits leaves now, by time alone; None: it stays."""
     if now >= wait.until:
@@ -91,17 +106,6 @@ def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     if wait.expected is not None and wait.expected > wait.began + wait.bound:
         return Reason.FAR
     return None
-
-
-def ask_after(waited: float) -> float:
-    """Return the seconds from one question to Slurm whether a job waits for this place to the next.
-
-    Jobs are submitted soon after something has happened, which is when a wait begins.
-
-    Args:
-        waited: seconds from the wait's begin, or from when somebody rang, to the question.
-    """
-    return min(ASK_SECONDS, max(_SOON, waited))
 
 
 def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:

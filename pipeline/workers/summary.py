@@ -1,15 +1,20 @@
 """What a run's workers do, by job kind, and how they have spent their time. Pure."""
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from pipeline.run.tasks import Stage, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.living import KEPT
 
 SILENT_SECONDS = 300.0
 """Seconds without a beat after which a worker is not counted as alive."""
+_CLAIM_SECONDS = 1.0
+"""Seconds at tasks up to which a worker that committed none did none: a claim that another one got first
+takes no longer."""
 
 REASONS: Mapping[Reason, str] = {
     Reason.DONE: "nothing was left to do",
@@ -67,10 +72,27 @@ class WorkersOf:
     """Tasks that all of them have committed, those that left included."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """How many left why."""
+    without_task: int = 0
+    """Starts that did no task, and never will: they left or are silent, and were at none."""
+    without_task_reasons: Mapping[str, int] = field(default_factory=dict)
+    """How many of those left why."""
+    spent: Spent = field(default_factory=Spent)
+    """Seconds of all of them."""
+    is_cut: bool = False
+    """Whether there may have been earlier ones, whose last words are no longer kept."""
 
     @property
     def live(self) -> int:
         return self.starting + self.busy + self.waiting
+
+    @property
+    def starts(self) -> int:
+        return self.live + self.silent + self.left
+
+    @property
+    def evicted(self) -> int:
+        """How many left because another job needed the place."""
+        return self.reasons.get(Reason.NEEDED, 0)
 
 
 def workers_of(
@@ -85,7 +107,9 @@ def workers_of(
     kinds: dict[str, list[Beat]] = {}
     for beat in beats:
         kinds.setdefault(beat.job_kind, []).append(beat)
-    return tuple(_workers(kind, kinds[kind], now, running) for kind in sorted(kinds, key=_place))
+    is_cut = sum(map(len, kinds.values())) >= KEPT
+    found = (_workers(kind, kinds[kind], now, running) for kind in sorted(kinds, key=_place))
+    return tuple(replace(one, is_cut=is_cut) for one in found)
 
 
 def _workers(job_kind: str, beats: Sequence[Beat], now: float, running: Collection[str] | None) -> WorkersOf:
@@ -96,7 +120,9 @@ def _workers(job_kind: str, beats: Sequence[Beat], now: float, running: Collecti
     awaited = Counter(awaited_by(beat.task) for beat in waiting).most_common(1)
     waits_for = awaited[0][0] if awaited else ""
     ends = [b.until for b in waiting if b.until is not None and awaited_by(b.task) == waits_for]
-    gone = [beat for beat in beats if beat not in here]
+    staying, speaking = ({beat.worker for beat in some} for some in (here, fresh))
+    gone = [beat for beat in beats if beat.worker not in staying]
+    idle = [beat for beat in beats if beat.worker not in speaking and not has_worked(beat)]
     return WorkersOf(
         job_kind,
         starting=doing[Doing.STARTING],
@@ -108,7 +134,15 @@ def _workers(job_kind: str, beats: Sequence[Beat], now: float, running: Collecti
         until=min(ends, default=None),
         tasks=sum(beat.tasks for beat in beats),
         reasons=reasons_of(gone),
+        without_task=len(idle),
+        without_task_reasons=reasons_of(idle),
+        spent=functools.reduce(Spent.plus, map(spent_by, beats)),
     )
+
+
+def has_worked(beat: Beat) -> bool:
+    """Whether a worker has done a task, is at one, or failed at one."""
+    return beat.tasks > 0 or beat.doing is Doing.BUSY or beat.busy_seconds > _CLAIM_SECONDS
 
 
 def _place(job_kind: str) -> tuple[int, str]:

@@ -107,7 +107,7 @@ def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds, is_hurried):
 def test_a_queue_that_does_not_show_its_guards_yet_gets_them_once(worlds, monkeypatch):
     """A pass that looks again, because something is not in the queue yet, submits no further guards."""
     (world,) = worlds(1, Luck())
-    monkeypatch.setattr("pipeline.executors.slurm.job_table.read_run_queue", lambda run: {})
+    monkeypatch.setattr("pipeline.executors.slurm.job_table.run_queue", lambda run, seen: {})
     submitter = Submitter(world.run, slurm_settings(world.run), lambda partitions: None, lambda: None)
     jobs = SlurmJobs(submitter, read_limits_of(world.run.paths), print, needs_watchdogs=True)
     for _ in range(10):

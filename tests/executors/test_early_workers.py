@@ -6,15 +6,17 @@ import pytest
 
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.passes import longest_time
+from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
-from pipeline.orchestrate.staffing import Order
+from pipeline.orchestrate.situation import Order
 from pipeline.run import journal
 from pipeline.run.bookkeeping import is_wanted
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import slurm_settings
 from pipeline.run.submissions import read_limits_of
 from pipeline.run.tasks import PREPARE, Stage, Task
+from slurm.signals import Errands
 from slurm.states import SlurmState
 from tests.support.passes import take_turn
 from tests.support.toyslurm import Job
@@ -33,7 +35,9 @@ def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
 def submit_early(world: WorkerWorld, tasks: tuple[Task, ...]) -> Job:
     """An array that starts in an hour, when its input is expected."""
     submitter = Submitter(world.run, slurm_settings(world.run), longest_time, lambda: None)
-    jobs = WorkerJobs(submitter, read_limits_of(world.run.paths), world.story.append)
+    jobs = WorkerJobs(
+        submitter, read_limits_of(world.run.paths), world.story.append, Errands(world.story.append)
+    )
     jobs.query()
     launcher = Launcher(submitter, jobs.limits, jobs.table, {}, jobs.note)
     launcher.submit_workers([Order(tasks, time.time() + 3600.0)], time.time(), {})
@@ -63,26 +67,22 @@ def test_of_early_workers_each_is_told_to_start_when_its_own_input_has_come(worl
         assert told == expected, world.told()
 
 
-def test_a_worker_whose_clock_is_minutes_behind_is_not_cancelled_while_it_beats(world, monkeypatch):
+def test_a_worker_whose_clock_is_minutes_behind_is_not_cancelled_while_it_beats(world, monkeypatch, clock):
     world.submit()
     element = next(e for e in world.slurm.elements(SlurmState.PENDING) if not world.is_guard(e))
     world.start(element)
     (worker,) = world.workers.values()
     monkeypatch.setattr(world, "now", lambda: time.time() - 3600.0)
     world.say(worker, worker.beat.doing)
-    sleep, looks = time.sleep, []
-
-    def beat_meanwhile(seconds: float) -> None:
-        sleep(seconds)
-        looks.append(seconds)
-        if len(looks) == 1:
-            world.say(worker, worker.beat.doing)
-
-    monkeypatch.setattr(time, "sleep", beat_meanwhile)
+    for _ in range(2):
+        world.advance("a pass")
+        assert element.state is SlurmState.RUNNING, world.told()
+        clock[0] += LOOK_AGAIN_SECONDS
+        world.say(worker, worker.beat.doing)
     world.advance("a pass")
-    assert (len(looks), element.state) == (1, SlurmState.RUNNING), world.told()
+    clock[0] += LOOK_AGAIN_SECONDS
     world.advance("a pass")
-    assert (len(looks), element.state) == (2, SlurmState.CANCELLED), "it has said nothing for two looks"
+    assert element.state is SlurmState.CANCELLED, "it has said nothing between two looks"
 
 
 def commit_with_inputs(world: WorkerWorld, task: Task) -> None:

@@ -6,13 +6,21 @@ import pytest
 
 from pipeline.executors.slurm.arrays import stage_submissions
 from pipeline.executors.slurm.crew import split_unclaimed
-from pipeline.executors.slurm.exit_reasons import Gone, as_seen, evidence_of, verdict_of
+from pipeline.executors.slurm.exit_reasons import (
+    Accounts,
+    Gone,
+    Unanswered,
+    as_seen,
+    evidence_of,
+    verdict_of,
+)
 from pipeline.orchestrate.reconcile import FREE_KINDS
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing, Reason
-from slurm.query import Element, NoAccounting
+from slurm.query import Element, NoAccounting, NoAnswer
 from slurm.states import Phase, SlurmState, phase_of
 from tests.support.beats import beat
 from tests.support.scripted import imagined_run
@@ -168,33 +176,65 @@ def test_without_slurms_word_the_tasks_own_counts():
 # --- where evidence comes from ---
 
 
-def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch):
+def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch, tmp_path):
     asked = []
     told = {("8", 0): element(SlurmState.FAILED, array="8", index=0)}
     monkeypatch.setattr(
-        "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: asked.append(ids) or told
+        "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids, _: asked.append(ids) or told
     )
     seen = {("7", 1): element(SlurmState.TIMEOUT)}
     attempts = [Gone(TASK, 3, job, index) for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
-    assert evidence_of(attempts, seen) == told | seen
+    paths = RunPaths(tmp_path)
+    assert evidence_of(attempts, seen, Accounts(), paths) == told | seen
     assert asked == [{"8", "9"}]
-    assert evidence_of(attempts[:1], seen) == seen
+    assert evidence_of(attempts[:1], seen, Accounts(), paths) == seen
     assert len(asked) == 1
 
 
-def test_where_accounting_is_silent_the_reason_stays_unknown(monkeypatch):
-    def silent(ids):
-        raise NoAccounting("slurmdbd is down")
+@pytest.mark.parametrize("is_absent", [False, True])
+def test_where_accounting_is_silent_the_reason_stays_unknown_and_where_there_is_none_it_is_asked_once(
+    monkeypatch, tmp_path, is_absent
+):
+    asked = []
+
+    def silent(ids, timeout):
+        asked.append(ids)
+        raise NoAccounting("slurmdbd is down", is_absent)
 
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", silent)
-    assert evidence_of([gone()], {}) == {}
+    paths = RunPaths(tmp_path)
+    assert [evidence_of([gone()], {}, Accounts(), paths) for _ in range(3)] == [{}] * 3
+    assert len(asked) == (1 if is_absent else 3)
 
 
-def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch):
+def test_accounting_that_is_slow_is_waited_for_between_two_passes_and_once(monkeypatch, tmp_path):
+    told, asked = {("8", 0): element(SlurmState.FAILED, array="8", index=0)}, []
+
+    def slow(ids, timeout=60.0):
+        asked.append((ids, timeout < 5))
+        if timeout < 5:
+            raise NoAnswer("no answer in 3 s")
+        return told
+
+    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", slow)
+    accounts, gone_from_queue = Accounts(), [Gone(TASK, 3, "8", 0), Gone(TASK, 3, "9", 0)]
+    paths = RunPaths(tmp_path)
+    with pytest.raises(Unanswered, match="no answer"):
+        evidence_of(gone_from_queue, {}, accounts, paths)
+    accounts.ask()
+    assert evidence_of(gone_from_queue, {}, accounts, paths) == told, "of the other nothing is known"
+    assert asked == [({"8", "9"}, True), ({"8", "9"}, False)]
+    silent = Accounts(unanswered={"8"})
+    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: slow(ids, 3.0))
+    silent.ask()
+    assert evidence_of(gone_from_queue[:1], {}, silent, paths) == {}, "the pass goes on without"
+
+
+def test_a_job_that_never_arrived_is_not_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: pytest.fail("asked for nothing")
+        "pipeline.executors.slurm.exit_reasons.read_ended", lambda *_: pytest.fail("asked for nothing")
     )
-    assert evidence_of([gone(None)], {}) == {}
+    assert evidence_of([gone(None)], {}, Accounts(), RunPaths(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ The driver is the real one, with its files; only Slurm and what workers do are m
 worker has committed or leaves, or when a driver job starts that waits for the end of their arrays.
 """
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,16 +16,19 @@ from pipeline.executors.slurm.crew import (
     silent_workers,
     worker_of,
 )
-from pipeline.executors.slurm.queue import read_run_queue
+from pipeline.executors.slurm.queue import look_at_queue
+from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal
 from pipeline.run.benchmarks import read_measured
+from pipeline.run.bookkeeping import is_wanted
 from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim
+from slurm.commands import SlurmTimeout
 from slurm.states import SlurmState
 from tests.support.beats import beat
 from tests.support.toyslurm import Element
@@ -35,14 +37,8 @@ from tests.support.toyworld import Luck
 
 
 def live_to_the_end(world: WorkerWorld) -> WorkerWorld:
-    try:
-        world.submit()
-        world.live_on()
-        world.check_is_complete()
-        world.check_failures_are_told()
-    except Exception as error:
-        error.add_note(world.told())
-        raise
+    world.submit()
+    live_to_the_end_of_submitted(world)
     return world
 
 
@@ -154,13 +150,13 @@ def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(
     world.start(free[0])
     (worker,) = world.workers.values()
     world.say(worker, worker.beat.doing)
-    queue = [element for of_name in read_run_queue(world.run).values() for element in of_name]
+    queue = look_at_queue(world.run).elements
     beats = beats_of(world.run.paths, {worker_of(element).element for element in queue})
     now = beats[worker.name].beat
     element = f"{free[0].job.id}_{free[0].index}"
-    assert silent_workers(queue, beats, now + SILENT_SECONDS + 1) == [element]
-    assert silent_workers(queue, beats, now + SILENT_SECONDS - 1) == []
-    assert silent_workers(queue, {}, now + SILENT_SECONDS + 1) == []
+    assert silent_workers(queue, beats, now + SILENT_SECONDS + 1) == {element: now}
+    assert silent_workers(queue, beats, now + SILENT_SECONDS - 1) == {}
+    assert silent_workers(queue, {}, now + SILENT_SECONDS + 1) == {}
 
 
 def at_work(world: WorkerWorld) -> tuple[Element, Worker]:
@@ -171,11 +167,18 @@ def at_work(world: WorkerWorld) -> tuple[Element, Worker]:
     return next((element, worker) for element, worker in world.workers.items() if worker.claim)
 
 
-def test_a_worker_that_hangs_is_cancelled_and_another_does_its_task(worlds):
+def test_a_worker_that_hangs_is_cancelled_by_the_pass_after_and_another_does_its_task(worlds, clock):
     for world in worlds(3, Luck()):
         element, worker = at_work(world)
-        hanging = worker.claim
+        hanging, paths = worker.claim, world.run.paths
         world.fall_silent(worker, SILENT_SECONDS + 1)
+        before = clock[0]
+        world.advance("a pass")
+        assert element.state is SlurmState.RUNNING, world.told()
+        assert clock[0] - before < LOOK_AGAIN_SECONDS, "it does not wait, as it holds the lease"
+        assert not is_wanted(paths)
+        clock[0] += LOOK_AGAIN_SECONDS
+        assert is_wanted(paths), "somebody makes the next pass then"
         world.advance("a pass")
         assert element.state is SlurmState.CANCELLED, world.told()
         assert f"  workers {worker.name.partition('r')[0]} have not been heard of for minutes" in world.told()
@@ -183,23 +186,59 @@ def test_a_worker_that_hangs_is_cancelled_and_another_does_its_task(worlds):
         world.check_is_complete()
         world.check_failures_are_told()
         assert world.record(hanging.task).attempt != hanging.attempt
-        endings = read_endings(world.run.paths, [hanging.task.iteration])
+        endings = read_endings(paths, [hanging.task.iteration])
         assert endings[hanging.attempt].kind is FailureKind.KILLED
 
 
-def test_workers_that_were_silent_as_the_file_server_was_away_are_looked_at_again_and_live(
-    worlds, monkeypatch
-):
+def test_workers_that_were_silent_as_the_file_server_was_away_are_looked_at_again_and_live(worlds, clock):
     (world,) = worlds(1, Luck())
     element, worker = at_work(world)
     world.fall_silent(worker, SILENT_SECONDS + 1)
-    said = {"task": worker.claim.task, "attempt": worker.claim.attempt}
-    monkeypatch.setattr(time, "sleep", lambda seconds: world.say(worker, Doing.BUSY, **said))
+    world.advance("a pass")
+    world.say(worker, Doing.BUSY, task=worker.claim.task, attempt=worker.claim.attempt)
+    clock[0] += LOOK_AGAIN_SECONDS
     world.advance("a pass")
     assert element.state is SlurmState.RUNNING, world.told()
     world.live_on()
     world.check_is_complete()
     assert not world.kinds, "no attempt failed"
+
+
+def lose(world: WorkerWorld, program: str, is_carried_out: bool) -> None:
+    """The next answer of a command is lost, whether or not the controller has heard the request."""
+    lost = iter([True])
+
+    def forget(called: str) -> None:
+        if called == program and next(lost, False):
+            raise SlurmTimeout([program], None, "no answer in 7 s")
+
+    setattr(world.slurm, "after" if is_carried_out else "before", forget)
+
+
+@pytest.mark.parametrize("is_carried_out", [True, False])
+def test_what_sbatch_did_not_answer_is_found_by_name_or_submitted_again_by_later_passes(
+    worlds, clock, is_carried_out
+):
+    """Nobody waits for it while he holds the lease, and no attempt is counted for it."""
+    for world in worlds(4, Luck()):
+        world.submit()
+        lose(world, "sbatch", is_carried_out)
+        live_to_the_end_of_submitted(world)
+        gone = [event["event"] for event in journal.read(world.run.paths.events)]
+        assert "failed" not in gone
+        assert ("never_arrived" in gone) is not is_carried_out
+        names = [job.name for job in world.slurm.jobs.values()]
+        assert len(names) == len(set(names))
+
+
+def live_to_the_end_of_submitted(world: WorkerWorld) -> None:
+    try:
+        world.live_on()
+        world.check_is_complete()
+        world.check_failures_are_told()
+    except Exception as error:
+        error.add_note(world.told())
+        raise
 
 
 def test_array_parallelism_is_the_number_of_workers_that_share_the_shards(worlds):

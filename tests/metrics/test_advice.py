@@ -8,6 +8,7 @@ import re
 import time
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from pipeline.metrics.advice import (
 )
 from pipeline.metrics.advice_input import LOOK_BACK, MIN_ROWS
 from pipeline.metrics.catalogue import describe
+from pipeline.workers.summary import REASONS, Spent, WorkersOf
 from tests.support import ROOT, scripted
 
 Change = Callable[[int], dict[str, float]]
@@ -338,7 +340,14 @@ def every_advice() -> list[Advice]:
     slow = attempts(lambda i, shard: 500 if shard % 4 == 2 else 300)
     uneven = attempts(lambda i, shard: 900 if shard == i % 8 else 300)
     found = [a for _, _, change in FAILURES.values() for a in found_in(change)]
-    return [*found, *found_in(lambda i: {}, attempts=slow), *found_in(lambda i: {}, attempts=uneven)]
+    crowds = [
+        WorkersOf(kind, left=60, reasons={why: 60}, without_task=idle, without_task_reasons={why: idle})
+        for why in REASONS
+        for kind, idle in (("rollout", 38), ("score-big", 0))
+    ]
+    thrashing = [replace(one, spent=Spent(startup=60.0, busy=20.0)) for one in crowds]
+    more = ({"attempts": slow}, {"attempts": uneven}, *({"workers": [one]} for one in thrashing))
+    return [*found, *(advice for given in more for advice in found_in(lambda i: {}, **given))]
 
 
 def test_every_rule_has_a_failure_here_and_a_section_in_the_documentation():

@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from benchmarks import scale
-from pipeline.executors.slurm.passes import leased_pass
 from pipeline.run import records as observe
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run
@@ -14,7 +13,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.snapshot import read_status
 from slurm.states import SlurmState
 from tests.support.toyslurm import ToySlurm
-from tests.support.toyworld import Lease, Watcher, is_driver, task_of
+from tests.support.toyworld import is_driver, pass_over, task_of
 
 SHARDS = 120
 
@@ -22,7 +21,7 @@ SHARDS = 120
 @pytest.fixture
 def slurm(monkeypatch) -> ToySlurm:
     slurm = ToySlurm(has_accounting=False)
-    monkeypatch.setattr("slurm.commands._run_once", slurm.run)
+    slurm.take_the_place(monkeypatch)
     monkeypatch.setattr("submitit.SlurmExecutor.affinity", lambda: 2)
     return slurm
 
@@ -35,7 +34,7 @@ def run(tmp_path, slurm, monkeypatch) -> Run:
         run = scale.make_run(tmp_path / "run", 2, SHARDS)
         begin_invocation(run.paths)
         scale.commit(run, PREPARE)
-        leased_pass(run, Watcher([]), Lease())
+        pass_over(run, [])
         for element in [e for e in slurm.elements() if not is_driver(e)]:
             task = task_of(run, element)
             if task.stage is Stage.ROLLOUT:
@@ -61,14 +60,14 @@ def counted(monkeypatch, name: str) -> Counter:
 def test_a_pass_lists_a_folder_a_few_times_however_many_shards_have_failed(run, monkeypatch):
     listed = counted(monkeypatch, "names_in")
     read = counted(monkeypatch, "read_record")
-    leased_pass(run, Watcher([]), Lease())
+    pass_over(run, [])
     assert 0 < max(listed.values()) <= 8
     assert set(read.values()) == {1}
     assert read_status(run).slurm.stages[0].done == 90
 
 
 def test_status_reads_each_record_once(run, slurm, monkeypatch):
-    leased_pass(run, Watcher([]), Lease())
+    pass_over(run, [])
     read = counted(monkeypatch, "read_record")
     status = read_status(run)
     rollouts = status.slurm.stages[0]
@@ -79,7 +78,7 @@ def test_status_reads_each_record_once(run, slurm, monkeypatch):
 
 def test_what_failed_is_counted_by_the_last_submission_of_each_shard(run, slurm, monkeypatch):
     run.config.scheduler.__dict__["max_attempts"] = 1
-    leased_pass(run, Watcher([]), Lease())
+    pass_over(run, [])
     assert read_status(run).slurm.stages[0].failed == 30
 
 

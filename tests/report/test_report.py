@@ -250,6 +250,21 @@ def test_workers_are_shown_with_how_they_spent_their_time_and_why_they_left(run)
     text = page(read_report(run))
     assert "Why workers of rollout left: 2: the next input was further away than coming back." in text
     assert "Dotted" in text
+    assert "earlier ones are not counted" not in text
+
+
+def test_workers_that_did_no_task_are_counted_and_the_report_says_which_key_to_change(run):
+    evicted = beat("", doing=Doing.LEAVING, reason=Reason.NEEDED)
+    killed = beat("7_9r0", doing=Doing.LEAVING, reason=Reason.DONE, tasks=4, busy_seconds=400.0)
+    write_beats(run.paths, *(replace(evicted, worker=f"7_{i}r0") for i in range(6)), killed)
+    text = page(read_report(run))
+    shown = Page(text).cells
+    row = ["rollout", "7", "6", "6", "4", "1 min 10 s", "6 min 40 s"]
+    assert row in [shown[i : i + len(row)] for i in range(len(shown))]
+    needed = "6: another job needed the place"
+    assert f"left: {needed}; 1: nothing was left to do. Without a task: {needed}." in text
+    assert "many starts of rollout did no task" in text
+    assert "lower scheduler.rollout.array_parallelism" in text
 
 
 def test_a_row_that_is_not_made_of_numbers_is_said_to_be_so(run, slurm_ppo):

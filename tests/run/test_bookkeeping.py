@@ -17,6 +17,7 @@ from pipeline.run.bookkeeping import (
     Bookkeeper,
     LastPass,
     ask_for_pass,
+    ask_for_pass_later,
     is_due,
     is_starting,
     is_wanted,
@@ -73,6 +74,22 @@ def test_a_wish_that_comes_while_a_pass_is_at_work_is_for_the_next(paths):
     ask_for_pass(paths)
     take_turn(paths, lambda: ask_for_pass(paths))
     assert is_wanted(paths)
+
+
+def test_a_wish_for_later_is_one_from_then_on_and_no_clock_that_is_ahead_puts_it_off(paths, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    ask_for_pass_later(paths, 45.0)
+    assert not is_wanted(paths)
+    assert ask_for_pass(paths), "one for now is another"
+    take_turn(paths, lambda: None)
+    now[0] += 60.0
+    assert not is_wanted(paths), "the pass that was made meanwhile was enough"
+    ask_for_pass_later(paths, 45.0)
+    now[0] += 46.0
+    assert is_wanted(paths)
+    now[0] = 10.0
+    assert is_wanted(paths), "whoever wrote it has a clock that is far ahead"
 
 
 def test_one_pass_at_a_time_and_the_second_leaves_its_wish(paths):

@@ -25,6 +25,7 @@ from pipeline.run.lease import (
     holder_of,
 )
 from tests.support import ROOT
+from tests.support.waiting import eventually
 
 HOLD = """
 import sys, time
@@ -212,6 +213,26 @@ def test_beating_is_seen_on_disk(tmp_path, monkeypatch):
     os.utime(held.path, (0, 0))
     held.beat()  # just beaten: the shared filesystem is left alone
     assert held.path.stat().st_mtime == 0
+
+
+def test_a_driver_that_is_busy_for_long_is_heard_of_all_the_while(tmp_path, monkeypatch):
+    """Hashing a large policy, say, in which it gives no sign by itself."""
+    monkeypatch.setattr(leases, "HEARTBEAT_SECONDS", 0.01)
+    with hold(tmp_path) as lease:
+        os.utime(lease.path, (1.0, 1.0))
+        assert eventually(lambda: lease.path.stat().st_mtime > 1.0)
+        assert re.search("last heard of 0 s ago", holder_of(tmp_path))
+    assert holder_of(tmp_path) is None
+
+
+def test_whoever_lost_a_lease_or_gives_no_sign_for_long_does_not_renew_it(tmp_path, monkeypatch):
+    lease = acquire(tmp_path)
+    monkeypatch.setattr(leases, "_AT_WORK_SECONDS", 0.0)
+    os.utime(lease.path, (1.0, 1.0))
+    assert lease.renew(), "it may yet go on"
+    assert lease.path.stat().st_mtime == 1.0
+    (tmp_path / "000002.json").write_text("{}")
+    assert not lease.renew()
 
 
 def test_a_driver_that_slept_through_its_expiry_notices(tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ending, Ledger, State, Submission, read_limits_of
 from pipeline.run.tasks import Stage, Task
 from slurm.limits import ClusterLimits
+from slurm.signals import Errands
 from slurm.submission import QueueFull, Refused
 from tests.support import ROOT
 from tests.support.damage import flip_bit
@@ -148,7 +149,7 @@ def test_a_submission_that_slurm_refuses_is_forgotten(run, monkeypatch, refusal)
     def refuse(*_: object) -> str:
         raise refusal("no")
 
-    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit", refuse)
+    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit_once", refuse)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
     with pytest.raises(refusal):
         submitter.submit(submission(run), Escalation(), "", ())
@@ -164,7 +165,7 @@ def test_what_earlier_failures_ask_for_is_left_out_where_slurm_refuses_it(run, m
             raise Refused("no node is left")
         return "7"
 
-    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit", submit)
+    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit_once", submit)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
     noted = submitter.submit(submission(run), Escalation(exclude=("n7",)), "", ())
     assert (noted.state.job, len(scripts)) == ("7", 2)
@@ -223,11 +224,11 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
         ledger.note(made, State(str(call), (), {"0": Ending(FailureKind.ERROR, f"in call {call}")}))
     begin_invocation(run.paths)
     begin_invocation(run.paths)
-    monkeypatch.setattr("pipeline.executors.slurm.queue.read_queue", lambda is_ours: [])
-    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda ids: {})
+    monkeypatch.setattr("pipeline.workers.looking.ask_queue", lambda timeout: "")
+    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda *_: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)
-    jobs = SlurmJobs(submitter, limits, lambda text: None)
+    jobs = SlurmJobs(submitter, limits, lambda text: None, Errands(lambda text: None))
     jobs.query()
     jobs.collect_ended([Task(1, Stage.ROLLOUT)], lambda tasks: ())
     of_first = [(f.attempt, f.message) for f in jobs.failures[Task(1, Stage.ROLLOUT, 0)]]

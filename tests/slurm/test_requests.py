@@ -34,7 +34,7 @@ from pipeline.run.bookkeeping import start_pass
 from pipeline.run.paths import RunPaths
 
 found, fifo = Path(os.environ["FOUND"]), find_requests()
-said = ring(["9", "10"])
+said = ring(["9_0", "10_3"])
 with fifo.open("w") as lines:
     for line in ("ring 5; touch came", "ring $(touch came)", "ring -u me", "`touch came`", "passing", "ring",
                  "ring 7" + " 7" * 3000, "", "\\0\\1 pass"):
@@ -87,7 +87,7 @@ def run_script(bench: Path, text: str, task: str) -> tuple[int, str]:
 def test_a_ring_and_a_pass_are_carried_out_and_whatever_else_is_refused(bench):
     code, said = run_script(bench, script_of(bench), ASKS)
     assert code == 7, said
-    assert (bench / "found/scancel").read_text() == "--batch --signal=USR1 9 10\n"
+    assert (bench / "found/scancel").read_text() == "--batch --signal=USR1 9_0 10_3\n"
     (call,) = (bench / "found/pass").read_text().splitlines()
     assert call == f"driver |-P -m pipeline advance {bench}/a $(touch came) 'b' --asked"
     assert said.count("refused a request that is none") >= 7
@@ -121,11 +121,12 @@ def test_nobody_waits_where_nobody_reads(tmp_path):
     os.mkfifo(fifo)
     assert "does not attend" in request_pass(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
-    assert request_ring(fifo, map(str, range(10_000))) == ""
+    elements = [f"4711_{index}" for index in range(1000)]
+    assert request_ring(fifo, elements) == ""
     lines = os.read(reader, 1 << 20).decode().splitlines()
-    assert [word for line in lines for word in line.split()[1:]] == [str(n) for n in range(10_000)]
+    assert [word for line in lines for word in line.split()[1:]] == elements
     assert max(map(len, lines)) <= 1000
-    assert "is behind" in request_ring(fifo, map(str, range(100_000)))
+    assert "is behind" in request_ring(fifo, 100 * elements)
     os.close(reader)
 
 

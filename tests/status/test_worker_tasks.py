@@ -129,7 +129,7 @@ def test_whatever_happens_a_view_shows_as_running_what_somebody_computes(tmp_pat
         while world.outcome is None and world.happen():
             workers = [w for e, w in world.workers.items() if e.state is SlurmState.RUNNING and w.claim]
             computed = {w.claim.task for w in workers if not world.exists(w.claim.task)}
-            lanes = {lane.key: lane for lane in reader.read(look_at_queue(world.run)).lanes}
+            lanes = {lane.key: lane for lane in reader.read(look_at_queue(world.run, max_age=0.0)).lanes}
             for task in (task for task in computed if (task.iteration, task.job_kind) in lanes):
                 state = lanes[task.iteration, task.job_kind].shards[task.shard]
                 assert state in (ShardState.RUNNING, ShardState.AGAIN), world.told()

@@ -162,6 +162,27 @@ def test_status_and_watch_show_waiting_apart_from_work():
     json.dumps(found)
 
 
+def test_status_and_watch_say_in_80_columns_what_starts_cost_while_it_runs_and_after():
+    made = replace(beat("", doing=Doing.LEAVING), reason=Reason.NEEDED, busy_seconds=0.0)
+    evicted = [replace(made, worker=f"46_{i}r0") for i in range(9)]
+    line = "rollout: 9 of 12 starts did no task, 9 evicted"
+    more = "start-up 2 min 0 s, work 3 min 20 s"
+    key = "change scheduler.rollout.array_parallelism"
+    for state, beats in (("running", [*THREE, *evicted]), ("complete", [*THREE, *evicted])):
+        lines = describe(status(*beats, state=state)).splitlines()
+        place = lines.index(line)
+        assert max(map(len, lines)) <= 80
+        assert lines[place + 1 : place + 3] == [f"      {more}", f"      {key}"]
+        shown = [row.plain for row in screen(status(*beats, state=state), View(), 80, 24)]
+        assert max(map(len, shown)) <= 80
+        place = shown.index(f"starts without a task: rollout 9/12; {more}")
+        assert shown[place + 1] == key
+    quiet = status(*THREE)
+    assert "did no task" not in describe(quiet)
+    (said,) = status(*THREE, *evicted).to_json()["workers"]
+    assert (said["without_task"], said["reasons"]["needed"], said["spent"]["startup"]) == (9, 9, 120.0)
+
+
 def test_a_queue_names_its_workers():
     queue = Queue((element(3, restarts=2), element(4, state=SlurmState.PENDING)))
     assert running_workers(queue) == {"47_3r2"}

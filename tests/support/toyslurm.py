@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from slurm.commands import SlurmError
 from slurm.query import expand
 from slurm.states import Phase, SlurmState, phase_of
@@ -100,8 +102,19 @@ class Job:
 
 
 @dataclass
+class Begun:
+    """A command that was carried out, and why not."""
+
+    error: SlurmError | None = None
+
+    def finish(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
 class ToySlurm:
-    """``run`` takes the place of slurm.commands._run_once."""
+    """``run`` takes the place of slurm.commands._run_once, ``begin`` of slurm.commands.begin_command."""
 
     has_accounting: bool = True
     refuses_unknown: bool = False
@@ -123,6 +136,19 @@ class ToySlurm:
         answer: str = getattr(self, f"_{program}")(words)
         self.after(program)
         return answer
+
+    def take_the_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of the real Slurm."""
+        monkeypatch.setattr("slurm.commands._run_once", self.run)
+        monkeypatch.setattr("slurm.commands.begin_command", self.begin)
+
+    def begin(self, arguments: Sequence[str], *_: object) -> "Begun":
+        """Carry a command out at once that runs beside whoever starts it."""
+        try:
+            self.run(arguments)
+        except SlurmError as error:
+            return Begun(error)
+        return Begun()
 
     # --- its rules ---
 
@@ -187,7 +213,7 @@ class ToySlurm:
         return f"Submitted batch job {job.id}\n"
 
     def _squeue(self, words: Sequence[str]) -> str:
-        fields = re.findall(r"(\w+):\|", option(words, "--Format") or "")
+        fields = re.findall(r"([\w-]+):\|", option(words, "--Format") or "")
         names, jobs = ((option(words, name) or "").split(",") for name in ("--name", "--jobs"))
         states = {SlurmState.PENDING} if option(words, "--states") == "PENDING" else set(SlurmState)
         rows = (

@@ -16,6 +16,7 @@ from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim
+from pipeline.workers.handover import read_handovers
 from pipeline.workers.outside import attempt_ids
 from slurm.sealing import sealed
 from slurm.states import SlurmState
@@ -113,6 +114,8 @@ class WorkerWorld(World):
             self.leave(element, Reason.WARNED)
         elif task := self.choose(worker):
             self.take(worker, task)
+        elif worker.name in self.making_place():
+            self.leave(element, Reason.NEEDED)
         elif self.is_done(worker) or self.chance.random() < 0.15:
             self.leave(element, Reason.LONG)
         elif worker.beat.doing is not Doing.WAITING:
@@ -177,6 +180,12 @@ class WorkerWorld(World):
 
     # --- what workers see ---
 
+    def making_place(self) -> set[str]:
+        return {one.worker for one in read_handovers(self.run.paths)}
+
+    def stays(self, element: Element) -> bool:
+        return element in self.workers and self.workers[element].name not in self.making_place()
+
     def running_claims(self) -> set[Task]:
         return {worker.claim.task for worker in self.workers.values() if worker.claim}
 
@@ -222,12 +231,13 @@ class WorkerWorld(World):
         assert endings.keys().isdisjoint(record.attempt for record in records), self.told()
 
     def check_once_at_a_time(self) -> None:
-        """Never more workers than wanted, but for those that have said that they leave."""
+        """Never more workers than wanted, but for those that have said that they leave, or make place: a pass
+        says so when it has submitted what they make it for."""
         alive = [e for e in self.slurm.elements() if not e.has_ended and not is_driver(e)]
-        here = [e for e in alive if e.is_pending or e in self.workers]
+        here = [e for e in alive if e.is_pending or self.stays(e)]
         wanted = wanted_workers(self.run.plan, self.run.config.scheduler)
         for job_kind, count in Counter(str(task_of(self.run, e).job_kind) for e in here).items():
-            assert count <= wanted[job_kind], self.told()
+            assert self.is_driving or count <= wanted[job_kind], self.told()
             self.most[job_kind] = max(count, self.most[job_kind])
         doing = [worker.claim.task for worker in self.workers.values() if worker.claim]
         assert len(doing) == len(set(doing)), self.told()

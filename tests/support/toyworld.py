@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.noop import make_record
 from pipeline.config.compose import from_mapping
-from pipeline.executors.slurm.passes import leased_pass
-from pipeline.orchestrate.driver import Outcome
+from pipeline.executors.slurm.passes import leased_pass, until_settled
+from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_record
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, create_run
@@ -21,6 +21,7 @@ from pipeline.run.submissions import chunk_size_for
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from slurm.commands import SlurmTimeout
 from slurm.release import release
+from slurm.signals import Errands
 from slurm.states import SlurmState
 from slurm.submission import Refused
 from tests.support.toyslurm import Element, ToySlurm
@@ -105,7 +106,7 @@ class World:
         """A pass. False if it came to a bad end."""
         self.is_driving, self.story = True, [*self.story, f"{who} advances"]
         try:
-            self.outcome = leased_pass(self.run, Watcher(self.story), Lease()).outcome or self.outcome
+            self.outcome = pass_over(self.run, self.story).outcome or self.outcome
             return True
         except (Killed, Refused, SlurmTimeout) as error:
             self.story.append(f"{who} ends: {error!r}")
@@ -354,6 +355,13 @@ class Lease:
     def beat(self) -> None: ...
 
 
+def pass_over(run: Run, story: list[str]) -> Pass:
+    """Make a pass, and others as they are due at once."""
+    watcher = Watcher(story)
+    errands = Errands(watcher.note)
+    return until_settled(lambda accounts: leased_pass(run, watcher, Lease(), errands, accounts), watcher.note)
+
+
 def make_world(
     root: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -373,7 +381,7 @@ def make_world(
     given["dependency"] = chance.choice(["aftercorr", "afterok"])
     slurm = ToySlurm(has_accounting=chance.random() < 0.7, refuses_unknown=chance.random() < 0.5)
     slurm.max_array_size = chance.choice([1001, 1001, 2])
-    monkeypatch.setattr("slurm.commands._run_once", slurm.run)
+    slurm.take_the_place(monkeypatch)
     monkeypatch.setattr("submitit.SlurmExecutor.affinity", lambda: 2)
     shards = chance.randint(1, 4)
     config = {

@@ -401,7 +401,7 @@ def test_a_look_shows_each_shard_as_it_goes_on_and_changes_nothing(world):
     rollouts = [e for e in of_stage(world, "rollout") if world.task(e).iteration == 1]
     world.start(rollouts[0])
     before = snapshot(run.paths.root)
-    look = looker.read(look_at_queue(run), time.time())
+    look = looker.read(look_at_queue(run, max_age=0.0), time.time())
     lanes = {lane.key: lane.shards for lane in look.lanes}
     assert look.state == "running"
     assert lanes[1, "rollout"] == (RUN, *[WAIT] * (len(rollouts) - 1))
@@ -413,7 +413,7 @@ def test_a_look_shows_each_shard_as_it_goes_on_and_changes_nothing(world):
     world.fail(rollouts[1], "FAILED", 1, None)
     world.advance("somebody")
     (again,) = [e for e in of_stage(world, "rollout") if world.task(e) == world.task(rollouts[1])]
-    look = looker.read(look_at_queue(run), time.time())
+    look = looker.read(look_at_queue(run, max_age=0.0), time.time())
     lanes = {lane.key: lane.shards for lane in look.lanes}
     assert lanes[1, "rollout"][:2] == (DONE, AGAIN)
     assert again.is_pending
@@ -423,7 +423,7 @@ def test_a_look_shows_each_shard_as_it_goes_on_and_changes_nothing(world):
 def test_a_run_without_an_answer_of_slurm_is_unknown_and_goes_on_to_be_looked_at(world):
     looker = StatusReader(world.run)
     assert looker.read(None).state == "unknown"
-    known = look_at_queue(world.run)
+    known = look_at_queue(world.run, max_age=0.0)
     silent = looker.read(Queue(known.elements, "timed out"), NOON)
     assert silent.state == "unknown"
     assert not silent.has_ended
@@ -436,11 +436,11 @@ def test_a_commit_that_is_taken_back_is_seen_to_be_gone(world):
     rollout = next(e for e in of_stage(world, "rollout") if world.task(e).iteration == 1)
     world.start(rollout)
     world.end(rollout)
-    assert DONE in looker.read(look_at_queue(world.run)).lanes[0].shards
+    assert DONE in looker.read(look_at_queue(world.run, max_age=0.0)).lanes[0].shards
     record = world.record(world.task(rollout))
     (world.run.paths.root / record.outputs[0].path).write_text("spoilt")
     world.advance("somebody")
-    assert DONE not in looker.read(look_at_queue(world.run)).lanes[0].shards
+    assert DONE not in looker.read(look_at_queue(world.run, max_age=0.0)).lanes[0].shards
 
 
 def until(holds: Callable[[], object], seconds: float = 10.0) -> None:
@@ -490,7 +490,7 @@ def test_a_run_has_ended_when_slurm_says_so_twice(world):
 
 
 def test_a_folder_that_cannot_be_read_for_now_is_said_and_read_again(world):
-    reading = Reading(world.run, 0.05, lambda run: look_at_queue(run))
+    reading = Reading(world.run, 0.05, lambda run: look_at_queue(run, max_age=0.0))
     root = world.run.paths.root
     reading.start()
     try:

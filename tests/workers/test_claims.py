@@ -2,11 +2,9 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -21,7 +19,6 @@ from pipeline.workers.claims import file_of as claim_file
 from pipeline.workers.living import Crew, is_dead_here, living, mark_gone
 from pipeline.workers.outside import Queue
 from pipeline.workers.reading import read_beats
-from pipeline.workers.staying import Pending
 from stages.following import Following, Leading, in_words, out_of_words
 from stages.pulse import told
 from stages.runner import Arguments
@@ -269,44 +266,10 @@ def test_a_rank_that_failed_waits_for_nobody(attempt):
     assert following.next() is None
 
 
-def test_an_answer_of_before_a_wait_says_nothing_and_silence_is_no_answer():
-    waiting = (Pending("other", "gpu", "Resources"),)
-    answers = iter([Queue(waiting, ends=5.0), None])
-    asking = Asking(lambda: next(answers), least=1000.0)
-    began = time.monotonic()
-    asking.pending(began)
-    asking._thread.join()
-    assert asking.pending(began) == waiting
-    assert asking.pending(time.monotonic()) == ()  # and it is too early to ask again
-    asking.ask_again(after=0.0)
-    asking._thread.join()
-    assert asking.pending(began) == ()
-    assert asking.ends == 5.0
-
-
-def test_in_a_wait_slurm_is_asked_again_after_as_long_as_it_was_waited_for(monkeypatch):
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    asked: list[float] = []
-    asking = Asking(lambda: asked.append(now[0] - 1000.0))
-    for _ in range(700):
-        now[0] += 0.2
-        asking.pending(1000.0)
+def test_silence_is_no_answer_and_nobody_asks_often():
+    answers = [Queue(ends=5.0), None]
+    asking = Asking(lambda: answers.pop(0))
+    for left, after in ((1, 30.0), (1, 30.0), (0, 0.0)):
+        asking.ask_again(after)
         asking._thread.join()
-    between = [after - before for before, after in pairwise([0.0, *asked])]
-    assert [round(seconds) for seconds in between] == [0, 5, 5, 10, 21, 30, 30, 30]
-
-
-def test_who_is_rung_asks_again_though_the_last_answer_is_young():
-    asked: list[Queue] = []
-    asking = Asking(lambda: asked.append(Queue()) or asked[-1], least=0.0)
-    began = time.monotonic()
-
-    def look() -> int:
-        asking.pending(began)
-        asking._thread.join()
-        return len(asked)
-
-    assert [look(), look()] == [1, 1]
-    asking.rung()
-    assert [look(), look()] == [2, 2]
+        assert (asking.ends, len(answers)) == (5.0, left)

@@ -1,45 +1,45 @@
 """Workers that leave for long gaps and whose successors start early, in simulated time."""
 
-from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from pipeline.run.plan import Plan
-from pipeline.run.tasks import Stage, Task
+from pipeline.config.types import Linger
+from pipeline.simulate.results import Result
+from pipeline.simulate.simulation import simulate
+from pipeline.simulate.strategies import never_leave
 from pipeline.workers.beats import Reason
-from tests.support.simulated import Simulation
+from tests.support.plants import SECONDS, plant_with
 
-STARTUP, QUEUE = 10.0, 2.0
-SECONDS = {Stage.PREPARE: 1.0, Stage.ROLLOUT: 5.0, Stage.REWARD: 5.0, Stage.UPDATE: 30.0}
-"""Rollouts and rewards wait for more than half a minute between their tasks, updates for ten seconds."""
 KNOWN = 3
 """First iteration of which is known beforehand how long stages take, and starts, and the queue."""
-NEVER = 86_400
+PLACES = 8
+"""Room for all. Rollouts and rewards wait for more than half a minute between their tasks, updates for ten
+seconds."""
 
 
-def run(linger: int | str, iterations: int, seconds: dict[Stage, float] = SECONDS) -> Simulation:
-    def take(task: Task) -> float:
-        return seconds[task.stage]
-
-    most = float(linger) if isinstance(linger, int) and linger else 600.0
-    return Simulation(Plan(iterations, 2, 0), take, STARTUP, QUEUE, linger, most).carry_out()
-
-
-@pytest.fixture(scope="module")
-def staying() -> Simulation:
-    return run(NEVER, 8)
+def run(linger: Linger, iterations: int, seconds=SECONDS) -> Result:
+    return simulate(plant_with(PLACES, iterations, seconds=seconds, linger=linger))
 
 
 @pytest.fixture(scope="module")
-def leaving() -> Simulation:
+def staying() -> Result:
+    return simulate(never_leave(plant_with(PLACES, 8)))
+
+
+@pytest.fixture(scope="module")
+def leaving() -> Result:
     return run("auto", 8)
 
 
+def later(found: Result) -> list[float]:
+    return found.iterations[KNOWN - 1 :]
+
+
 def test_for_long_gaps_workers_leave_and_their_successors_are_there_in_time(staying, leaving):
-    left = Counter(job.reason for job in leaving.jobs)
-    assert left[Reason.FAR] >= 4 * (8 - KNOWN), left
-    assert set(Counter(job.reason for job in staying.jobs)) == {Reason.DONE}
-    assert sum(leaving.iterations(KNOWN)) <= 1.1 * sum(staying.iterations(KNOWN))
+    assert leaving.reasons[Reason.FAR] >= 4 * (8 - KNOWN), leaving.reasons
+    assert set(staying.reasons) == {Reason.DONE}
+    assert sum(later(leaving)) <= 1.1 * sum(later(staying))
 
 
 def test_what_is_held_is_little_more_than_what_is_needed(leaving):
@@ -50,11 +50,18 @@ def test_what_is_held_is_little_more_than_what_is_needed(leaving):
 
 def test_without_lingering_successors_start_early_all_the_same(staying):
     """The price of coming back is paid while others compute."""
-    assert sum(run(0, 8).iterations(KNOWN)) <= 1.1 * sum(staying.iterations(KNOWN))
+    assert sum(later(run(0, 8))) <= 1.1 * sum(later(staying))
 
 
 def test_for_short_gaps_nobody_leaves():
     short = dict.fromkeys(SECONDS, 1.0)
     found = run("auto", 8, short)
-    assert {job.reason for job in found.jobs} == {Reason.DONE}
-    assert found.iterations(KNOWN) == pytest.approx(run(NEVER, 8, short).iterations(KNOWN))
+    kept = simulate(never_leave(plant_with(PLACES, 8, seconds=short)))
+    assert set(found.reasons) == {Reason.DONE}
+    assert later(found) == pytest.approx(later(kept))
+
+
+def test_who_is_not_allowed_to_start_early_is_waited_for(leaving):
+    plant = plant_with(PLACES, 8, linger=0)
+    late = {name: replace(kind, start_early=False) for name, kind in plant.kinds.items()}
+    assert sum(later(simulate(replace(plant, kinds=late)))) >= 1.3 * sum(later(leaving))

@@ -1,7 +1,6 @@
 """What workers conclude from what they see, whatever clocks say, and how often they look while they wait."""
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +17,7 @@ from pipeline.workers.beats import Beat, Doing, Reason, write_beat
 from pipeline.workers.choosing import Choice, Step, choose
 from pipeline.workers.claims import Claim, attempts_of, claims_of, take
 from pipeline.workers.living import SILENT_SECONDS, Crew
-from pipeline.workers.outside import Outside, Queue
-from pipeline.workers.staying import Pending
+from pipeline.workers.outside import Outside
 from stages.pulling import Pulling
 from stages.pulse import Pulse
 from stages.runner import Arguments
@@ -196,24 +194,3 @@ def test_shards_that_come_one_by_one_do_not_keep_a_core_busy(waiting, clock):
     seconds = clock.monotonic - began
     assert clock.processor <= 0.1 * seconds + 2 * everything * clock.look_seconds
     assert everything * waiting.look_seconds <= 0.15 * seconds, "looks at everything"
-
-
-def test_slurm_is_asked_where_a_node_belongs_while_the_worker_waits_for_its_input(waiting, clock):
-    """The answer may take as long as Slurm lets one wait."""
-    asked = []
-
-    def partitions() -> frozenset[str]:
-        asked.append(threading.current_thread())
-        return frozenset({"gpu"})
-
-    def answer() -> None:
-        if thread := waiting.queue._thread:
-            thread.join()
-
-    queue = Queue((Pending("mine", "cpu", "Resources"),))
-    waiting.outside = replace(waiting.outside, ask_queue=lambda: queue, partitions=partitions)
-    waiting.is_network, clock.meanwhile = True, answer
-    *_, reason = wait_on(waiting)
-    assert reason is Reason.LONG, "the job that waits could not run here"
-    assert len(asked) == 1
-    assert threading.main_thread() not in asked

@@ -56,13 +56,6 @@ def test_who_waits_leaves_at_the_bound_or_at_once_when_the_input_comes_later(
         assert (reason is Reason.FAR) == (expected is not None and expected > began + bound)
 
 
-@given(seconds, seconds)
-def test_slurm_is_asked_ever_more_rarely_but_each_half_minute(a, b):
-    first, second = sorted((a, b))
-    assert 0 < staying.ask_after(first) <= staying.ask_after(second) <= staying.ASK_SECONDS
-    assert staying.ask_after(first) >= min(first, staying.ASK_SECONDS)
-
-
 @given(seconds, seconds | st.none(), seconds | st.none(), st.floats(0, 200))
 def test_no_task_is_begun_that_may_not_end_in_time(now, ends, limit, warning):
     if staying.has_time(now, ends, limit, warning) and ends is not None and limit is not None:

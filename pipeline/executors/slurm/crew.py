@@ -1,18 +1,20 @@
 """The workers of a run at one moment: what Slurm shows of their jobs, and what their beats say."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
 from pipeline.executors.slurm.queue import is_live, is_pending
 from pipeline.orchestrate.crew import Crew, Pending, Worker
-from pipeline.orchestrate.places import Need
+from pipeline.orchestrate.places import Held, Need
+from pipeline.orchestrate.situation import Foreign
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
-from pipeline.run.submissions import Submission
+from pipeline.run.submissions import Submission, job_kind_of, run_id_of
 from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
@@ -73,6 +75,33 @@ def need_of(given: ResourcesConfig) -> Need:
     )
 
 
+def held_by(elements: Iterable[Element]) -> list[Held]:
+    """Return what jobs that run hold of their nodes. Pure."""
+    running = (e for e in elements if not is_pending(e))
+    return [Held(node, _asked_by(e)) for e in running for node in node_names(e.node)]
+
+
+def lacking_room(elements: Iterable[Element]) -> list[Foreign]:
+    """Return the jobs that wait for room, in the order in which they were submitted; without driver jobs,
+    which ask for so little that nobody leaves for them. Pure."""
+    waiting = [e for e in elements if is_pending(e) and lacks_room(e.reason) and not _is_driver(e)]
+    waiting.sort(key=lambda e: (e.submitted or 0.0, e.array_id, e.index))
+    return [Foreign(worker_of(e).element, _asked_by(e)) for e in waiting]
+
+
+def _is_driver(element: Element) -> bool:
+    return bool(run_id_of(element.name)) and job_kind_of(element.name) in DRIVERS
+
+
+def _asked_by(element: Element) -> Need:
+    """Return what a job asks for on each of its nodes, as squeue shows it."""
+    nodes = max(1, element.num_nodes or 1)
+    cpus, gpus, memory = (
+        -(-(part or 0) // nodes) for part in (element.cpus, element.gpus, element.memory_mb)
+    )
+    return Need(frozenset(element.partition.split(",")), cpus, gpus, memory, nodes)
+
+
 @dataclass
 class Roster:
     """Live elements of a table of jobs, as a crew and as what the table says of each."""
@@ -91,6 +120,7 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
     heard_of = {*beats, *(claim.worker for claim in claims)}
     for submission, index, element in _live_elements(table):
         first = submission.task(index)
+        element = element and as_heard_of(element, heard_of)
         started = element is not None and (not is_pending(element) or str(worker_of(element)) in heard_of)
         name = _name(submission, index, element, started)
         lives[name] = Live(submission, ArrayElement(element.array_id if element else "", index), element)
@@ -101,6 +131,17 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
             waits = element is not None and lacks_room(element.reason)
             pending.append(Pending(name, first, submission.begin_of(index), waits))
     return Roster(Crew(workers, pending), lives)
+
+
+def as_heard_of(element: Element, workers: Iterable[str]) -> Element:
+    """Return an element as running, with the number of restarts of the newest of its workers that was heard
+    of, if that is more than the queue showed. Pure."""
+    mine = (name for worker in workers if (name := parse_worker(worker)))
+    restarts = [w.restart for w in mine if (w.array, w.index) == (element.array_id, element.index)]
+    newest = max(restarts, default=0)
+    if newest <= (element.restarts or 0):
+        return element
+    return replace(element, state=SlurmState.RUNNING, restarts=newest)
 
 
 def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element | None]]:
@@ -126,7 +167,7 @@ def worker_of(element: Element) -> WorkerName:
 def _worker(name: str, first: Task, beat: Beat | None, nodes: tuple[str, ...]) -> Worker:
     if beat is None:
         return Worker(name, first, nodes=nodes)
-    return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes)
+    return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes, beat.tasks > 0)
 
 
 def _task_of(beat: Beat) -> Task | None:
@@ -136,22 +177,18 @@ def _task_of(beat: Beat) -> Task | None:
         return None
 
 
-def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> list[str]:
-    """Return the elements that run but whose workers have not beaten for SILENT_SECONDS. Pure.
+def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> dict[str, float]:
+    """Return the elements that run but whose workers have not beaten for SILENT_SECONDS, and when those last
+    beat. Pure.
 
     One that has never beaten still starts: its time limit bounds that.
     """
-    found = []
+    found = {}
     for element in queue:
         beat = beats.get(str(worker_of(element)))
         if element.state is SlurmState.RUNNING and beat and now - beat.beat > SILENT_SECONDS:
-            found.append(worker_of(element).element)
+            found[worker_of(element).element] = beat.beat
     return found
-
-
-def unchanged(before: Beats, after: Beats) -> dict[str, Beat]:
-    """Return the beats of the workers that have not beaten between two looks. Pure."""
-    return {name: b for name, b in after.items() if name in before and b.beat == before[name].beat}
 
 
 def broken_attempts(

@@ -1,15 +1,18 @@
 """Reasons why array elements ended: failures, from what the queue and accounting show."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pipeline.orchestrate.jobs import Ended
+from pipeline.run.accounting import note_accounting, read_accounting
+from pipeline.run.control import read_control
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, task_key
 from slurm.commands import SlurmError
-from slurm.query import Element, NoAccounting, read_ended
+from slurm.query import Element, NoAccounting, NoAnswer, read_ended
 from slurm.states import Phase, SlurmState, exit_in_words, phase_of
 
 KINDS: Mapping[SlurmState, FailureKind] = {
@@ -25,6 +28,8 @@ KINDS: Mapping[SlurmState, FailureKind] = {
 }
 """Kinds of failure by Slurm's state. Any other state is KILLED: somebody's doing, or for unknown reasons."""
 
+_MOMENT = 3.0
+"""Seconds that a pass waits for accounting."""
 _PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
 _OF_THE_WORKER = frozenset({FailureKind.MEMORY, FailureKind.TIMEOUT})
 
@@ -61,14 +66,18 @@ def explain(
     gone: Sequence[Gone],
     seen: Mapping[ElementKey, Element],
     retracted: Mapping[str, str],
+    accounts: "Accounts",
 ) -> list[Ended]:
     """Say why attempts ended without a commit, in their order.
 
     Args:
         seen: what the queue shows of their elements; those that it does not show are looked up in accounting.
         retracted: keys of tasks whose commits were taken back in this invocation, with reasons.
+
+    Raises:
+        Unanswered: accounting is slow, and is to be asked between passes.
     """
-    evidence = evidence_of(gone, seen)
+    evidence = evidence_of(gone, seen, accounts, paths)
     found = []
     for attempt in gone:
         element = evidence.get((attempt.job or "", attempt.index))
@@ -81,14 +90,54 @@ def explain(
     return found
 
 
-def evidence_of(gone: Sequence[Gone], seen: Mapping[ElementKey, Element]) -> dict[ElementKey, Element]:
-    """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call."""
+class Unanswered(Exception):
+    """Missing answer of accounting: a pass, which holds the lease, does not wait for it."""
+
+
+@dataclass
+class Accounts:
+    """What accounting says of ended elements: a pass asks for a moment, and whoever makes it with patience
+    before he makes it again."""
+
+    known: dict[ElementKey, Element] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    """Ids of arrays that it was asked for with patience, whether or not it answered."""
+    unanswered: set[str] = field(default_factory=set)
+    is_absent: bool = False
+    """Whether the cluster has said that it has none."""
+
+    def of(self, jobs: Collection[str]) -> Mapping[ElementKey, Element]:
+        """Return what is known of elements of some arrays. Raises :class:`Unanswered`."""
+        wanted = set(jobs) - self.asked
+        try:
+            return {**self.known, **(read_ended(wanted, _MOMENT) if wanted else {})}
+        except NoAnswer as error:
+            self.unanswered |= wanted
+            raise Unanswered(str(error)) from None
+        except (NoAccounting, SlurmError) as error:
+            self.is_absent = isinstance(error, NoAccounting) and error.is_absent
+            return self.known  # why they ended stays unknown; that they ended the queue has said
+
+    def ask(self) -> None:
+        """Ask with patience for what was not answered in a pass. Not for the holder of a lease."""
+        jobs, self.unanswered = self.unanswered, set()
+        self.asked |= jobs
+        with contextlib.suppress(NoAccounting, SlurmError):
+            self.known |= read_ended(jobs)
+
+
+def evidence_of(
+    gone: Sequence[Gone], seen: Mapping[ElementKey, Element], accounts: Accounts, paths: RunPaths
+) -> dict[ElementKey, Element]:
+    """Look up ended elements: in ``seen``, the queue's, and the others in accounting, by one call. A cluster
+    without is asked once in each invocation."""
     jobs = {attempt.job for attempt in gone if attempt.job and (attempt.job, attempt.index) not in seen}
-    try:
-        asked = read_ended(jobs) if jobs else {}
-    except (NoAccounting, SlurmError):
-        asked = {}  # why they ended stays unknown; that they ended the queue has said
-    return {**asked, **seen}
+    if not jobs or (known := read_accounting(paths, read_control(paths).invocation)).is_absent:
+        return dict(seen)
+    found = {**accounts.of(jobs), **seen}
+    if accounts.is_absent:
+        note_accounting(paths, replace(known, is_absent=True))
+    return found
 
 
 def as_seen(paths: RunPaths, gone: Gone, element: Element | None) -> Failure:

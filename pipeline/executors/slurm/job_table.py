@@ -1,22 +1,29 @@
 """A run's jobs at one moment: its submissions on disk, matched with Slurm's queue."""
 
+import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.job_kinds import DRIVER
+from pipeline.config.job_kinds import DRIVER, DRIVERS
 from pipeline.executors.slurm.dependencies import ArrayElement, Waiting
-from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, read_run_queue
+from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, run_queue
 from pipeline.orchestrate.jobs import CommittedOf
+from pipeline.run import journal
 from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
-from pipeline.run.submissions import Ledger, Submission, job_kind_of
+from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of
 from pipeline.run.tasks import Stage, Task, parse_task
+from pipeline.workers.looking import Look
 from slurm.query import Element, find_by_name
+from slurm.states import SlurmState
 
 _ARRIVAL_SECONDS = 30.0
-"""A submission without a job id is looked for this long, before it is taken never to have arrived."""
+"""A submission that the queue does not show counts as pending if it was made less than so long before squeue
+was called, or since: by clocks of several nodes. One without a job id is looked for this long, before it is
+taken never to have arrived."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +33,31 @@ class Snapshot:
     time: float = 0.0
     control: Control = field(default_factory=Control)
     queue: ElementsByName = field(default_factory=dict)
+    """Elements of the run as they were when squeue was called, and those expected since."""
+    asked: float = 0.0
+    """Unix time when squeue was called."""
+    others: Sequence[Element] = ()
+    """Elements of this user's that wait or run and are of no stage of the run."""
+    is_fresh: bool = True
+    """Whether that was in this pass, under its lease: then nothing that others submitted is missing."""
 
     def is_expected(self, submission: Submission) -> bool:
-        """Whether it may yet show in the queue: its driver died between submitting and noting that."""
-        return submission.state.job is None and self.time - submission.created < _ARRIVAL_SECONDS
+        """Whether it may yet show in the queue: sbatch has not answered, or its driver died before it noted
+        the answer."""
+        since = abs(self.time - submission.created)  # a clock that is ahead makes nobody wait for ever
+        return _is_asked_for(submission) and since < _ARRIVAL_SECONDS
+
+    def expecting(self, submissions: Sequence[Submission]) -> "Snapshot":
+        """Return it with what was submitted since squeue was called, or just before, as pending."""
+        missing = [s for s in submissions if s.state.job and s.name not in self.queue]
+        near = [s for s in missing if abs(self.asked - s.created) < _ARRIVAL_SECONDS]
+        expected = [s for s in near if not s.state.is_withdrawn]
+        added = {s.name: elements for s in expected if (elements := list(_as_pending(s)))}
+        return replace(self, queue={**self.queue, **added}) if added else self
+
+    def shows(self, element: tuple[str, int]) -> bool:
+        """Whether the queue has an element, by array id and index, in whatever state."""
+        return any(element == (e.array_id, e.index) for of_name in self.queue.values() for e in of_name)
 
     def live_elements(self, submission: Submission) -> dict[int, Element]:
         """Return its elements that wait or run, by array index."""
@@ -41,9 +69,61 @@ class Snapshot:
         return sum(any(map(is_pending, elements)) for elements in jobs)
 
 
-def take_snapshot(run: Run) -> Snapshot:
-    """Read people's requests, and the queue by one squeue call."""
-    return Snapshot(time.time(), read_control(run.paths), read_run_queue(run))
+def _as_pending(submission: Submission) -> Iterator[Element]:
+    """Yield the elements of a submission that the queue does not show yet."""
+    assert submission.state.job is not None
+    for index in submission.indices:
+        if str(index) not in submission.state.ended and index not in submission.state.left:
+            yield Element(
+                array_id=submission.state.job,
+                index=index,
+                name=submission.name,
+                state=SlurmState.PENDING,
+                reason="None",
+                node="",
+                partition="",
+                submitted=submission.created,
+                started=None,
+                ended=None,
+                exit_code=None,
+                signal=None,
+                restarts=0,
+                time_limit=None,
+            )
+
+
+def take_snapshot(run: Run, seen: Look, is_fresh: bool) -> Snapshot:
+    """Read people's requests, and what a look at the queue shows of the run."""
+    queue = _corrected(run_queue(run, seen), os.environ)
+    others = [e for e in seen.elements if is_live(e) and not _is_of_stage(run, e)]
+    return Snapshot(time.time(), read_control(run.paths), queue, seen.asked, others, is_fresh)
+
+
+def _is_of_stage(run: Run, element: Element) -> bool:
+    return is_job_of(run.identity.id, element.name) and job_kind_of(element.name) not in DRIVERS
+
+
+def _corrected(queue: ElementsByName, environment: Mapping[str, str]) -> ElementsByName:
+    """Return the queue with the element that this process is part of as running: it may have started since.
+
+    A driver job that took itself for one that waits would leave none behind.
+    """
+    job, index = (environment.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
+    return {
+        name: [
+            replace(e, state=SlurmState.RUNNING)
+            if (e.array_id, str(e.index)) == (job, index) and is_pending(e)
+            else e
+            for e in elements
+        ]
+        for name, elements in queue.items()
+    }
+
+
+def recently_submitted(paths: RunPaths, since: float) -> set[str]:
+    """Return the names of what was submitted from a moment on (unix time), of whatever iteration."""
+    events = journal.read_events(paths.events)
+    return {e["array"] for e in events if e["event"] == SUBMITTED and e["time"] > since}
 
 
 @dataclass(frozen=True)
@@ -152,31 +232,49 @@ def read_table(
     seen: Snapshot,
     iterations: Collection[int],
     newest: Task | None = None,
-    names: Collection[str] = (),
+    names: Collection[str] | None = None,
 ) -> JobTable:
     """Read the submissions of some iterations, and match them with the queue.
 
     Args:
         newest: the newest committed update; its attempt and its driver job are of interest too.
-        names: names of jobs that are of interest whatever iteration they were submitted for.
+        names: names of jobs that are of interest whatever iteration they were submitted for, and with them
+            those that the queue may not show yet.
     """
     also = {newest.iteration} if newest else set()
     loaded = ledger.load({*iterations, *also})
     wanted = [s for s in loaded if s.iteration in iterations or s.job_kind in _AFTER_COMMIT]
-    wanted += ledger.named(set(names) - {s.name for s in wanted})
-    submissions = _with_job_ids(ledger, seen, wanted)
+    if names is not None:
+        recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
+        wanted += ledger.named({*names, *recent} - {s.name for s in wanted})
+    submissions = [_given_up(ledger, seen, one) for one in _with_job_ids(ledger, seen, wanted)]
+    seen = seen.expecting(submissions)
     return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)))
 
 
+def _is_asked_for(submission: Submission) -> bool:
+    """Whether it was handed to sbatch, and nobody knows whether Slurm took it."""
+    return submission.state.job is None and not submission.state.is_withdrawn
+
+
 def _with_job_ids(ledger: Ledger, seen: Snapshot, submissions: Sequence[Submission]) -> list[Submission]:
-    """Find the jobs of submissions whose answer was lost: by name, in the queue first."""
+    """Find the jobs of submissions whose answer was lost: by name, in the queue first, where one that was
+    given up may come late."""
     nameless = {s.name for s in submissions if s.state.job is None and not s.state.ended}
     known = {name: seen.queue[name][0].array_id for name in nameless if name in seen.queue}
-    if missing := nameless - known.keys():
+    if missing := {s.name for s in submissions if _is_asked_for(s)} & nameless - known.keys():
         known |= find_by_name(missing)
     return [
         ledger.note(s, replace(s.state, job=known[s.name])) if s.name in known else s for s in submissions
     ]
+
+
+def _given_up(ledger: Ledger, seen: Snapshot, submission: Submission) -> Submission:
+    """Take back a submission of which no job has come: its tasks are submitted again. Nobody tried them."""
+    if not _is_asked_for(submission) or submission.state.ended or seen.is_expected(submission):
+        return submission
+    journal.event(ledger.paths.events, "never_arrived", array=submission.name)
+    return ledger.note(submission, replace(submission.state, is_withdrawn=True))
 
 
 def _find_live(seen: Snapshot, submissions: Sequence[Submission]) -> Iterator[tuple[Task, Live]]:

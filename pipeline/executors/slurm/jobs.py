@@ -5,15 +5,15 @@ queue: a pass takes one snapshot, :class:`JobTable` matches the two, :class:`Lau
 :class:`Watchdogs` keeps driver jobs in the queue.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.dependencies import DependencyUpdate, committed_in, rewire
-from pipeline.executors.slurm.exit_reasons import Gone, explain
+from pipeline.executors.slurm.exit_reasons import Accounts, Gone, explain
 from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
 from pipeline.executors.slurm.launcher import Launcher
-from pipeline.executors.slurm.queue import cancel_jobs
+from pipeline.executors.slurm.queue import arrays_of, is_live
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.jobs import CommittedOf, Ended
@@ -24,9 +24,15 @@ from pipeline.run.directory import Run
 from pipeline.run.failures import Failure
 from pipeline.run.submissions import Ending
 from pipeline.run.tasks import Task, task_key
-from slurm.commands import SlurmError
+from pipeline.workers.looking import Look, look
+from slurm.commands import SlurmError, SlurmTimeout
 from slurm.limits import ClusterLimits
-from slurm.submission import Refused, array_expression, cancel, update_dependency
+from slurm.query import Element
+from slurm.signals import Errands
+from slurm.submission import Refused, array_expression, update_dependency
+
+SECOND_PATIENCE = 5.0
+"""Seconds that squeue may take while the lease is held."""
 
 
 @dataclass
@@ -36,6 +42,10 @@ class SlurmJobs:
     submitter: Submitter
     limits: ClusterLimits
     note: Callable[[str], None]
+    errands: Errands
+    """What runs beside the pass."""
+    accounts: Accounts = field(default_factory=Accounts)
+    """What accounting has said before the pass."""
     watchdogs: Watchdogs = field(init=False)
     table: JobTable = field(init=False)
     """Jobs of this pass, from one snapshot of the queue."""
@@ -44,6 +54,10 @@ class SlurmJobs:
     """Whether a pass begins with watchdogs: whatever goes wrong in it, there will be another."""
     refusal: Refused | None = None
     """The job that Slurm refused in this pass; the rest of the pass was done all the same."""
+    first_look: Look | None = None
+    """Look at the queue from before the lease was taken; None: the pass looks itself."""
+    second_look: Look | None = None
+    """Look by which it was confirmed that elements are gone."""
 
     def __post_init__(self) -> None:
         self.watchdogs = Watchdogs(self.submitter, self.note)
@@ -52,6 +66,11 @@ class SlurmJobs:
     @property
     def run(self) -> Run:
         return self.submitter.run
+
+    @property
+    def elements(self) -> list[Element]:
+        """Elements of the run's jobs, as this pass sees the queue."""
+        return [element for of_name in self.table.seen.queue.values() for element in of_name]
 
     @property
     def lookahead(self) -> int:
@@ -68,11 +87,14 @@ class SlurmJobs:
 
     def query(self) -> None:
         """Take the snapshot that the pass decides by."""
-        seen = take_snapshot(self.run)
-        self.table = JobTable(self.submitter.ledger, seen)
+        seen, self.first_look = self.first_look, None
+        look_now = seen or look(self.run.paths, 0.0, SECOND_PATIENCE)
+        ledger = self.submitter.ledger
+        snapshot = take_snapshot(self.run, look_now, is_fresh=seen is None).expecting(ledger.load({0}))
+        self.table = JobTable(ledger, snapshot)
         if self.needs_watchdogs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
-            self.watchdogs.ensure(seen)
+            self.watchdogs.ensure(snapshot)
 
     def collect_ended(
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
@@ -84,9 +106,11 @@ class SlurmJobs:
         if newest is not None:
             self._cancel_requeued(newest)
         gone = self.table.find_gone(committed_of)
+        self.confirm_gone((submission.state.job, index) for submission, index in gone)
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
         attempts = [Gone.of(submission, index) for submission, index in gone]
-        found = explain(self.run.paths, attempts, shown, dict(seen.control.retracted)) if gone else []
+        retracted = dict(seen.control.retracted)
+        found = explain(self.run.paths, attempts, shown, retracted, self.accounts) if gone else []
         endings: dict[str, dict[str, Ending]] = {}
         for (submission, index), ended in zip(gone, found, strict=True):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
@@ -96,12 +120,30 @@ class SlurmJobs:
         self.failures = self.table.failures()
         return found
 
+    def confirm_gone(self, elements: Iterable[tuple[str | None, int]]) -> None:
+        """Look at the queue once more, before elements are judged as ended that this pass's look does not
+        show: that was taken before the lease was, and may be older than they are.
+
+        Args:
+            elements: by array ids, None where that is not known, and indices.
+
+        Raises:
+            SlurmTimeout: there is no answer, or one of them lives: nothing is judged in this pass.
+        """
+        seen = self.table.seen
+        unseen = {(job, index) for job, index in elements if job and not seen.shows((job, index))}
+        if seen.is_fresh or not unseen:
+            return
+        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
+        if any((e.array_id, e.index) in unseen and is_live(e) for e in self.second_look.elements):
+            raise SlurmTimeout(["squeue"], None, "it did not show a job that is there")
+
     def _cancel_requeued(self, update: Task) -> None:
         """Cancel a job that waits to start again although its policy is committed: it would find nothing to
         do, and the next update waits for its end."""
         live = self.table.live.get(update)
         if live is not None and live.element is not None and live.is_pending:
-            cancel([live.carrier.array], only_pending=True)
+            self.errands.cancel([live.carrier.array], only_pending=True)
             self.table.note(live.submission, is_withdrawn=True)
             self.table.drop(live.submission)
 
@@ -145,6 +187,6 @@ class SlurmJobs:
         """Cancel every job of the run that waits; what runs may end, and its commits count. Returns how many
         arrays.
         """
-        if self.watchdogs.submitted:
-            cancel(self.watchdogs.submitted, only_pending=True)
-        return cancel_jobs(self.table.seen.queue.values(), only_pending=True)
+        arrays = arrays_of(self.table.seen.queue.values(), only_pending=True)
+        self.errands.cancel([*self.watchdogs.submitted, *arrays], only_pending=True)
+        return len(arrays)

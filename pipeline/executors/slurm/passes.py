@@ -4,9 +4,10 @@ lease, makes a pass (:mod:`pipeline.orchestrate.driver`) and releases the lease.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from pipeline.executors.slurm.exit_reasons import Accounts, Unanswered
 from pipeline.executors.slurm.jobs import SlurmJobs
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
@@ -25,8 +26,10 @@ from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
-from slurm.commands import SlurmError, SlurmTimeout
+from pipeline.workers.looking import DRIVER_AGE, Look, look
+from slurm.commands import SlurmError, SlurmTimeout, within
 from slurm.limits import read_partitions
+from slurm.signals import Errands
 from slurm.submission import Refused
 
 LEASE_PATIENCE = 300.0
@@ -34,14 +37,26 @@ LEASE_PATIENCE = 300.0
 
 SLURM_PATIENCE = 600.0
 """Seconds for which a pass is retried while Slurm's controller does not answer."""
+FIRST_PATIENCE, _USUAL_PATIENCE = 10.0, 60.0
+"""Seconds that squeue may take at first, and when it is asked again."""
+_OLDEST_LOOK = 15.0
+"""Age of a look in seconds from which on another is taken under the lease: older than any that is given."""
 _RETRY_SECONDS = 10.0
+_PAUSES = (1.0, 2.0, 5.0)
+"""The same after the first of passes in which Slurm does not answer: a lost answer may be the only one."""
 _AGAIN_SECONDS = 3.0
+PASS_SECONDS = 7.0
+"""Seconds that a pass waits for answers of Slurm's commands while it holds the lease, all together. What
+is not done then is done by the next."""
 _FIRST_ROWS = 2
 """Rows of a run that estimates change much with."""
 
 
-def make_pass(run: Run, watcher: Watcher) -> Pass:
+def make_pass(run: Run, watcher: Watcher, max_age: float = DRIVER_AGE) -> Pass:
     """Observe the disk and the queue, submit what is due, repair what failed; then notify people. Idempotent.
+
+    Args:
+        max_age: seconds that a look at the queue may be old (:mod:`pipeline.workers.looking`).
 
     Raises:
         LeaseHeld: another driver has held the lease for five minutes.
@@ -51,7 +66,7 @@ def make_pass(run: Run, watcher: Watcher) -> Pass:
         SlurmError: Slurm's answer is not understood, or a command failed.
     """
     try:
-        done = _patient_pass(run, watcher)
+        done = _patient_pass(run, watcher, max_age)
     except (LeaseHeld, LeaseLost):
         raise  # another driver is at it
     except Exception as error:  # whatever it is: the guards try again, and somebody should know
@@ -65,18 +80,53 @@ def make_pass(run: Run, watcher: Watcher) -> Pass:
     return done
 
 
-def _patient_pass(run: Run, watcher: Watcher) -> Pass:
-    """Make a pass, and again for up to SLURM_PATIENCE seconds while Slurm does not answer."""
-    until = time.monotonic() + SLURM_PATIENCE
+def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
+    """Make a pass, and again while another is due at once or Slurm does not answer. What has to be waited for
+    is waited for between them, without the lease: squeue's answer is, too."""
+    patience = FIRST_PATIENCE
+
+    def make(accounts: Accounts) -> Pass:
+        nonlocal patience
+        read_limits_of(run.paths)  # once in each invocation: a pass needs them, but need not ask for them
+        errands, given, patience = Errands(watcher.note), patience, _USUAL_PATIENCE
+        try:
+            seen = None if read_control(run.paths).cancelled else look(run.paths, max_age, given)
+            with hold(run.paths.locks, LEASE_PATIENCE) as lease:
+                return leased_pass(run, watcher, lease, errands, accounts, _if_young(seen))
+        finally:
+            errands.finish()
+
+    return until_settled(make, watcher.note)
+
+
+def until_settled(make: Callable[[Accounts], Pass], note: Callable[[str], None]) -> Pass:
+    """Make a pass, and others until none is due at once. While Slurm does not answer they are made for up to
+    SLURM_PATIENCE seconds.
+
+    Args:
+        make: makes a pass, with what accounting has said before it.
+    """
+    until, accounts, pauses = time.monotonic() + SLURM_PATIENCE, Accounts(), iter(_PAUSES)
     while True:
         try:
-            with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                return leased_pass(run, watcher, lease)
+            done = make(accounts)
+            if not done.is_unsettled:
+                return done
+            accounts, pause = Accounts(), _AGAIN_SECONDS
+        except Unanswered:
+            accounts.ask()
+            continue
         except SlurmTimeout as error:
             if time.monotonic() > until:
                 raise
-            watcher.note(f"{error}; asking again in {_RETRY_SECONDS:g} s")
-            time.sleep(_RETRY_SECONDS)
+            pause = next(pauses, _RETRY_SECONDS)
+            note(f"{error}; asking again in {pause:g} s")
+        time.sleep(pause)
+
+
+def _if_young(seen: Look | None) -> Look | None:
+    """Return a look unless it grew old while another driver held the lease."""
+    return seen if seen and time.time() - seen.asked < _OLDEST_LOOK else None
 
 
 def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
@@ -95,9 +145,25 @@ def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
         watcher.note(f"nobody could be told: {described(second)}")
 
 
-def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
-    """Make a pass as the holder of the lease; more than one where another is due at once: to launch what was
-    taken back, or because a job that may have been submitted (by a lost driver, say) is not in the queue yet.
+def leased_pass(
+    run: Run,
+    watcher: Watcher,
+    lease: Lease,
+    errands: Errands,
+    accounts: Accounts,
+    seen: Look | None = None,
+) -> Pass:
+    """Make a pass as the holder of the lease. Another is due at once (``is_unsettled``) to launch what was
+    taken back, or where a job may have been submitted (by a lost driver, say) that is not in the queue yet.
+
+    Args:
+        errands: what is left to run beside it, and for the caller to finish once the lease is released.
+        accounts: what accounting has said of jobs before.
+        seen: a look at the queue from before the lease was taken; None: the pass looks itself.
+
+    Raises:
+        Unanswered: accounting is to be asked, and the pass made again.
+        SlurmTimeout: Slurm does not answer, or has been waited for long enough; the next pass goes on.
     """
     config = slurm_settings(run)
     if read_control(run.paths).cancelled:
@@ -105,27 +171,30 @@ def leased_pass(run: Run, watcher: Watcher, lease: Lease) -> Pass:
     run = upgrade(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
-    jobs = kind(submitter, read_limits_of(run.paths), watcher.note)
-    books = Publisher(run, NoTracker(), Accountant(run, watcher.note).facts_of)
-    driver = Driver(run, jobs, watcher, books)
+    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts, first_look=seen)
+    books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
+    with within(PASS_SECONDS):
+        return _act(Driver(run, jobs, watcher, books), jobs)
+
+
+def _act(driver: Driver, jobs: SlurmJobs) -> Pass:
+    run, books = driver.run, driver.books
     jobs.needs_watchdogs, known = not driver.is_complete, books.newest
-    while (actions := driver.one_pass()).needs_another_pass or jobs.table.is_unsure:
-        if actions.give_up:
-            jobs.withdraw()
-        time.sleep(_AGAIN_SECONDS)
-        lease.beat()
-    if driver.is_complete and not driver.has_whole_chain():
-        actions = driver.one_pass()
-    done, newest = driver.result_of(actions), books.newest
+    actions = driver.one_pass()
+    done = driver.result_of(actions)
+    is_unsettled = actions.needs_another_pass or jobs.table.is_unsure
+    if is_unsettled or (driver.is_complete and not driver.has_whole_chain()):
+        done = replace(done, outcome=None, is_unsettled=True)
+    newest = books.newest
     with driver.never_in_the_way():
         books.close(done.outcome is Outcome.COMPLETE)
-    if done.outcome:
-        if done.outcome is Outcome.FAILED:
-            _note_failure(run, done.given_up)
+    if done.outcome is Outcome.FAILED:
+        _note_failure(run, done.given_up)
+    if done.outcome or actions.give_up:
         jobs.withdraw()
-    elif jobs.refusal:
+    elif jobs.refusal and not done.is_unsettled:
         raise jobs.refusal
-    elif config.has_workers and known < newest <= run.plan.start + _FIRST_ROWS:
+    elif jobs.submitter.config.has_workers and known < newest <= run.plan.start + _FIRST_ROWS:
         # Workers start early by what rows say, and rows are written after they are submitted.
         with contextlib.suppress(OSError):  # else the next pass does
             ask_for_pass(run.paths, at_once=True)

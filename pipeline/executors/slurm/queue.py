@@ -5,8 +5,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from pipeline.run import journal
 from pipeline.run.directory import Run
-from pipeline.run.submissions import is_job_of, run_id_of
+from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import SUBMITTED, is_job_of, run_id_of
+from pipeline.workers.looking import PERSON_AGE, Look, look
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
 from slurm.states import Phase, SlurmState, UnknownState, phase_of
@@ -22,11 +25,11 @@ _HELD = frozenset({"launchfailedrequeuedheld", "jobholdmaxrequeue"})
 wait for ever. Jobs held by an administrator or the user are left to them."""
 
 
-def read_run_queue(run: Run) -> ElementsByName:
-    """Read the run's elements by one squeue call. Those that Slurm could not start, and holds, are cancelled
-    and count as ended.
+def run_queue(run: Run, seen: Look) -> ElementsByName:
+    """Return the run's elements as a look shows them. Those that Slurm could not start, and holds, are
+    cancelled and count as ended.
     """
-    elements = read_queue(lambda name: is_job_of(run.identity.id, name))
+    elements = seen.elements_of(lambda name: is_job_of(run.identity.id, name))
     queue: ElementsByName = {}
     for element in _without_held(elements):
         queue.setdefault(element.name, []).append(element)
@@ -71,11 +74,16 @@ def wait_until_gone(run: Run, seconds: float) -> int:
 
 def cancel_jobs(queue: Iterable[Sequence[Element]], only_pending: bool) -> int:
     """Cancel the live elements, or only the pending ones. Returns how many arrays that were."""
-    elements = [e for of_name in queue for e in of_name if (is_pending(e) if only_pending else is_live(e))]
-    ids = sorted({e.array_id for e in elements}, key=int)
+    ids = arrays_of(queue, only_pending)
     if ids:
         cancel(ids, only_pending)
     return len(ids)
+
+
+def arrays_of(queue: Iterable[Sequence[Element]], only_pending: bool) -> list[str]:
+    """Return the ids of the arrays with elements that live, or that wait."""
+    elements = [e for of_name in queue for e in of_name if (is_pending(e) if only_pending else is_live(e))]
+    return sorted({e.array_id for e in elements}, key=int)
 
 
 _PATIENCE = 15.0
@@ -88,18 +96,40 @@ class Queue:
 
     elements: Sequence[Element] = ()
     unanswered: str | None = None
+    asked: float | None = None
+    """Unix time when squeue was called; None where it did not answer."""
 
     @property
     def live(self) -> list[Element]:
         return [element for element in self.elements if is_live(element)]
 
 
-def look_at_queue(run: Run) -> Queue:
-    """Read the queue once; a missing answer is returned as ``unanswered``, not raised."""
+def look_at_queue(run: Run, max_age: float = PERSON_AGE, patience: float = _PATIENCE) -> Queue:
+    """Look at the queue as :func:`ask_for_queue`; a missing answer is returned as ``unanswered``."""
     try:
-        return Queue(read_queue(lambda name: is_job_of(run.identity.id, name), _PATIENCE))
+        return ask_for_queue(run, max_age, patience)
     except (SlurmError, SlurmMissing, UnknownState) as error:
         return Queue(unanswered=str(error))
+
+
+def ask_for_queue(run: Run, max_age: float, patience: float) -> Queue:
+    """Look at the queue for a person.
+
+    Args:
+        max_age: seconds that the answer may be old, which in any case is from after the newest submission.
+        patience: seconds to wait for it.
+
+    Raises:
+        SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
+    """
+    seen = look(run.paths, max_age, patience, newest_submission(run.paths))
+    return Queue(seen.elements_of(lambda name: is_job_of(run.identity.id, name)), asked=seen.asked)
+
+
+def newest_submission(paths: RunPaths) -> float:
+    """Return the unix time of the newest submission in the journal's end; 0 where there is none."""
+    events = journal.read_events(paths.events)
+    return max((e["time"] for e in events if e["event"] == SUBMITTED), default=0.0)
 
 
 _PATIENCE_OF_A_LIST = 5.0

@@ -10,8 +10,8 @@ from pipeline.executors.slurm.resources import Escalation
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.lease import LeaseLost
-from pipeline.run.submissions import Ledger, State, Submission
-from slurm.submission import QueueFull, Refused, render, submit
+from pipeline.run.submissions import SUBMITTED, Ledger, State, Submission
+from slurm.submission import QueueFull, Refused, render, submit_once
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Submitter:
             raise
         journal.event(
             self.run.paths.events,
-            "submitted",
+            SUBMITTED,
             job=job,
             array=submission.name,
             elements=len(submission.elements),
@@ -74,7 +74,7 @@ class Submitter:
         script = self.ledger.script(submission)
         script.write_text(render(array))
         try:
-            return submit(script, submission.name, self.beat)
+            return submit_once(script)
         except QueueFull:
             raise
         except Refused:

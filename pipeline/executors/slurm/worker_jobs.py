@@ -4,6 +4,7 @@ workers where none will do what is ready (:mod:`pipeline.orchestrate.staffing`).
 """
 
 import contextlib
+import socket
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -16,12 +17,13 @@ from pipeline.executors.slurm.crew import (
     beats_of,
     broken_attempts,
     gone_claims,
+    held_by,
+    lacking_room,
     live_arrays,
     needs_of,
     read_roster,
     silent_workers,
     split_unclaimed,
-    unchanged,
     wanted_workers,
     worker_of,
 )
@@ -32,11 +34,19 @@ from pipeline.executors.slurm.jobs import SlurmJobs
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.nodes_at_hand import nodes_of
 from pipeline.executors.slurm.queue import is_live
+from pipeline.executors.slurm.silence import (
+    LOOK_AGAIN_SECONDS,
+    look_again,
+    note_silences,
+    read_silences,
+)
 from pipeline.orchestrate.crew import Crew, failed_claims, held_tasks
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.orchestrate.staffing import Situation, Staffing, staff
+from pipeline.orchestrate.situation import Situation
+from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run import journal
+from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.endings import ClaimEnding, note_endings, read_endings
 from pipeline.run.failures import Failure
@@ -48,13 +58,11 @@ from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, write_handovers
 from pipeline.workers.living import forget_old, mark_gone
+from pipeline.workers.looking import claim_place
 from slurm.commands import SlurmError
-from slurm.ringing import parse_worker, ring
-from slurm.submission import cancel, end_gently, start_now
+from slurm.ringing import elements_of, parse_worker
+from slurm.submission import start_now
 
-_LOOK_AGAIN_SECONDS = 45.0
-"""Seconds after which a silent worker is looked at again: all are silent while the file server is away, and
-each beats soon after it is back."""
 _ROW_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
 _MOST_UNWRITTEN = 100
@@ -133,6 +141,7 @@ class WorkerJobs(SlurmJobs):
         broken = self._broken(committed, judged)
         failed = failed_claims(self.claims, self.roster.crew, committed, judged, broken)
         failed = [claim for claim in failed if parse_worker(claim.worker)]
+        self.confirm_gone((w.array, w.index) for claim in failed if (w := parse_worker(claim.worker)))
         found = self._explain(gone_claims(failed, self.beats))
         endings = {
             claim.attempt: self._ending(claim, ended.failure, claim.task in committed)
@@ -167,7 +176,9 @@ class WorkerJobs(SlurmJobs):
 
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
         """Explain elements that ended before they claimed anything: failures of the task they were for."""
-        failed, left = split_unclaimed(self.table.find_gone(committed_of), self.claims, self.beats)
+        over = self.table.find_gone(committed_of)
+        self.confirm_gone((submission.state.job, index) for submission, index in over)
+        failed, left = split_unclaimed(over, self.claims, self.beats)
         paths = self.run.paths
         gone = [
             replace(Gone.of(submission, index), log=str(submission.log(paths, submission.task(index))))
@@ -191,7 +202,8 @@ class WorkerJobs(SlurmJobs):
     def _explain(self, gone: Sequence[Gone]) -> list[Ended]:
         seen = self.table.seen
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
-        return explain(self.run.paths, gone, shown, dict(seen.control.retracted)) if gone else []
+        retracted = dict(seen.control.retracted)
+        return explain(self.run.paths, gone, shown, retracted, self.accounts) if gone else []
 
     def _all_failures(self, iterations: set[int]) -> dict[Task, list[Failure]]:
         """Collect the failures of this invocation that count: of elements, of claims whose task was left
@@ -211,8 +223,7 @@ class WorkerJobs(SlurmJobs):
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
         decided = staff(self._situation(seen))
         self._hurry(decided)
-        if decided.withdrawn:
-            cancel(decided.withdrawn, only_pending=True)
+        self._withdraw(decided.withdrawn)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
@@ -226,14 +237,24 @@ class WorkerJobs(SlurmJobs):
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
 
-    def _hand_over(self, handovers: Sequence[Handover]) -> None:
-        """Publish who makes place, and ring those of them who have nothing to do."""
-        write_handovers(self.run.paths, handovers)
+    def _withdraw(self, names: Sequence[str]) -> None:
+        """Cancel elements that wait. That they end without having done their task is no failure."""
+        gone: dict[str, list[int]] = {}
+        for live in (self.roster.lives[name] for name in names):
+            gone.setdefault(live.submission.name, []).append(live.carrier.index)
+        for submission in [s for s in self.table.submissions if s.name in gone]:
+            self.table.note(submission, left=(*submission.state.left, *gone[submission.name]))
+        self.errands.cancel(names, only_pending=True)
+
+    def _hand_over(self, decided: Sequence[Handover]) -> None:
+        """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
+        see too only one makes place."""
+        paths, now = self.run.paths, self.table.seen.time
+        handovers = [h for h in decided if not h.job or claim_place(paths, h.job, now)]
+        write_handovers(paths, handovers)
         idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
         leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
-        elements = [name.element for worker in sorted(leaving) if (name := parse_worker(worker))]
-        if said := ring(elements):
-            self.note(f"workers that make place were not rung: {said}")
+        self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
 
     def _situation(self, seen: Observation) -> Situation:
         tasks, now = (*seen.tasks, *self._tasks_after(seen.tasks)), self.table.seen.time
@@ -252,6 +273,8 @@ class WorkerJobs(SlurmJobs):
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
             left={task for task, failures in self.failures.items() if self._is_left(failures)},
+            others=held_by(self.table.seen.others),
+            foreign=lacking_room(self.table.seen.others),
         )
 
     def _is_left(self, failures: Sequence[Failure]) -> bool:
@@ -278,17 +301,21 @@ class WorkerJobs(SlurmJobs):
             self.table.note(submission, hurried=(*submission.state.hurried, *told[submission.name]))
 
     def _end_silent(self) -> None:
-        """Cancel workers that Slurm shows as running and that have not beaten for minutes. By a clock that is
-        as far behind all seem to: who beats before the second look lives."""
+        """Cancel workers that Slurm shows as running and that have not beaten for minutes, once another pass
+        has seen the same; else have one come. By a clock that is as far behind all seem to: who beats before
+        the second look lives."""
         elements = [e for of_name in self.table.seen.queue.values() for e in of_name if is_live(e)]
-        if not silent_workers(elements, self.beats, self.table.seen.time):
+        silent = silent_workers(elements, self.beats, self.table.seen.time)
+        if not silent:
             return
-        time.sleep(_LOOK_AGAIN_SECONDS)
-        self.submitter.beat()
-        beats = unchanged(self.beats, beats_of(self.run.paths, {worker_of(e).element for e in elements}))
-        if silent := silent_workers(elements, beats, time.time()):
-            self.note(f"workers {', '.join(silent)} have not been heard of for minutes, and are cancelled")
-            cancel(silent, only_pending=False)
+        paths = self.run.paths
+        ended, silences = look_again(silent, read_silences(paths), socket.gethostname(), time.time())
+        note_silences(paths, silences)
+        if ended:
+            self.note(f"workers {', '.join(ended)} have not been heard of for minutes, and are cancelled")
+            self.errands.cancel(ended, only_pending=False)
+        if len(ended) < len(silent):
+            ask_for_pass_later(paths, LOOK_AGAIN_SECONDS)
 
     def withdraw(self) -> int:
         """Cancel every job that waits, and end workers that do nothing; what is computed may be committed."""
@@ -298,5 +325,4 @@ class WorkerJobs(SlurmJobs):
 
     def _dismiss(self, workers: Sequence[str]) -> None:
         """Have workers leave, which they do with what they have committed."""
-        if elements := [name.element for worker in workers if (name := parse_worker(worker))]:
-            end_gently(elements)
+        self.errands.end_gently(elements_of(name for w in workers if (name := parse_worker(w))))

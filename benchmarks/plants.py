@@ -1,0 +1,69 @@
+"""The rules of workers on plants at random, beside simple strategies: what is wrong, and a summary.
+
+    python -m benchmarks.plants --count 500
+
+The seed is the commit that is checked out, unless another is given: nobody can have fitted rules to it.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterable
+from multiprocessing import Pool
+from pathlib import Path
+
+from pipeline.simulate.plants import MOST_IN_VAIN, MOST_TIMES, Verdict, in_words, judge, plant_of
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--count", type=int, default=500, help="plants (default: 500)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first plant (default: 0)")
+    parser.add_argument("--seed", default="", help="text (default: the hash of the commit)")
+    parser.add_argument("--processes", type=int, default=1)
+    given = parser.parse_args()
+    seed = given.seed or commit()
+    numbers = [(seed, number) for number in range(given.first, given.first + given.count)]
+    print(f"seed {seed}")
+    with Pool(given.processes) as pool:
+        found = list(told(seed, pool.imap(_judge, numbers)))
+    print(summary(found))
+    return any(verdict.wrong for verdict in found)
+
+
+def commit() -> str:
+    """Return the hash of the commit that is checked out."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _judge(numbered: tuple[str, int]) -> Verdict:
+    return judge(*numbered)
+
+
+def told(seed: str, verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
+    """Print what is wrong with each plant, as it comes."""
+    for verdict in verdicts:
+        if verdict.wrong:
+            print(f"plant {verdict.number}: {'; '.join(verdict.wrong)}")
+            print(f"    {in_words(plant_of(seed, verdict.number))}", flush=True)
+        yield verdict
+
+
+def summary(found: list[Verdict]) -> str:
+    starts = sum(verdict.result.starts for verdict in found)
+    in_vain = sum(verdict.result.without_task for verdict in found)
+    times = sorted(v.times for v in found if v.result.is_complete)
+    slow = sum(one > MOST_TIMES for one in times)
+    return (
+        f"{len(found)} plants, {sum(bool(v.wrong) for v in found)} with something wrong\n"
+        f"times the best strategy: median {times[len(times) // 2]:.2f}, worst {times[-1]:.2f}, "
+        f"{slow} over {MOST_TIMES}\n"
+        f"starts without a task: {in_vain} of {starts} ({in_vain / starts:.1%}; at most {MOST_IN_VAIN:.0%})\n"
+        f"not ended: {sum(not v.result.is_complete for v in found)}, "
+        f"books that do not add up: {sum(not v.result.adds_up for v in found)}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

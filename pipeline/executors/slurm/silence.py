@@ -1,0 +1,84 @@
+"""Workers that Slurm shows as running and that have not beaten for minutes: looked at twice, by two passes.
+
+All are silent while the file server is away, and each beats soon after it is back: so nobody is ended at the
+first look. It is noted in ``RUN/slurm/silent.json``, and a pass that finds the same beat there later ends the
+worker. Clocks of nodes differ: the time between two looks is taken from one clock, or is so long that no
+difference between clocks matters.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from pipeline.config.conversion import converted
+from pipeline.executors.slurm.crew import SILENT_SECONDS
+from pipeline.run.durable import replace_durably
+from pipeline.run.paths import RunPaths
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import read_newest
+
+LOOK_AGAIN_SECONDS = 45.0
+"""Least seconds between the two looks: each worker beats in them, once the file server is back."""
+_ANY_CLOCK_SECONDS = LOOK_AGAIN_SECONDS + SILENT_SECONDS
+"""The same between looks from two machines: were their clocks further apart, no beat could be judged."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A beat that nothing has followed, and when it was first seen so."""
+
+    beat: float
+    """Time of the beat, by the clock of its worker."""
+    seen: Mapping[str, float] = field(default_factory=dict)
+    """Unix times of the first look from each machine, by its own clock."""
+
+    def has_lasted(self, host: str, now: float) -> bool:
+        """Whether it is time for the second look, by the clock of a machine."""
+        own = self.seen.get(host, now)
+        others = (then for name, then in self.seen.items() if name != host)
+        return now - own >= LOOK_AGAIN_SECONDS or any(now - then >= _ANY_CLOCK_SECONDS for then in others)
+
+    def seen_from(self, host: str, now: float) -> "Silence":
+        """Add a look. One that is still to come, of a clock that was set back, is made again."""
+        then = self.seen.get(host, now)
+        return Silence(self.beat, {**self.seen, host: min(then, now)})
+
+
+Silences = Mapping[str, Silence]
+"""Silences by the workers' elements."""
+
+
+def look_again(
+    silent: Mapping[str, float], noted: Silences, host: str, now: float
+) -> tuple[list[str], dict[str, Silence]]:
+    """Return the elements to end, whose workers were as silent at an earlier look, and all silences to note.
+    Pure.
+
+    Args:
+        silent: times of the newest beats of the workers that are silent now, by element.
+        noted: what earlier passes have noted.
+        host: name of this machine.
+    """
+    before = {name: s for name, s in noted.items() if silent.get(name) == s.beat}
+    ended = sorted(name for name, silence in before.items() if silence.has_lasted(host, now))
+    return ended, {
+        name: before.get(name, Silence(beat)).seen_from(host, now) for name, beat in silent.items()
+    }
+
+
+def read_silences(paths: RunPaths) -> dict[str, Silence]:
+    """Return what earlier passes have noted; a spoilt file holds nothing: they are looked at again."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        content = unsealed(read_newest(_file(paths)))
+        return {name: converted(Silence, silence) for name, silence in content["silent"].items()}
+    return {}
+
+
+def note_silences(paths: RunPaths, silences: Silences) -> None:
+    content = {name: asdict(silence) for name, silence in silences.items()}
+    replace_durably(_file(paths), sealed({"silent": content}))
+
+
+def _file(paths: RunPaths) -> Path:
+    return paths.slurm / "silent.json"

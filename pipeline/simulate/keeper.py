@@ -1,0 +1,236 @@
+"""Passes of a simulated run: who makes them and when, what they take, and the driver jobs behind workers."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.config.job_kinds import DRIVER
+from pipeline.orchestrate.places import Held
+from pipeline.orchestrate.situation import Foreign, Order
+from pipeline.run.tasks import Task
+from pipeline.simulate.clock import Clock
+from pipeline.simulate.cluster import Job
+from pipeline.simulate.passes import Around, Decision, decide, need_of, nodes_of
+from pipeline.simulate.plant import Plant
+from pipeline.simulate.run import SimulatedRun
+from pipeline.simulate.scheduling import Scheduling
+from pipeline.simulate.startups import StartUps
+from pipeline.simulate.worker import Worker
+from pipeline.workers.beats import Doing
+from pipeline.workers.overdue import is_overdue
+
+_MOST_REST = 5.0
+"""Seconds between two passes at most; else as long as a pass took."""
+_OVERDUE_SECONDS = 30.0
+
+
+@dataclass(eq=False)
+class Keeper:
+    """Keeps a run going: makes its passes, and carries out what they decide."""
+
+    run: SimulatedRun
+    scheduling: Scheduling
+    startups: list[StartUps]
+    """By number of the node."""
+    numbers: Iterator[int]
+    """Numbers of jobs, of all runs of the cluster."""
+    kin: Sequence[SimulatedRun] = ()
+    """The user's other runs."""
+    passes: int = 0
+    given_up: str = ""
+    """Why the run stopped, if it did."""
+    arrays: Counter[str] = field(default_factory=Counter)
+    """Elements that live, by array."""
+    begun_with: set[Task] = field(default_factory=set)
+    _is_wanted: bool = False
+    _is_at_work: bool = False
+    _rested: float = 0.0
+    """Time until which nobody makes another pass."""
+    _last: float = 0.0
+    """When the last pass ended."""
+    _behind: frozenset[str] | None = None
+    """Arrays of which a driver job in the queue awaits one's end; None: no driver job is there."""
+    _drivers: dict[Job, None] = field(default_factory=dict)
+    """Driver jobs that run."""
+
+    def __post_init__(self) -> None:
+        self.run.around = self
+        self.nodes = nodes_of(self.run.plant)
+
+    @property
+    def clock(self) -> Clock:
+        return self.run.clock
+
+    @property
+    def plant(self) -> Plant:
+        return self.run.plant
+
+    def submit(self) -> None:
+        """The user submits the run: the first pass is made at once."""
+        self._is_wanted = True
+        self._begin()
+        self.clock.after(self.plant.check_seconds, self._guard)
+        self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
+
+    # --- what workers have done ---
+
+    def try_jobs(self) -> None:
+        self.scheduling.try_jobs()
+
+    def wish_for_pass(self) -> None:
+        self._is_wanted = True
+        self._begin_if_possible()
+
+    def is_starting(self, worker: Worker) -> None:
+        def ended() -> None:
+            if worker.doing is Doing.STARTING:
+                self.run.has_started(worker)
+
+        seconds = self.run.kind(worker.job_kind).startup
+        self.startups[worker.job.nodes[0]].add(worker.job, seconds, ended)
+
+    def is_gone(self, worker: Worker) -> None:
+        """A worker's job no longer runs."""
+        self.startups[worker.job.nodes[0]].remove(worker.job)
+
+    def has_ended(self, worker: Worker) -> None:
+        del self.scheduling.starts[worker.job]
+        self.arrays[worker.array] -= 1
+        if not self.arrays[worker.array]:
+            del self.arrays[worker.array]
+            if self._behind is not None and worker.array in self._behind:
+                self._behind = None
+                self._submit_driver()
+
+    # --- who makes a pass, and when ---
+
+    def _begin_if_possible(self) -> None:
+        if self._is_wanted and not self._is_at_work and self._has_maker():
+            if self.clock.now >= self._rested:
+                self._begin()
+            else:
+                self.clock.at(self._rested, self._begin_if_possible)
+
+    def _has_maker(self) -> bool:
+        """Whether somebody lives who can make a pass: a driver job, or a worker that has started up."""
+        started = (Doing.BUSY, Doing.WAITING, Doing.LEAVING)
+        return bool(self._drivers) or any(w.doing in started for w in self.run.workers.values())
+
+    def _begin(self) -> None:
+        if self.given_up or self._is_at_work:
+            return
+        self._is_wanted, self._is_at_work = False, True
+        self.clock.after(self.plant.passes[0], self._look)
+
+    def _look(self) -> None:
+        decision, drivers = decide(self.run, self.begun_with, self._around()), tuple(self._drivers)
+        self.clock.after(self.plant.passes[1], self._carry_out, decision, self.clock.now, drivers)
+
+    def _around(self) -> Around:
+        """Return what a pass sees of the user's other runs."""
+        others, foreign = [], []
+        for kin in self.kin:
+            for worker in kin.workers.values():
+                need = need_of(kin.kind(worker.job_kind))
+                if worker.doing is not None:
+                    others += [Held(self.nodes[number].name, need) for number in worker.job.nodes]
+                elif worker.job.lacks_room:
+                    foreign.append(Foreign(worker.element, need))
+        return Around(self.nodes, others, foreign)
+
+    def _look_whether_overdue(self) -> None:
+        """Those who wait ask for a pass where none has been made for long."""
+        if self.given_up or (self.run.progress.is_over and not self.run.workers):
+            return
+        if is_overdue(self._last, self.clock.now, None) and any(self.run.idle.values()):
+            self.wish_for_pass()
+        self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
+
+    # --- what it does ---
+
+    def _carry_out(self, decision: Decision, looked: float, drivers: tuple[Job, ...]) -> None:
+        run, staffing = self.run, decision.staffing
+        self.passes += 1
+        for task in decision.left_out:
+            run.progress.commit(task, self.clock.now)
+        if decision.given_up:
+            self.given_up = f"gave up {decision.given_up[0].task}"
+        self._cancel_and_hurry(decision)
+        for order in staffing.orders:
+            self._submit(order, decision)
+        run.make_place(staffing.handovers)
+        run.progress.write_rows()
+        run.see_killed(looked)
+        run.release(looked)
+        for job in [job for job in drivers if job in self._drivers]:
+            del self._drivers[job]
+            self.scheduling.end(job)
+        self._end()
+
+    def _end(self) -> None:
+        now, plant = self.clock.now, self.plant
+        self._is_at_work, self._last = False, now
+        self._rested = now + min(_MOST_REST, sum(plant.passes))
+        oldest = self.run.progress.rows - 1
+        self.begun_with = {task for task in self.begun_with if task.iteration >= oldest}
+        if self.arrays:
+            self._behind = frozenset(self.arrays)
+        self._begin_if_possible()
+
+    def _cancel_and_hurry(self, decision: Decision) -> None:
+        workers, staffing = self.run.workers, decision.staffing
+        for name in staffing.hurried:
+            if (worker := workers.get(name)) and worker.doing is None:
+                worker.begin, worker.wanted = None, self.clock.now
+                self._consider_at(worker, self.clock.now)
+        for name in staffing.withdrawn:
+            if (worker := workers.get(name)) and worker.doing is None:
+                self.scheduling.cluster.cancel(worker.job)
+                del workers[name]
+                self.has_ended(worker)
+
+    def _consider_at(self, worker: Worker, time: float) -> None:
+        worker.job.eligible = time + self.plant.queue_of(worker.name)
+        self.clock.at(worker.job.eligible, self.scheduling.try_jobs)
+
+    def _submit(self, order: Order, decision: Decision) -> None:
+        """Submit an array."""
+        array, wanted = next(self.numbers), max(self.clock.now, order.begin or 0.0)
+        self.begun_with |= set(order.tasks)
+        for index, task in enumerate(order.tasks):
+            element = f"{array}_{index}"
+            eligible = wanted + self.plant.queue_of(f"{element}r0")
+            kind = self.run.kind(task.job_kind)
+            job = Job(element, kind.request, kind.partitions, eligible)
+            worker = Worker(element, task, job, order.begin, wanted, decision.known.get(task, 0))
+            self.run.workers[element] = worker
+            self.scheduling.submit(job, self._starter(worker))
+        self.arrays[str(array)] += len(order.tasks)
+
+    def _starter(self, worker: Worker) -> "Callable[[Job], None]":
+        def start(job: Job) -> None:
+            self.run.start(worker)
+
+        return start
+
+    # --- driver jobs ---
+
+    def _guard(self) -> None:
+        """A driver job is there every so often, whatever happens."""
+        if not self.given_up and not self.run.progress.is_over:
+            self._submit_driver()
+            self.clock.after(self.plant.check_seconds, self._guard)
+
+    def _submit_driver(self) -> None:
+        if DRIVER not in self.plant.kinds:
+            return
+        kind, number = self.plant.kinds[DRIVER], next(self.numbers)
+        eligible = self.clock.now + self.plant.queue_of(str(number))
+        self.scheduling.submit(Job(str(number), kind.request, kind.partitions, eligible), self._driver_starts)
+
+    def _driver_starts(self, job: Job) -> None:
+        self.clock.after(self.plant.kinds[DRIVER].startup, self._driver_is_ready, job)
+
+    def _driver_is_ready(self, job: Job) -> None:
+        self._drivers[job] = None
+        self.wish_for_pass()

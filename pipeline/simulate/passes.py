@@ -1,0 +1,153 @@
+"""What a pass decides for a simulated run: by the program's own functions, from what such a pass sees."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks
+from pipeline.orchestrate.expectations import estimates_of
+from pipeline.orchestrate.places import Held, Need
+from pipeline.orchestrate.reconcile import Observation, reconcile
+from pipeline.orchestrate.situation import Estimate, Foreign, Situation
+from pipeline.orchestrate.staffing import Staffing, staff
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.simulate.plant import Kind, Plant
+from pipeline.simulate.run import SimulatedRun
+from pipeline.workers.beats import Doing
+from pipeline.workers.choosing import is_left_to_passes
+from pipeline.workers.claims import Claim, newest_numbers
+from slurm.nodes import Node
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a pass does for a run."""
+
+    staffing: Staffing
+    known: Mapping[Task, int]
+    """Numbers of the newest claims that it knew of."""
+    left_out: tuple[Task, ...] = ()
+    """Expendable tasks that the run goes on without."""
+    given_up: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a pass sees of the cluster beside its own workers."""
+
+    nodes: Sequence[Node] = ()
+    others: Sequence[Held] = ()
+    """What jobs of the user's other runs hold."""
+    foreign: Sequence[Foreign] = ()
+    """Jobs of the user's other runs that wait for room."""
+
+
+def decide(run: SimulatedRun, begun_with: Collection[Task], around: Around) -> Decision:
+    """Observe, count what failed, and decide who is to work."""
+    progress, plan = run.progress, run.plant.plan
+    window = progress.tasks_at_hand()
+    tasks = sorted((*window, *_tasks_after(run, window)), key=lambda task: task.iteration)
+    committed, crew = progress.seen(tasks), crew_of(run)
+    newest = Task(progress.frontier.updated, Stage.UPDATE)
+    claims = progress.claims_on(dict.fromkeys((*tasks, newest)))
+    count_failures(run, failed_claims(claims, crew, progress.committed, progress.judged))
+    held = held_tasks(claims, crew, progress.committed)
+    observed = Observation(window, committed, {}, held.keys(), progress.failures)
+    actions = reconcile(plan, observed, run.plant.max_attempts)
+    if actions.give_up:
+        return Decision(Staffing(), {}, given_up=actions.give_up)
+    wanted = wanted_workers(run.plant)
+    situation = Situation(
+        plan=plan,
+        tasks=tasks,
+        crew=crew,
+        held=held,
+        committed=committed.keys(),
+        ready=[launch.task for launch in actions.launch],
+        wanted=wanted,
+        early=[kind for kind in wanted if run.kind(kind).start_early],
+        needs={kind: need_of(run.plant.kinds[kind]) for kind in wanted},
+        nodes=around.nodes,
+        others=around.others,
+        foreign=around.foreign,
+        now=run.now,
+        estimates=_estimates(run, tasks, committed),
+        begun_with=begun_with,
+        left={task for task, failures in progress.failures.items() if _is_left(run, failures)},
+    )
+    left_out = tuple(failure.task for failure in actions.leave_out)
+    return Decision(staff(situation), newest_numbers(claims), left_out)
+
+
+def _tasks_after(run: SimulatedRun, window: Sequence[Task]) -> tuple[Task, ...]:
+    plan = run.plant.plan
+    newest = max((plan.start, *(task.iteration for task in window)))
+    return plan.tasks(newest + 1) if window and newest < plan.iterations else ()
+
+
+def crew_of(run: SimulatedRun) -> Crew:
+    """Return a run's workers as Slurm and their beats show them."""
+    nodes = run.cluster.nodes
+    workers = [
+        Worker(
+            *(w.name, w.first, w.doing or Doing.STARTING, w.claim.task if w.claim else w.awaited, w.since),
+            tuple(nodes[number].name for number in w.job.nodes),
+            w.beat.tasks > 0,
+        )
+        for w in run.running()
+    ]
+    waiting = (w for w in run.workers.values() if w.doing is None)
+    return Crew(workers, [Pending(w.element, w.first, w.begin, w.job.lacks_room) for w in waiting])
+
+
+def need_of(kind: Kind) -> Need:
+    """Return what jobs of a kind ask for, as passes have it."""
+    asked = kind.request
+    return Need(frozenset(kind.partitions), asked.cpus, asked.gpus, asked.memory, asked.nodes)
+
+
+def nodes_of(plant: Plant) -> list[Node]:
+    """Return a plant's nodes, as sinfo shows them."""
+    partitions: dict[str, set[str]] = {}
+    for partition in plant.partitions:
+        for name in partition.nodes:
+            partitions.setdefault(name, set()).add(partition.name)
+    return [
+        Node(node.name, frozenset(partitions.get(node.name, ())), node.cpus, node.gpus, node.memory)
+        for node in plant.nodes
+    ]
+
+
+def count_failures(run: SimulatedRun, failed: Sequence[Claim]) -> None:
+    for claim in failed:
+        progress = run.progress
+        kind = progress.ended.get(claim.attempt, FailureKind.KILLED)
+        progress.judged.add(claim.attempt)
+        found = progress.failures.setdefault(claim.task, [])
+        found.append(Failure(claim.task, claim.number, kind, "simulated"))
+
+
+def _is_left(run: SimulatedRun, failures: Sequence[Failure]) -> bool:
+    return is_left_to_passes([failure.kind for failure in failures], run.plant.max_attempts)
+
+
+def wanted_workers(plant: Plant) -> dict[str, int]:
+    """Return the number of workers that a run is to have, by job kind."""
+    plan = plant.plan
+    sharded = {task.job_kind for task in plan.tasks(plan.iterations) if task.stage.is_sharded}
+    others = (Stage.EVALUATE, *((Stage.BENCHMARK,) if plan.benchmark_every else ()))
+    kinds = map(str, (PREPARE.job_kind, *plan.job_kinds, *others))
+    return {kind: _most(plant, kind) if kind in sharded else 1 for kind in kinds if kind in plant.kinds}
+
+
+def _most(plant: Plant, job_kind: str) -> int:
+    return min(plant.plan.num_shards, plant.kinds[job_kind].parallelism or plant.plan.num_shards)
+
+
+def _estimates(run: SimulatedRun, tasks: Sequence[Task], committed: Collection[Task]) -> dict[str, Estimate]:
+    kinds = [kind for kind in wanted_workers(run.plant) if kind != PREPARE.job_kind]
+    early = [kind for kind in kinds if run.kind(kind).start_early]
+    progress, beats = run.progress, run.all_beats()
+    return estimates_of(
+        run.plant.plan, kinds, early, beats, tasks, committed, progress.at, progress.passages, run.now
+    )

@@ -1,0 +1,172 @@
+"""Plants at random, and what is wrong with how a run fares on one.
+
+Sizes and times are drawn log-uniformly from a seed that is given as text: a small cluster is as likely as a
+large one, tasks of a tenth of a second as likely as those of minutes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pipeline.run.plan import Plan
+from pipeline.simulate.plant import Kind, Node, Others, Partition, Plant, Request, Slurm, uniform
+from pipeline.simulate.results import Result
+from pipeline.simulate.simulation import simulate
+from pipeline.simulate.strategies import BASELINES
+
+_TASKS = 1000
+"""Tasks of a run, about: fewer iterations where there are many shards."""
+MOST_TIMES = 1.3
+"""A run may take so many times what it takes with the best of the simple strategies."""
+MOST_IN_VAIN = 0.05
+"""Share of starts that may do no task."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Draws for one plant: a function of the seed, the plant's number and the name of what is drawn."""
+
+    seed: str
+    number: int
+
+    def share(self, name: str) -> float:
+        return uniform(self.seed, str(self.number), name)
+
+    def is_one_of(self, name: str, times: float) -> bool:
+        """Draw something that is so in one of so many cases."""
+        return self.share(f"{name}?") * times < 1
+
+    def between(self, name: str, least: float, most: float) -> float:
+        """Draw log-uniformly."""
+        return float(least * (most / least) ** self.share(name))
+
+    def whole(self, name: str, least: int, most: int) -> int:
+        return min(most, int(self.between(name, least, most + 1)))
+
+    def pick(self, name: str, *values: int) -> int:
+        return values[int(self.share(name) * len(values))]
+
+
+def plant_of(seed: str, number: int) -> Plant:
+    """Draw a plant."""
+    draw = Draw(seed, number)
+    shards = draw.whole("shards", 1, 256)
+    pools = ("judge",) if draw.is_one_of("pools", 6) else ()
+    iterations = max(4, min(12, _TASKS // (shards * (2 + len(pools)))))
+    plan = Plan(iterations, shards, draw.pick("every", 0, 0, 1, 2, 4), pools=pools)
+    kinds = ("prepare", *plan.job_kinds, *(("evaluate",) if plan.evaluate_every else ()))
+    nodes, partitions, where = _cluster(draw, kinds)
+    is_busy, is_disturbed = draw.is_one_of("others", 2), draw.is_one_of("preemption", 3)
+    return Plant(
+        plan,
+        nodes,
+        partitions,
+        {kind: _kind(draw, kind, where[kind]) for kind in kinds}
+        | {"driver": _driver(tuple(partition.name for partition in partitions))},
+        seed=f"{seed}/{number}",
+        slurm=Slurm(queue=0.0 if draw.is_one_of("queue", 4) else draw.between("queue", 0.5, 1800)),
+        others=Others(draw.between("load", 0.05, 0.7) if is_busy else 0.0, draw.between("other", 30, 7200)),
+        spread=draw.pick("spread", 0, 1, 2, 4) / 8,
+        queue_spread=draw.pick("queues", 0, 0, 1) / 2,
+        crowding=draw.pick("crowding", 0, 1, 2) / 2,
+        failures=draw.between("failures", 0.001, 0.05) if draw.is_one_of("failures", 4) else 0.0,
+        disturbed_every=draw.between("disturbed", 1800, 86_400) if is_disturbed else math.inf,
+        policy_gb=draw.between("policy", 0.1, 100),
+        gb_per_second=draw.between("bandwidth", 0.5, 20),
+        state_seconds=draw.between("state", 0.1, 60),
+        save_every=draw.pick("save", 1, 1, 4),
+    )
+
+
+def _cluster(
+    draw: Draw, kinds: tuple[str, ...]
+) -> tuple[tuple[Node, ...], tuple[Partition, ...], dict[str, tuple[str, ...]]]:
+    """Draw nodes, and the partitions of each job kind: one for all, or one for each of its own."""
+    gpus, places = draw.pick("gpus", 1, 2, 4, 8), draw.whole("places", 1, 64)
+    where: dict[str, tuple[str, ...]]
+    if draw.is_one_of("shared", 2):
+        names = {"all": places}
+        where = dict.fromkeys(kinds, ("all",))
+    else:
+        names = {kind: draw.whole(f"places of {kind}", 1, 64) for kind in kinds}
+        where = {kind: (kind,) for kind in kinds}
+    nodes: list[Node] = []
+    partitions = []
+    for name, number in names.items():
+        mine = [Node(f"{name}-{at}", 8 * gpus, gpus) for at in range(number // gpus)]
+        rest = number - gpus * len(mine)
+        mine += [Node(f"{name}-rest", 8 * rest, rest)] if rest else []
+        partitions.append(Partition(name, tuple(node.name for node in mine)))
+        nodes += mine
+    return tuple(nodes), tuple(partitions), where
+
+
+def _kind(draw: Draw, job_kind: str, partitions: tuple[str, ...]) -> Kind:
+    startup = 0.0 if draw.is_one_of("startup", 8) else draw.between("startup", 0.5, 120)
+    seconds = draw.between(f"seconds of {job_kind}", 0.1, 600)
+    if job_kind == "prepare":
+        return Kind(min(seconds, 60.0), partitions, Request(4, 1), startup, linger=0, start_early=False)
+    return Kind(seconds, partitions, Request(4, 1), startup * draw.between(f"start {job_kind}", 0.5, 1))
+
+
+def _driver(partitions: tuple[str, ...]) -> Kind:
+    return Kind(0.0, partitions, Request(), 2.0, linger=0, start_early=False)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a run fares on a plant, beside the simple strategies."""
+
+    number: int
+    result: Result
+    best: str
+    """Name of the simple strategy that is quickest there."""
+    best_seconds: float
+    wrong: tuple[str, ...] = field(default=())
+    """What must not be, in words."""
+
+    @property
+    def times(self) -> float:
+        """How many times as long it takes as with the best strategy."""
+        return self.result.seconds / self.best_seconds
+
+
+def judge(seed: str, number: int) -> Verdict:
+    """Simulate a run on a plant with the rules, and with each simple strategy until that is slower."""
+    plant = plant_of(seed, number)
+    result = simulate(plant)
+    others = {name: simulate(change(plant), result.seconds).seconds for name, change in BASELINES.items()}
+    best = min(others, key=lambda name: others[name])
+    found = Verdict(number, result, best, others[best])
+    return Verdict(number, result, best, others[best], tuple(_what_is_wrong(found)))
+
+
+def _what_is_wrong(found: Verdict) -> Iterator[str]:
+    result = found.result
+    if result.why:
+        yield result.why
+    elif found.times > MOST_TIMES:
+        yield f"takes {found.times:.2f} times as long as {found.best}"
+    if result.without_task > max(1, MOST_IN_VAIN * result.starts):
+        yield f"{result.without_task} of {result.starts} starts did no task"
+    if not result.adds_up:
+        yield "what jobs spent is not what they held"
+
+
+def in_words(plant: Plant) -> str:
+    """Describe a plant in a line."""
+    plan, kinds = plant.plan, plant.kinds
+    work = ", ".join(f"{kind} {kinds[kind].seconds:.3g} s" for kind in plan.job_kinds)
+    places = ", ".join(f"{p.name} {_places(plant, p)}" for p in plant.partitions)
+    others = f", others {plant.others.load:.2f} of {plant.others.seconds:.0f} s" if plant.others.load else ""
+    disturbed = plant.disturbed_every
+    preempted = f", preempted each {disturbed:.0f} s" if math.isfinite(disturbed) else ""
+    return (
+        f"{plan.num_shards} shards, {plan.iterations} iterations, places {places}; {work}; start-up "
+        f"{kinds['rollout'].startup:.3g} s, queue {plant.slurm.queue:.3g} s, crowding {plant.crowding:g}"
+        f"{others}{preempted}"
+    )
+
+
+def _places(plant: Plant, partition: Partition) -> int:
+    return sum(node.gpus for node in plant.nodes if node.name in partition.nodes)

@@ -1,0 +1,146 @@
+"""The simulation of runs of one user on a cluster, with other people's jobs and preemptions around them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from pipeline.simulate.clock import Clock
+from pipeline.simulate.cluster import Cluster, Job
+from pipeline.simulate.keeper import Keeper
+from pipeline.simulate.plant import Plant, Request, exponential, spread, uniform
+from pipeline.simulate.results import Result
+from pipeline.simulate.run import SimulatedRun, results
+from pipeline.simulate.scheduling import Scheduling
+from pipeline.simulate.startups import StartUps
+
+_MOST_OTHERS = 20
+"""Jobs of other people that wait at most: who sees a longer queue goes elsewhere."""
+_OTHERS_SPREAD = 0.7
+_LEAST_PATIENCE = 43_200.0
+_PATIENCE_FACTOR = 20
+"""A run stands still after so many times what its longest steps take without a commit."""
+
+
+@dataclass(eq=False)
+class Simulation:
+    """Runs on one cluster. The first one's plant says what the cluster is."""
+
+    plants: Sequence[Plant]
+    clock: Clock = field(default_factory=Clock)
+    cluster: Cluster = field(init=False)
+    scheduling: Scheduling = field(init=False)
+    keepers: list[Keeper] = field(init=False)
+    _others: int = 0
+    """Jobs of other people that wait."""
+
+    def __post_init__(self) -> None:
+        plant = self.plants[0]
+        self.cluster = Cluster(plant.nodes, plant.partitions, plant.limits)
+        self.scheduling = Scheduling(plant.slurm, self.clock, self.cluster)
+        startups, numbers = [StartUps(self.clock, plant.crowding) for _ in plant.nodes], count(1)
+        self.keepers = [
+            Keeper(SimulatedRun(each, self.clock, self.cluster), self.scheduling, startups, numbers)
+            for each in self.plants
+        ]
+        for keeper in self.keepers:
+            keeper.kin = [other.run for other in self.keepers if other is not keeper]
+
+    def carry_out(self, until: float = math.inf) -> list[Result]:
+        """Go on until each run is committed, or stands still, and its workers have left.
+
+        Args:
+            until: seconds after which nobody wants to know.
+        """
+        for keeper in self.keepers:
+            keeper.submit()
+        self._next_other(0)
+        for number in range(len(self.cluster.nodes)):
+            self._next_disturbance(number, 0)
+        patience = max(map(patience_of, self.plants))
+        while not self._is_over() and not self._stands_still(patience) and self.clock.now <= until:
+            self.clock.step()
+        return [self._result(keeper) for keeper in self.keepers]
+
+    def _is_over(self) -> bool:
+        return all(k.given_up or (k.run.progress.is_over and not k.run.workers) for k in self.keepers)
+
+    def _stands_still(self, patience: float) -> bool:
+        return self.clock.now - max(keeper.run.committed for keeper in self.keepers) > patience
+
+    def _result(self, keeper: Keeper) -> Result:
+        why = keeper.given_up or ("" if keeper.run.progress.is_over else "it stands still")
+        return results(keeper.run, why, keeper.passes, self.clock.done)
+
+    # --- other people ---
+
+    def _next_other(self, number: int) -> None:
+        """Have another's job come, as many as keep their share of the cluster busy."""
+        plant = self.plants[0]
+        if plant.others.load > 0:
+            mean = plant.others.seconds * math.exp(_OTHERS_SPREAD**2 / 2)
+            gap = mean / (plant.others.load * _places(plant))
+            wait = exponential(gap, plant.seed, "other", str(number))
+            self.clock.after(wait, self._other_comes, number)
+
+    def _other_comes(self, number: int) -> None:
+        self._next_other(number + 1)
+        if self._others >= _MOST_OTHERS:
+            return
+        plant, key = self.plants[0], (self.plants[0].seed, "other", str(number))
+        others = plant.others
+        seconds = others.seconds * spread(_OTHERS_SPREAD, *key, "seconds")
+        names = [partition.name for partition in plant.partitions]
+        name = names[int(uniform(*key, "partition") * len(names))]
+        has_gpus = any(node.gpus for node in plant.nodes)
+        job = Job(
+            f"other-{number}",
+            Request(gpus=int(has_gpus), limit=2 * seconds),
+            (name,),
+            self.clock.now,
+            is_mine=False,
+            priority=1 if uniform(*key, "ahead") < others.ahead else -1,
+        )
+
+        def start(started: Job) -> None:
+            self._others -= 1
+            self.clock.after(seconds, self.scheduling.end, started)
+
+        self._others += 1
+        self.scheduling.submit(job, start)
+
+    # --- preemption ---
+
+    def _next_disturbance(self, node: int, number: int) -> None:
+        plant = self.plants[0]
+        if math.isfinite(plant.disturbed_every):
+            wait = exponential(plant.disturbed_every, plant.seed, "preemption", str(node), str(number))
+            self.clock.after(wait, self._disturb, node, number)
+
+    def _disturb(self, node: int, number: int) -> None:
+        """Have somebody take the place of the youngest job on a node."""
+        self._next_disturbance(node, number + 1)
+        mine = {w.job: (k, w) for k in self.keepers for w in k.run.running() if node in w.job.nodes}
+        if mine:
+            keeper, worker = mine[max(mine, key=lambda job: (job.begun, job.order))]
+            keeper.run.preempt(worker)
+
+
+def simulate(plant: Plant, until: float = math.inf) -> Result:
+    """Return what comes of one run.
+
+    Args:
+        until: seconds after which nobody wants to know.
+    """
+    return Simulation([plant]).carry_out(until)[0]
+
+
+def patience_of(plant: Plant) -> float:
+    """Return the seconds after which a run without a commit stands still."""
+    longest = max(kind.seconds + kind.startup for kind in plant.kinds.values()) + plant.slurm.queue
+    return _LEAST_PATIENCE + _PATIENCE_FACTOR * (longest + plant.linger_max + plant.slurm.requeue)
+
+
+def _places(plant: Plant) -> float:
+    """Return how many jobs of other people the cluster holds."""
+    return sum(node.gpus for node in plant.nodes) or sum(node.cpus for node in plant.nodes)

@@ -1,0 +1,87 @@
+"""A worker in simulated time, from its element's submission to the end of its job: what it is."""
+
+from dataclasses import dataclass, field, replace
+
+from pipeline.run.tasks import Task
+from pipeline.simulate.cluster import Job
+from pipeline.workers import choosing
+from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.claims import Claim
+from pipeline.workers.staying import Wait
+
+_SUMS = {Doing.STARTING: "startup", Doing.BUSY: "busy", Doing.WAITING: "waiting", Doing.LEAVING: "waiting"}
+SUMS = ("startup", "busy", "waiting", "lost")
+
+
+@dataclass(eq=False)
+class Worker:
+    """An element of an array, and the worker that it is while it runs."""
+
+    element: str
+    """Array job and index, like ``4711_3``."""
+    first: Task
+    """Task that it was submitted for."""
+    job: Job
+    begin: float | None
+    """Time before which it does not start; None: as soon as there is room."""
+    wanted: float
+    """Time from which it waits in the queue, as far as the run is concerned."""
+    known: int = 0
+    """Number of the newest claim on its first task that the pass knew of."""
+    restart: int = 0
+    doing: Doing | None = None
+    """None while it waits in the queue."""
+    since: float = 0.0
+    claim: Claim | None = None
+    """What it is at."""
+    computes: float = 0.0
+    """Time at which it has loaded what its task needs."""
+    has_first: bool = True
+    """Whether its first task is still to be taken."""
+    loaded: int = -1
+    """Version of the policy that it has read last."""
+    unsaved: Claim | None = None
+    """Update whose state it alone has."""
+    failed: int = 0
+    """Tasks that have failed in a row."""
+    is_warned: bool = False
+    wait: Wait | None = None
+    estimated: float | None = None
+    """When it last asked when its input will come."""
+    awaited: Task | None = None
+    reason: Reason | None = None
+    beat: Beat = field(default_factory=lambda: Beat("", "", "", 0, 0.0))
+    spent: dict[str, float] = field(default_factory=lambda: dict.fromkeys(SUMS, 0.0))
+    job_kind: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.job_kind = self.first.job_kind
+
+    @property
+    def name(self) -> str:
+        return f"{self.element}r{self.restart}"
+
+    @property
+    def array(self) -> str:
+        return self.element.partition("_")[0]
+
+    def change(self, doing: Doing | None, now: float, sum_of: str = "") -> None:
+        """Begin to do something else; what it did until now counts as what it was, or as ``sum_of``."""
+        if self.doing is not None:
+            self.spent[sum_of or _SUMS[self.doing]] += now - self.since
+        self.doing, self.since = doing, now
+
+    def chooser(self, takes_over: bool) -> choosing.Worker:
+        """Return what of it its choice depends on."""
+        first = self.first if self.has_first else None
+        return choosing.Worker(
+            self.job_kind, self.first.shard, first, self.known, self.element, takes_over=takes_over
+        )
+
+    def start_again(self, eligible: float) -> None:
+        """Go back into the queue, as a job that Slurm has put back."""
+        self.restart += 1
+        self.begin, self.wanted, self.job.eligible = None, eligible, eligible
+        self.claim, self.wait, self.unsaved, self.reason = None, None, None, None
+        self.has_first, self.loaded, self.failed, self.is_warned = True, -1, 0, False
+        self.beat, self.spent = replace(self.beat, tasks=0), dict.fromkeys(SUMS, 0.0)

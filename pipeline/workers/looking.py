@@ -1,0 +1,298 @@
+"""One look at Slurm's queue for all who want one: the answer of one squeue is kept in a file that all runs
+and workers of a user share, on whatever node they are.
+
+Who wants an answer says how old it may be. If the one that is kept is younger, that is it; else one asks,
+whom a claim (a file made by hard link) makes known, and the others wait for its answer. The more has been
+asked within the last minute, the older an answer may be: so a user's questions are bounded, however many ask.
+
+The file is a cache. One that is spoilt, somebody else's or from the future (clocks of nodes differ) is as
+none, and where no file can be written each asks for itself.
+"""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.conversion import converted
+from pipeline.run.durable import link_once, replace_durably
+from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import cluster_of
+from slurm.commands import SlurmError, SlurmTimeout
+from slurm.query import QUEUE_FORMAT, Element, ask_queue, parse_known, parse_queue
+from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
+
+PASS_AGE = 3.0
+"""Seconds that an answer may be old for a pass that a worker has asked for: workers say by beats and claims,
+which are read later, what has changed since; and passes that follow each other as fast as they may are about
+so far apart."""
+DRIVER_AGE = 1.0
+"""Seconds for a driver job's pass. The end of a job starts it, which takes longer: it sees that end."""
+PERSON_AGE = 5.0
+"""Seconds for a single command of a person."""
+WORKER_AGE = 30.0
+"""Seconds for a worker, which needs to know of its own end, hours away, alone."""
+_MINUTE = 60.0
+_WIDENINGS = ((9, 4.0), (6, 2.0))
+"""Numbers of questions within the last minute, and by what the age that an answer may have is multiplied from
+there on: with ages of 3 and 5 s that makes nine a minute."""
+_GRACE = 2.0
+"""Seconds beyond its patience after which who has claimed to ask is taken to be gone."""
+_FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.02, 0.5, 1.5
+
+
+@dataclass(frozen=True)
+class Look:
+    """Slurm's queue at one moment: all jobs of this user, of whatever name."""
+
+    asked: float
+    """Unix time when squeue was called, by the clock of who did."""
+    text: str
+    """squeue's output."""
+    recent: tuple[float, ...] = ()
+    """Unix times of the questions of the minute up to this one."""
+
+    @cached_property
+    def elements(self) -> tuple[Element, ...]:
+        """Elements of all jobs, but for those in a state that is not known."""
+        return tuple(parse_known(self.text))
+
+    def elements_of(self, is_ours: Callable[[str], bool]) -> list[Element]:
+        """Return the elements of jobs by their names. Raises :class:`slurm.states.UnknownState`."""
+        return parse_queue(self.text, is_ours)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Claim of somebody who asks, or has asked in vain."""
+
+    token: str
+    asked: float
+    """Unix time."""
+    until: float
+    """Unix time after which there will be no answer."""
+    failed: str | None = None
+    """Reason why there was no answer; None while it may come."""
+    is_timeout: bool = False
+
+    def is_open(self, now: float) -> bool:
+        """Whether an answer may still come."""
+        return self.failed is None and self.asked <= now <= self.until
+
+    def error(self) -> SlurmError:
+        return (SlurmTimeout if self.is_timeout else SlurmError)(["squeue"], None, self.failed or "")
+
+
+def allowed_age(max_age: float, recent: Sequence[float], now: float) -> float:
+    """Return how old an answer may be, in seconds. Pure.
+
+    Args:
+        max_age: what is asked for.
+        recent: unix times of questions.
+    """
+    count = sum(0 <= now - asked < _MINUTE for asked in recent)
+    return max_age * next((factor for least, factor in _WIDENINGS if count >= least), 1.0)
+
+
+def is_usable(look: Look, max_age: float, since: float, now: float) -> bool:
+    """Whether a kept answer is young enough. Pure. One that will be asked in the future is not."""
+    return look.asked >= since and 0 <= now - look.asked < allowed_age(max_age, look.recent, now)
+
+
+def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0) -> Look:
+    """Look at the queue: by the answer that is kept, or by one squeue.
+
+    Args:
+        paths: of the run that wants to know.
+        max_age: seconds that the answer may be old; 0: it is asked for now.
+        patience: seconds until there is an answer: half of them for somebody else's, the rest for an own one.
+        since: unix time; an answer from before is too old in any case.
+
+    Raises:
+        SlurmTimeout: there was no answer in that time; or nobody got one just now.
+        SlurmError: squeue failed, or its answer is not understood.
+        SlurmMissing: there is no squeue here, and nobody else asks.
+    """
+    for shelf in _shelves(paths):
+        with contextlib.suppress(OSError):  # a full disk, say: then another place, or none
+            return _look_on(shelf, max_age, patience, since)
+    return Look(time.time(), ask_queue(patience))
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Place where an answer is kept, and the claim of who asks."""
+
+    folder: Path
+    name: str
+
+    def kept(self) -> Look | None:
+        """Return the answer that is kept; None where there is none, or none that is ours and whole."""
+        found = self._read("json")
+        if found is None or (found.pop("format", ""), found.pop("user", None)) != (QUEUE_FORMAT, os.getuid()):
+            return None
+        with contextlib.suppress(ValueError, TypeError):
+            return converted(Look, found)
+        return None
+
+    def keep(self, answer: Look) -> None:
+        """Keep an answer, unless a newer one is there."""
+        there = self.kept()
+        if there is not None and answer.asked < there.asked <= time.time():
+            return
+        content = {"asked": answer.asked, "text": answer.text, "recent": answer.recent}
+        about = {"format": QUEUE_FORMAT, "user": os.getuid()}
+        replace_durably(self._path("json"), sealed({**content, **about}))
+
+    def question(self) -> Question | None:
+        """Return the claim of who asks."""
+        with contextlib.suppress(ValueError, TypeError):
+            return converted(Question, self._read("claim"))
+        return None
+
+    def claim(self, question: Question, instead: Question | None) -> bool:
+        """Make known that somebody asks. Returns whether that is the only one."""
+        path = self._path("claim")
+        if is_there(path):
+            there = self.question()
+            if there is None or (instead is not None and there.token == instead.token):  # spoilt, or over
+                path.unlink(missing_ok=True)
+        return link_once(path, sealed(asdict(question)))
+
+    def settle(self, question: Question, failed: SlurmError | None = None) -> None:
+        """Take back an own claim, or say why it came to nothing."""
+        there = self.question()
+        if there is None or there.token != question.token:
+            return
+        if failed is None:
+            self._path("claim").unlink(missing_ok=True)
+            return
+        said = replace(question, failed=failed.stderr, is_timeout=isinstance(failed, SlurmTimeout))
+        replace_durably(self._path("claim"), sealed(asdict(said)))
+
+    def _path(self, ending: str) -> Path:
+        return self.folder / f"{self.name}.{ending}"
+
+    def _read(self, ending: str) -> dict[str, Any] | None:
+        """Read a file of this user's; None where there is none that is whole."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            content = read_newest(self._path(ending))
+            if self._path(ending).stat().st_uid == os.getuid():
+                return unsealed(content)
+        return None
+
+
+_PLACE = re.compile(r"place-\d+_\d+-(\d+)")
+_PLACES_KEPT = 60
+"""Minutes for which it is known who has made place for a job."""
+
+
+def claim_place(paths: RunPaths, element: str, now: float) -> bool:
+    """Make known to a user's other runs that this one makes place for a job that waits. False where another
+    does: two who leave for one job would start up again for nothing. It counts for the minute.
+
+    Args:
+        paths: of the run that makes place.
+        element: the job, like ``4711_3``.
+        now: unix time.
+    """
+    minute, name = int(now // _MINUTE), str(paths.root)
+    for shelf in _shelves(paths):
+        with contextlib.suppress(OSError):  # then each decides for itself
+            _forget_places(shelf.folder, minute)
+            path = shelf.folder / f"place-{element}-{minute}"
+            return link_once(path, name) or read_newest(path).decode() == name
+    return True
+
+
+def _forget_places(folder: Path, minute: int) -> None:
+    for found in filter(None, map(_PLACE.fullmatch, names_in(folder))):
+        if not 0 <= minute - int(found[1]) < _PLACES_KEPT:
+            (folder / found[0]).unlink(missing_ok=True)
+
+
+def _times_up_to(asked: float, before: Look | None) -> tuple[float, ...]:
+    """Return the times of the questions of the last minute, this one included."""
+    recent = before.recent if before else ()
+    return (*(moment for moment in recent if 0 <= asked - moment < _MINUTE), asked)
+
+
+def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Look:
+    """Look by the answer on a shelf, or put a new one there. Raises OSError where that cannot be."""
+    began, poll = time.monotonic(), _FIRST_POLL
+    while True:
+        now, kept, question = time.time(), shelf.kept(), shelf.question()
+        if kept is not None and is_usable(kept, max_age, since, now):
+            return kept
+        if question is not None and question.failed is not None:
+            recent = kept.recent if kept else ()
+            if question.asked >= since and 0 <= now - question.asked < allowed_age(max_age, recent, now):
+                raise question.error()
+        left = patience - (time.monotonic() - began)
+        is_tired = left <= patience / 2
+        if is_tired or max_age <= 0 or question is None or not question.is_open(now):
+            own = Question(os.urandom(8).hex(), now, now + left + _GRACE)
+            if shelf.claim(own, question) or is_tired:
+                return _ask(shelf, own, kept, left)
+        time.sleep(poll)
+        poll = min(_LONGEST_POLL, _POLL_GROWTH * poll)
+
+
+def _ask(shelf: Shelf, question: Question, kept: Look | None, patience: float) -> Look:
+    """Ask for all who wait. An answer that cannot be kept is an answer."""
+    failed: SlurmError | None = None
+    asked = time.time()
+    try:
+        answer = Look(asked, ask_queue(patience), _times_up_to(asked, kept))
+        with contextlib.suppress(OSError):
+            shelf.keep(answer)
+        return answer
+    except SlurmError as error:
+        failed = error
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            shelf.settle(question, failed)
+
+
+def _shelves(paths: RunPaths) -> Iterator[Shelf]:
+    """Yield the places where an answer may be kept, the one that all runs of the user share first."""
+    if (cluster := cluster_of(paths)) and (home := cache_home(os.environ)):
+        folder = home / "slurm-ppo" / re.sub(r"[^\w.-]", "_", cluster)
+        if _is_writable(folder, home):
+            yield Shelf(folder, "queue-v1")
+    if _is_own(paths.slurm):
+        yield Shelf(paths.slurm, "queue")
+
+
+def cache_home(environment: Mapping[str, str]) -> Path | None:
+    """Return the folder for what may be lost, by the XDG Base Directory Specification; None where it is not
+    known. Pure."""
+    given, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", "")
+    if given.startswith("/"):
+        return Path(given)
+    return Path(home) / ".cache" if home.startswith("/") else None
+
+
+def _is_writable(folder: Path, home: Path) -> bool:
+    """Whether a folder is ours; it is made where nothing is there, but not in somebody else's home."""
+    if _is_own(folder):
+        return True
+    above = next((path for path in (home, *home.parents) if path.is_dir()), home)
+    with contextlib.suppress(OSError):
+        if _is_own(above):
+            make_folder(folder)
+            return _is_own(folder)
+    return False
+
+
+def _is_own(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return folder.is_dir() and folder.stat().st_uid == os.getuid() and os.access(folder, os.W_OK)
+    return False

@@ -1,0 +1,115 @@
+"""Whoever makes a pass waits for nothing while he holds the lease: others could decide nothing meanwhile."""
+
+import time
+
+import pytest
+
+from pipeline.executors.slurm import exit_reasons
+from pipeline.executors.slurm.passes import PASS_SECONDS, make_pass
+from pipeline.run import journal
+from pipeline.run.control import begin_invocation
+from pipeline.run.lease import holder_of
+from slurm import commands
+from slurm.commands import SlurmTimeout
+from slurm.query import NoAnswer
+from slurm.states import SlurmState
+from tests.support.toyworkers import WorkerWorld, make_worker_world
+from tests.support.toyworld import Luck, Watcher, is_driver
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
+    world = make_worker_world(tmp_path / "run", monkeypatch, 1, Luck())
+    begin_invocation(world.run.paths)
+    return world
+
+
+@pytest.fixture
+def waits(world, monkeypatch, clock) -> list[str | None]:
+    """Who held the lease at each wait."""
+    found = []
+
+    def sleep(seconds: float) -> None:
+        found.append(holder_of(world.run.paths.locks))
+        clock[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    return found
+
+
+def advance(world: WorkerWorld) -> None:
+    make_pass(world.run, Watcher(world.story))
+
+
+def lose_answers(world: WorkerWorld, program: str, times: int) -> None:
+    left = iter(range(times))
+
+    def lose(called: str) -> None:
+        if called == program and next(left, None) is not None:
+            raise SlurmTimeout([program], None, "no answer in 7 s")
+
+    world.slurm.before = lose
+
+
+@pytest.mark.parametrize("program", ["sbatch", "squeue"])
+def test_a_command_that_does_not_answer_is_asked_again_once_the_lease_was_free(world, waits, program):
+    lose_answers(world, program, 3)
+    advance(world)
+    assert waits, "it had to wait"
+    assert set(waits) == {None}
+    assert {element.job.name.split(".")[-3] for element in world.slurm.elements()} >= {"guard", "prepare"}
+    assert not [e for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
+
+
+def test_the_commands_of_a_pass_share_its_seconds(world, monkeypatch):
+    given = []
+    real = world.slurm.run
+
+    def note(arguments, timeout, input=None):
+        given.append(timeout)
+        return real(arguments, timeout, input)
+
+    monkeypatch.setattr(commands, "_run_once", note)
+    advance(world)
+    given.clear()
+    world.slurm.end(next(e for e in world.slurm.elements() if is_driver(e)), SlurmState.CANCELLED)
+    advance(world)
+    assert given
+    assert max(given) <= PASS_SECONDS
+
+
+def test_signals_and_cancellations_are_looked_after_once_the_lease_is_free(world, monkeypatch):
+    advance(world)
+    finished = []
+
+    class Begun:
+        def finish(self) -> None:
+            finished.append(holder_of(world.run.paths.locks))
+
+    monkeypatch.setattr(commands, "begin_command", lambda *_: Begun())
+    for task in world.run.plan.all_tasks():
+        world.commit(task, "1-a")
+    for _ in world.run.plan.all_tasks():
+        advance(world)
+    assert finished, "what waits in the queue of a run that is over is cancelled"
+    assert set(finished) == {None}
+
+
+def test_accounting_that_is_slow_is_asked_while_the_lease_is_free(world, monkeypatch):
+    advance(world)
+    asked = []
+
+    def slow(ids, timeout: float = 60.0):
+        asked.append((timeout < PASS_SECONDS, holder_of(world.run.paths.locks) is None))
+        if timeout < PASS_SECONDS:
+            raise NoAnswer("no answer")
+        return {}
+
+    monkeypatch.setattr(exit_reasons, "read_ended", slow)
+    (prepare,) = (e for e in world.slurm.elements() if e.job.name.split(".")[-3] == "prepare")
+    world.slurm.end(prepare, SlurmState.FAILED, 1)
+    world.slurm.forget_ended()
+    advance(world)
+    assert asked == [(True, False), (False, True)]
+    failed = [e["task"] for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
+    assert failed == ["0/prepare/0"]

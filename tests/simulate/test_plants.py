@@ -1,0 +1,46 @@
+"""Plants at random: they can be drawn again, differ as they should, and none is left standing."""
+
+import math
+
+from pipeline.simulate.cluster import Cluster
+from pipeline.simulate.plants import in_words, judge, plant_of
+from pipeline.simulate.simulation import simulate
+
+MANY = [plant_of("many", number) for number in range(300)]
+
+
+def test_a_seed_gives_the_same_plants_again():
+    assert plant_of("a", 3) == plant_of("a", 3)
+    assert plant_of("a", 3) != plant_of("a", 4) != plant_of("b", 4)
+
+
+def test_they_are_drawn_over_the_whole_range():
+    shards = sorted(plant.plan.num_shards for plant in MANY)
+    assert shards[0] == 1
+    assert shards[-1] > 240
+    assert 10 <= shards[len(shards) // 2] <= 26  # the middle of 1 and 256 is 16
+    assert {len(plant.partitions) > 1 for plant in MANY} == {True, False}
+    assert {math.isfinite(plant.disturbed_every) for plant in MANY} == {True, False}
+    assert max(plant.slurm.queue for plant in MANY) > 1000
+    assert max(kind.startup for plant in MANY for kind in plant.kinds.values()) > 100
+
+
+def test_every_job_has_a_place_on_an_empty_cluster():
+    for plant in MANY:
+        cluster = Cluster(plant.nodes, plant.partitions)
+        assert all(cluster.could_start(kind.request, kind.partitions) for kind in plant.kinds.values())
+
+
+def test_a_few_of_them_end_and_their_books_add_up():
+    small = [n for n in range(60) if plant_of("few", n).plan.num_shards <= 12][:6]
+    for number in small:
+        found = simulate(plant_of("few", number))
+        assert found.is_complete, in_words(plant_of("few", number))
+        assert found.adds_up
+        assert sum(job.tasks for job in found.jobs) >= plant_of("few", number).plan.iterations
+
+
+def test_a_verdict_says_which_simple_strategy_is_quickest():
+    verdict = judge("verdict", 1)
+    assert verdict.best in ("never leave", "a job for each task", "one worker a place")
+    assert verdict.times == verdict.result.seconds / verdict.best_seconds

@@ -1,0 +1,165 @@
+"""Simulated runs: what disturbs a real one disturbs them too, and the books add up."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.run.plan import Plan
+from pipeline.simulate.plant import Limits, Others, Plant, Request
+from pipeline.simulate.simulation import Simulation, simulate
+from pipeline.simulate.strategies import job_for_each_task, never_leave
+from pipeline.workers.beats import Reason
+from tests.support.plants import SECONDS, plant_with
+
+
+def changed(plant: Plant, job_kind: str, **changes: object) -> Plant:
+    return replace(plant, kinds=plant.kinds | {job_kind: replace(plant.kinds[job_kind], **changes)})
+
+
+def test_a_run_takes_what_its_longest_tasks_take_one_after_the_other():
+    found = simulate(never_leave(plant_with(8)))
+    assert found.is_complete
+    assert found.iterations[2:] == pytest.approx([40.0] * 4)
+    assert found.spent("busy") == pytest.approx(1 + 6 * (2 * 5 + 2 * 5 + 30))
+
+
+def test_where_three_stages_share_two_places_nobody_starts_in_vain():
+    found = simulate(plant_with(2, shards=4))
+    assert found.is_complete
+    assert found.without_task <= 2
+    assert found.evictions >= 12
+    assert sum(found.iterations) <= sum(simulate(job_for_each_task(plant_with(2, shards=4))).iterations)
+
+
+def test_where_nobody_leaves_the_first_to_come_keep_the_others_out():
+    found = simulate(never_leave(plant_with(2, shards=4)), until=4000)
+    assert not found.is_complete
+
+
+def test_start_ups_beside_others_take_longer():
+    one = simulate(plant_with(8, shards=4))
+    crowded = simulate(plant_with(8, shards=4, crowding=1.0))
+    assert crowded.spent("startup", "rollout") > 2 * one.spent("startup", "rollout")
+
+
+def test_an_evaluation_runs_beside_training_and_is_waited_for_at_the_end():
+    found = simulate(plant_with(8, every=2))
+    assert [job.job_kind for job in found.jobs].count("evaluate") >= 1
+    assert sum(job.tasks for job in found.jobs if job.job_kind == "evaluate") == 4
+    assert found.seconds > sum(found.iterations)
+
+
+def test_pools_score_between_rollout_and_reward():
+    plant = plant_with(8, seconds=SECONDS | {"score-judge": 7.0})
+    plan = Plan(6, 2, 0, pools=("judge",))
+    found = simulate(never_leave(replace(plant, plan=plan)))
+    assert found.iterations[2:] == pytest.approx([47.0] * 4)
+
+
+def test_a_benchmark_keeps_nobody_waiting():
+    plant = replace(
+        plant_with(8, seconds=SECONDS | {"benchmark": 100.0}), plan=Plan(6, 2, 0, benchmark_every=2)
+    )
+    found = simulate(changed(plant, "benchmark", linger=0, start_early=False))
+    assert sum(job.tasks for job in found.jobs if job.job_kind == "benchmark") == 4
+    assert found.iterations[3:] == pytest.approx([40.0] * 3)
+
+
+def test_the_next_update_waits_for_the_state_of_the_last():
+    seconds = SECONDS | {"rollout": 1.0, "reward": 1.0, "update": 5.0}
+    plain = simulate(never_leave(plant_with(8, seconds=seconds)))
+    found = simulate(never_leave(plant_with(8, seconds=seconds, state_seconds=10.0)))
+    seldom = simulate(never_leave(plant_with(8, seconds=seconds, state_seconds=10.0, save_every=3)))
+    assert found.iterations[3] == pytest.approx(plain.iterations[3] + 8)  # ten, of which two are rollouts
+    assert sum(plain.iterations) < sum(seldom.iterations) < sum(found.iterations)
+
+
+def test_a_policy_takes_its_size_over_the_bandwidth_to_be_read():
+    plain, large = (
+        simulate(never_leave(plant_with(8, policy_gb=size, gb_per_second=2.0))).iterations[3]
+        for size in (0.0, 8.0)
+    )
+    assert large == pytest.approx(plain + 4)  # rollouts read it; the update has made it
+
+
+def test_what_fails_is_tried_again():
+    found = simulate(plant_with(8, shards=8, iterations=10, failures=0.1))
+    assert found.is_complete
+    assert found.spent("busy") > 1 + 10 * (8 * 10 + 30)
+
+
+def test_preempted_jobs_come_back_and_their_tasks_are_done_again():
+    found = simulate(plant_with(8, iterations=20, disturbed_every=100.0))
+    assert found.is_complete
+    assert found.reasons[None] >= 4
+    assert found.adds_up
+    assert found.spent("lost") > 0
+
+
+def test_a_worker_whose_time_limit_comes_near_leaves_before_it():
+    plant = plant_with(8, iterations=12, linger=10_000, linger_max=10_000.0)
+    short = {
+        name: replace(kind, request=replace(kind.request, limit=400.0), signal=20.0)
+        for name, kind in plant.kinds.items()
+    }
+    found = simulate(replace(plant, kinds=short))
+    assert found.is_complete
+    assert found.reasons[Reason.WARNED] + found.reasons[Reason.TIME] >= 2
+    assert not found.spent("lost")
+    assert max(job.held for job in found.jobs) < 400
+
+
+def test_other_people_take_places():
+    quiet = simulate(plant_with(4))
+    busy = simulate(plant_with(4, others=Others(0.6, 100.0, 1.0), seed="busy"))
+    assert busy.is_complete
+    assert busy.seconds > 1.1 * quiet.seconds
+
+
+def test_a_limit_of_the_user_makes_stages_take_turns():
+    found = simulate(plant_with(8, limits=Limits(gpus=2)))
+    assert found.is_complete
+    assert found.evictions > 0
+
+
+def test_an_update_over_several_gpus_is_given_a_place_by_those_that_hold_them():
+    wide = changed(plant_with(4, shards=4), "update", request=Request(gpus=4))
+    found = simulate(wide)
+    assert found.is_complete
+    assert found.evictions > 0
+    assert found.gpu_seconds() == pytest.approx(sum(job.gpus * sum(job.spent.values()) for job in found.jobs))
+
+
+def test_two_runs_of_one_user_share_the_places():
+    plant = plant_with(2)
+    found = Simulation([plant, plant]).carry_out()
+    assert all(one.is_complete for one in found)
+    assert max(one.seconds for one in found) > 1.5 * simulate(plant).seconds
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another():
+    def took(seed: str) -> list[float]:
+        return simulate(plant_with(3, shards=4, spread=0.5, queue_spread=0.5, seed=seed)).iterations
+
+    assert took("a") == took("a")
+    assert took("a") != took("b")
+
+
+@pytest.mark.parametrize("shards", [4, 16])
+def test_events_grow_with_the_number_of_iterations_and_no_faster(shards):
+    events = [simulate(plant_with(64, number, shards, spread=0.3)).events for number in (10, 20, 40)]
+    assert events[2] - events[1] <= 1.2 * 2 * (events[1] - events[0])
+
+
+def test_nothing_that_is_looked_through_grows_with_the_run():
+    def sizes(iterations: int) -> dict[str, int]:
+        simulation = Simulation([plant_with(64, iterations, 8, spread=0.3, failures=0.05)])
+        simulation.carry_out()
+        run = simulation.keepers[0].run
+        kept = {
+            name: len(getattr(run.progress, name)) for name in ("attempts", "claims", "failures", "passages")
+        }
+        return kept | {"past": len(run.all_beats()), "begun": len(simulation.keepers[0].begun_with)}
+
+    short, long = sizes(20), sizes(60)
+    assert all(long[name] <= 1.5 * short[name] + 20 for name in short), (short, long)
