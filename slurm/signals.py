@@ -112,11 +112,13 @@ class Errands:
             self.note(f"{undone}: {error}")
             return []
 
-    def finish(self) -> None:
-        """Wait until all is done, some seconds at most. Not for the holder of a lease."""
-        begun, self._begun = self._begun, []
+    def finish(self) -> list[SlurmError]:
+        """Wait until all is done, for some seconds at most, and not with a lease. Returns what failed."""
+        failed, begun, self._begun = [], self._begun, []
         for undone, finish, one in begun:
             try:
                 finish(one)
             except SlurmError as error:
                 self.note(f"{undone}: {error}")
+                failed.append(error)
+        return failed

@@ -45,11 +45,19 @@ class Asking:
         self._ask, self._asked = ask, float("-inf")
         self._thread: threading.Thread | None = None
         self._queue = Queue()
+        self._lacking: frozenset[str] = frozenset()
 
     @property
     def ends(self) -> float | None:
         """Unix time of the worker's own end, by the last answer."""
         return self._queue.ends
+
+    def newly_lacking_room(self) -> frozenset[str]:
+        """Return the jobs of others that have come to wait for room since the last call, by the last
+        answer."""
+        now, before = self._queue.lacking_room, self._lacking
+        self._lacking = now
+        return now - before
 
     def ask_again(self, after: float = ASK_SECONDS) -> None:
         """Ask, unless the last question is younger than ``after`` seconds, or not answered yet."""

@@ -208,6 +208,9 @@ class Waiting:
         assert self.wait is not None
         if waited > _ESTIMATE_AFTER:
             self._estimate(task)
+            self.queue.ask_again()
+            if self.queue.newly_lacking_room():
+                self.outside.wanted()
             if self.package.has_changed():
                 return Reason.CHANGED
         return staying.reason_to_leave(self.wait, time.monotonic())

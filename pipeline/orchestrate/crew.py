@@ -24,6 +24,8 @@ class Worker:
     """Unix time, by the worker's own clock, at which it began to do that."""
     nodes: tuple[str, ...] = ()
     """Names of the nodes that it runs on."""
+    has_worked: bool = False
+    """Whether it has done a task."""
 
     @property
     def job_kind(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from pipeline.orchestrate.staffing import Estimate
+from pipeline.orchestrate.situation import Estimate
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Task
 from pipeline.workers import estimates

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
 from pipeline.orchestrate.places import Held
-from pipeline.orchestrate.staffing import Foreign, Order
+from pipeline.orchestrate.situation import Foreign, Order
 from pipeline.run.tasks import Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Job
@@ -160,7 +160,7 @@ class Keeper:
             self._submit(order, decision)
         run.make_place(staffing.handovers)
         run.progress.write_rows()
-        run.see_killed(looked)
+        run.see_killed(decision.failed)
         run.release(looked)
         for job in [job for job in drivers if job in self._drivers]:
             del self._drivers[job]

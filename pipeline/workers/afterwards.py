@@ -61,6 +61,11 @@ class Afterwards:
         with self._going_on("no pass was started"):
             self.keeper.tend()
 
+    def wanted(self) -> None:
+        """Ask for a pass: somebody outside of the run waits for a place that one of its workers may make."""
+        with self._going_on("no pass was asked for"):
+            self.keeper.ask()
+
     def leaves(self, is_to_be_seen: bool) -> None:
         """Before the end: see to a pass that sees that the worker leaves, or has seen what it did."""
         with self._going_on("no pass was waited for"):

@@ -22,9 +22,11 @@ class Handover:
     worker: str
     """Its name (:mod:`pipeline.workers.beats`)."""
     whom: str
-    """Job kind, or name of the job, that its place is for."""
+    """Job kind that its place is for; empty for a job that is not of the run's stages."""
     at: float = 0.0
     """Unix time before which it need not leave."""
+    job: str = ""
+    """Name of the job that its place is for, like ``4711_3``; empty if it is not in the queue yet."""
 
 
 @dataclass(frozen=True)

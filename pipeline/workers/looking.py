@@ -26,7 +26,7 @@ from pipeline.run.submissions import cluster_of
 from slurm.commands import SlurmError, SlurmTimeout
 from slurm.query import QUEUE_FORMAT, Element, ask_queue, parse_known, parse_queue
 from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import is_there, make_folder, read_newest
+from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
 
 PASS_AGE = 3.0
 """Seconds that an answer may be old for a pass that a worker has asked for: workers say by beats and claims,
@@ -184,6 +184,35 @@ class Shelf:
             if self._path(ending).stat().st_uid == os.getuid():
                 return unsealed(content)
         return None
+
+
+_PLACE = re.compile(r"place-\d+_\d+-(\d+)")
+_PLACES_KEPT = 60
+"""Minutes for which it is known who has made place for a job."""
+
+
+def claim_place(paths: RunPaths, element: str, now: float) -> bool:
+    """Make known to a user's other runs that this one makes place for a job that waits. False where another
+    does: two who leave for one job would start up again for nothing. It counts for the minute.
+
+    Args:
+        paths: of the run that makes place.
+        element: the job, like ``4711_3``.
+        now: unix time.
+    """
+    minute, name = int(now // _MINUTE), str(paths.root)
+    for shelf in _shelves(paths):
+        with contextlib.suppress(OSError):  # then each decides for itself
+            _forget_places(shelf.folder, minute)
+            path = shelf.folder / f"place-{element}-{minute}"
+            return link_once(path, name) or read_newest(path).decode() == name
+    return True
+
+
+def _forget_places(folder: Path, minute: int) -> None:
+    for found in filter(None, map(_PLACE.fullmatch, names_in(folder))):
+        if not 0 <= minute - int(found[1]) < _PLACES_KEPT:
+            (folder / found[0]).unlink(missing_ok=True)
 
 
 def _times_up_to(asked: float, before: Look | None) -> tuple[float, ...]:

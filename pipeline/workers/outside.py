@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
 from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import is_job_of
 from pipeline.run.tasks import Task
 from pipeline.workers.afterwards import Afterwards
 from slurm.tasklist import ELIGIBLE, KNOWN, STARTED, attempt_id
@@ -24,6 +25,8 @@ class Queue:
 
     ends: float | None = None
     """Unix time of the worker's own end; None if unknown or never."""
+    lacking_room: frozenset[str] = frozenset()
+    """Names of the user's jobs that wait for room and are not of this run."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Outside:
     failed: Callable[[bool], None] = lambda stays: None
     """Is called after each attempt that failed, with whether this process goes on: what follows is for a pass
     to decide."""
+    wanted: Callable[[], None] = lambda: None
+    """Is called where a job of another run has come to wait for room: a pass finds who makes place for it."""
     waits: Callable[[], None] = lambda: None
     """Is called each second or so of a wait."""
     leaves: Callable[[bool], None] = lambda is_to_be_seen: None
@@ -74,9 +79,10 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
         attempt_ids(job, index, restarts),
         queued_seconds=max(0.0, started - eligible) if eligible else None,
         known=int(environment.get(KNOWN, "0")),
-        ask_queue=lambda: slurm_queue(run.paths, job, int(index)),
+        ask_queue=lambda: slurm_queue(run.paths, run.identity.id, job, int(index)),
         committed=afterwards.committed,
         failed=afterwards.failed,
+        wanted=afterwards.wanted,
         waits=afterwards.waits,
         leaves=afterwards.leaves,
     )
@@ -92,11 +98,12 @@ def attempt_ids(job: str, index: str, restarts: int) -> Callable[[int], str]:
     return lambda number: attempt_id(number, job, index, restarts, next(positions))
 
 
-def slurm_queue(paths: RunPaths, array: str, index: int) -> Queue | None:
-    """Look at Slurm's queue for a worker's own element; None where nothing is known of it, as where there is
-    no client and nobody else looks."""
+def slurm_queue(paths: RunPaths, run_id: str, array: str, index: int) -> Queue | None:
+    """Look at Slurm's queue for a worker's own element, and for others that wait; None where nothing is known
+    of it, as where there is no client and nobody else looks."""
     from pipeline.workers.looking import WORKER_AGE, look  # submitting jobs alone needs more of this
     from slurm.commands import SlurmError, SlurmMissing
+    from slurm.states import Phase, lacks_room, phase_of
 
     try:
         elements = look(paths, WORKER_AGE, _PATIENCE).elements
@@ -105,4 +112,6 @@ def slurm_queue(paths: RunPaths, array: str, index: int) -> Queue | None:
     own = next((e for e in elements if (e.array_id, e.index) == (array, index) and e.started), None)
     if own is None:  # it has started since
         return None
-    return Queue(own.started + own.time_limit if own.started and own.time_limit else None)
+    others = (e for e in elements if not is_job_of(run_id, e.name) and lacks_room(e.reason))
+    waiting = frozenset(f"{e.array_id}_{e.index}" for e in others if phase_of(e.state) is Phase.PENDING)
+    return Queue(own.started + own.time_limit if own.started and own.time_limit else None, waiting)

@@ -9,7 +9,7 @@ from pipeline.executors.slurm.passes import longest_time
 from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
-from pipeline.orchestrate.staffing import Order
+from pipeline.orchestrate.situation import Order
 from pipeline.run import journal
 from pipeline.run.bookkeeping import is_wanted
 from pipeline.run.control import begin_invocation
@@ -63,7 +63,7 @@ def test_of_early_workers_each_is_told_to_start_when_its_own_input_has_come(worl
             world.commit(task, "1-a")
         for _ in range(2):
             world.advance("a pass")
-        expected.append(f"jobid={job.id}_{shard}")
+        expected.append(f"jobid={job.id}_[{shard}]")
         assert told == expected, world.told()
 
 

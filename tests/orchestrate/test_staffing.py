@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks
 from pipeline.orchestrate.places import Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.staffing import Estimate, Foreign, Order, Situation, staff
+from pipeline.orchestrate.situation import Estimate, Foreign, Order, Situation
+from pipeline.orchestrate.staffing import staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
@@ -350,7 +351,7 @@ def test_a_job_of_another_run_gets_the_place_of_who_waits_and_none_of_who_works(
     done, claims = [*REWARDED], [claim(UPDATE, "9_0r0")]
     waits, works = at(waiting("7_0r0", ROLLOUTS[0])), at(busy("9_0r0", UPDATE))
     decided = hand_over([waits, works], done, claims, foreign=[job], estimates={"rollout": Estimate(140.0)})
-    assert leaving(decided) == {"7_0r0": "other.run"}
+    assert [(one.worker, one.job) for one in decided.handovers] == [("7_0r0", "other.run")]
     large = replace(job, need=replace(job.need, gpus=4))
     assert hand_over([waits, works], done, claims, foreign=[large]).handovers == (), "it would not start"
 

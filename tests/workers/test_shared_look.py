@@ -24,6 +24,7 @@ from pipeline.workers.looking import (
     Shelf,
     allowed_age,
     cache_home,
+    claim_place,
     is_usable,
     look,
 )
@@ -331,7 +332,33 @@ def test_the_cache_is_where_the_user_says():
 
 def test_workers_of_a_run_learn_of_their_ends_by_one_question(paths, squeue):
     squeue.act = lambda: answer("RUNNING", "RUNNING", "PENDING")
-    ends = [outside.slurm_queue(paths, "7", index) for index in range(2)]
+    ends = [outside.slurm_queue(paths, "abc", "7", index) for index in range(2)]
     assert [queue.ends for queue in ends] == [200.0 + 3600.0] * 2
-    assert outside.slurm_queue(paths, "8", 0) is None, "it has started since"
+    assert outside.slurm_queue(paths, "abc", "8", 0) is None, "it has started since"
     assert len(squeue.asked) == 1
+
+
+def test_a_worker_learns_of_jobs_of_other_runs_that_wait_for_room(paths, squeue):
+    names = {"10": "other.def.1.rollout.1.0", "11": "own.abc.1.reward.1.0", "12": "bash", "13": "held"}
+    lines = "".join(
+        answer("PENDING", names=name).replace("7|0|", f"{job}|0|").replace("|None|", "|Resources|")
+        for job, name in names.items()
+        if name != "held"
+    )
+    squeue.act = lambda: answer("RUNNING") + lines + answer("PENDING", names="held").replace("7|0|", "13|0|")
+    assert outside.slurm_queue(paths, "abc", "7", 0).lacking_room == {"10_0", "12_0"}
+
+
+# --- who makes place ---
+
+
+def test_of_two_runs_one_makes_place_for_a_job_and_knows_that_it_does(paths, tmp_path, monkeypatch):
+    other = run_on("big cluster/1", tmp_path / "other", monkeypatch)
+    assert claim_place(paths, "10_0", 6000.0)
+    assert claim_place(paths, "10_0", 6010.0), "its next pass"
+    assert not claim_place(other, "10_0", 6010.0)
+    assert claim_place(other, "10_1", 6010.0)
+    assert claim_place(other, "10_0", 6060.0), "it still waits: the first came to nothing"
+    assert claim_place(other, "12_0", 6060.0 + 7200), "and what is long over is forgotten"
+    left = [path.name for path in (tmp_path / "home").rglob("place-*")]
+    assert [name.rpartition("-")[0] for name in left] == ["place-12_0"]

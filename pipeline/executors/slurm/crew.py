@@ -3,16 +3,18 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
 from pipeline.executors.slurm.queue import is_live, is_pending
 from pipeline.orchestrate.crew import Crew, Pending, Worker
-from pipeline.orchestrate.places import Need
+from pipeline.orchestrate.places import Held, Need
+from pipeline.orchestrate.situation import Foreign
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
-from pipeline.run.submissions import Submission
+from pipeline.run.submissions import Submission, job_kind_of, run_id_of
 from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
@@ -71,6 +73,33 @@ def need_of(given: ResourcesConfig) -> Need:
         memory=parse_memory(given.mem) if given.mem else 0,
         num_nodes=given.nodes,
     )
+
+
+def held_by(elements: Iterable[Element]) -> list[Held]:
+    """Return what jobs that run hold of their nodes. Pure."""
+    running = (e for e in elements if not is_pending(e))
+    return [Held(node, _asked_by(e)) for e in running for node in node_names(e.node)]
+
+
+def lacking_room(elements: Iterable[Element]) -> list[Foreign]:
+    """Return the jobs that wait for room, in the order in which they were submitted; without driver jobs,
+    which ask for so little that nobody leaves for them. Pure."""
+    waiting = [e for e in elements if is_pending(e) and lacks_room(e.reason) and not _is_driver(e)]
+    waiting.sort(key=lambda e: (e.submitted or 0.0, e.array_id, e.index))
+    return [Foreign(worker_of(e).element, _asked_by(e)) for e in waiting]
+
+
+def _is_driver(element: Element) -> bool:
+    return bool(run_id_of(element.name)) and job_kind_of(element.name) in DRIVERS
+
+
+def _asked_by(element: Element) -> Need:
+    """Return what a job asks for on each of its nodes, as squeue shows it."""
+    nodes = max(1, element.num_nodes or 1)
+    cpus, gpus, memory = (
+        -(-(part or 0) // nodes) for part in (element.cpus, element.gpus, element.memory_mb)
+    )
+    return Need(frozenset(element.partition.split(",")), cpus, gpus, memory, nodes)
 
 
 @dataclass
@@ -138,7 +167,7 @@ def worker_of(element: Element) -> WorkerName:
 def _worker(name: str, first: Task, beat: Beat | None, nodes: tuple[str, ...]) -> Worker:
     if beat is None:
         return Worker(name, first, nodes=nodes)
-    return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes)
+    return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes, beat.tasks > 0)
 
 
 def _task_of(beat: Beat) -> Task | None:

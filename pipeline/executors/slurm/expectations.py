@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.config.scheduler import SlurmConfig, resources_of
 from pipeline.orchestrate.expectations import estimates_of
-from pipeline.orchestrate.staffing import Estimate
+from pipeline.orchestrate.situation import Estimate
 from pipeline.run import journal
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run

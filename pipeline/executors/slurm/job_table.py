@@ -5,7 +5,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.job_kinds import DRIVER
+from pipeline.config.job_kinds import DRIVER, DRIVERS
 from pipeline.executors.slurm.dependencies import ArrayElement, Waiting
 from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, run_queue
 from pipeline.orchestrate.jobs import CommittedOf
@@ -14,7 +14,7 @@ from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
-from pipeline.run.submissions import SUBMITTED, Ledger, Submission, job_kind_of
+from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of
 from pipeline.run.tasks import Stage, Task, parse_task
 from pipeline.workers.looking import Look
 from slurm.query import Element, find_by_name
@@ -36,6 +36,8 @@ class Snapshot:
     """Elements of the run as they were when squeue was called, and those expected since."""
     asked: float = 0.0
     """Unix time when squeue was called."""
+    others: Sequence[Element] = ()
+    """Elements of this user's that wait or run and are of no stage of the run."""
     is_fresh: bool = True
     """Whether that was in this pass, under its lease: then nothing that others submitted is missing."""
 
@@ -93,7 +95,12 @@ def _as_pending(submission: Submission) -> Iterator[Element]:
 def take_snapshot(run: Run, seen: Look, is_fresh: bool) -> Snapshot:
     """Read people's requests, and what a look at the queue shows of the run."""
     queue = _corrected(run_queue(run, seen), os.environ)
-    return Snapshot(time.time(), read_control(run.paths), queue, seen.asked, is_fresh)
+    others = [e for e in seen.elements if is_live(e) and not _is_of_stage(run, e)]
+    return Snapshot(time.time(), read_control(run.paths), queue, seen.asked, others, is_fresh)
+
+
+def _is_of_stage(run: Run, element: Element) -> bool:
+    return is_job_of(run.identity.id, element.name) and job_kind_of(element.name) not in DRIVERS
 
 
 def _corrected(queue: ElementsByName, environment: Mapping[str, str]) -> ElementsByName:

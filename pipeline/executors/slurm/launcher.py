@@ -19,7 +19,7 @@ from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.orchestrate.staffing import Order
+from pipeline.orchestrate.situation import Order
 from pipeline.run.failures import Failure
 from pipeline.run.submissions import chunk_size_for, job_kind_of
 from pipeline.run.tasks import Task

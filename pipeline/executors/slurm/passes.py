@@ -94,9 +94,12 @@ def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
         try:
             seen = None if read_control(run.paths).cancelled else look(run.paths, max_age, given)
             with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                return leased_pass(run, watcher, lease, errands, accounts, _if_young(seen))
+                done = leased_pass(run, watcher, lease, errands, accounts, _if_young(seen))
         finally:
-            errands.finish()
+            failed = errands.finish()
+        if done.outcome and failed:  # what is left of a run that is over no other pass would see
+            raise failed[0]
+        return done
 
     return until_settled(make, watcher.note)
 

@@ -17,6 +17,8 @@ from pipeline.executors.slurm.crew import (
     beats_of,
     broken_attempts,
     gone_claims,
+    held_by,
+    lacking_room,
     live_arrays,
     needs_of,
     read_roster,
@@ -25,6 +27,7 @@ from pipeline.executors.slurm.crew import (
     wanted_workers,
     worker_of,
 )
+from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone, explain
 from pipeline.executors.slurm.expectations import early_kinds, read_estimates
 from pipeline.executors.slurm.job_table import read_table
@@ -41,7 +44,8 @@ from pipeline.executors.slurm.silence import (
 from pipeline.orchestrate.crew import Crew, failed_claims, held_tasks
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.orchestrate.staffing import Situation, Staffing, staff
+from pipeline.orchestrate.situation import Situation
+from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.commits import CorruptData, read_record
@@ -55,9 +59,10 @@ from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, write_handovers
 from pipeline.workers.living import forget_old, mark_gone
+from pipeline.workers.looking import claim_place
 from slurm.commands import SlurmError
 from slurm.ringing import elements_of, parse_worker
-from slurm.submission import start_now
+from slurm.submission import array_expression, start_now
 
 _ROW_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
@@ -219,7 +224,7 @@ class WorkerJobs(SlurmJobs):
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
         decided = staff(self._situation(seen))
         self._hurry(decided)
-        self.errands.cancel(decided.withdrawn, only_pending=True)
+        self._withdraw(decided.withdrawn)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
@@ -233,9 +238,21 @@ class WorkerJobs(SlurmJobs):
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
 
-    def _hand_over(self, handovers: Sequence[Handover]) -> None:
-        """Publish who makes place, and ring those of them who have nothing to do."""
-        write_handovers(self.run.paths, handovers)
+    def _withdraw(self, names: Sequence[str]) -> None:
+        """Cancel elements that wait. That they end without having done their task is no failure."""
+        gone: dict[str, list[int]] = {}
+        for live in (self.roster.lives[name] for name in names):
+            gone.setdefault(live.submission.name, []).append(live.carrier.index)
+        for submission in [s for s in self.table.submissions if s.name in gone]:
+            self.table.note(submission, left=(*submission.state.left, *gone[submission.name]))
+        self.errands.cancel(names, only_pending=True)
+
+    def _hand_over(self, decided: Sequence[Handover]) -> None:
+        """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
+        see too only one makes place."""
+        paths, now = self.run.paths, self.table.seen.time
+        handovers = [h for h in decided if not h.job or claim_place(paths, h.job, now)]
+        write_handovers(paths, handovers)
         idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
         leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
         self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
@@ -257,6 +274,8 @@ class WorkerJobs(SlurmJobs):
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
             left={task for task, failures in self.failures.items() if self._is_left(failures)},
+            others=held_by(self.table.seen.others),
+            foreign=lacking_room(self.table.seen.others),
         )
 
     def _is_left(self, failures: Sequence[Failure]) -> bool:
@@ -268,19 +287,19 @@ class WorkerJobs(SlurmJobs):
         return submission.invocation == self.table.seen.control.invocation
 
     def _hurry(self, decided: Staffing) -> None:
-        told: dict[str, list[int]] = {}
-        for name in decided.hurried:
-            live = self.roster.lives[name]
-            if live.element is None:  # Slurm has not shown it yet; the next pass knows its number
-                continue
+        hurried: dict[str, list[ArrayElement]] = {}
+        for live in (self.roster.lives[name] for name in decided.hurried):
+            if live.element is not None:  # else Slurm has not shown it yet; the next pass knows its number
+                hurried.setdefault(live.submission.name, []).append(live.carrier)
+        for submission in [s for s in self.table.submissions if s.name in hurried]:  # as they are by now
+            indices = sorted(carrier.index for carrier in hurried[submission.name])
+            elements = f"{hurried[submission.name][0].array}_[{array_expression(indices, None)}]"
             try:
-                start_now(name)
-            except SlurmError as error:  # it has started or ended since it was seen
-                self.note(f"{name} could not be told to start now: {error}")
+                start_now(elements)
+            except SlurmError as error:  # some have started or ended since they were seen; the next pass sees
+                self.note(f"{elements} could not be told to start now: {error}")
                 continue
-            told.setdefault(live.submission.name, []).append(live.carrier.index)
-        for submission in [s for s in self.table.submissions if s.name in told]:  # as they are by now
-            self.table.note(submission, hurried=(*submission.state.hurried, *told[submission.name]))
+            self.table.note(submission, hurried=(*submission.state.hurried, *indices))
 
     def _end_silent(self) -> None:
         """Cancel workers that Slurm shows as running and that have not beaten for minutes, once another pass

@@ -1,0 +1,142 @@
+"""Who makes place for whom, where there are fewer places than workers. Pure.
+
+A worker leaves only for a job that would start in its place, that is wanted now or will be by then, and that
+has been given this place: everything is decided here, at once, for all.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pipeline.orchestrate.places import Candidate, Held, Need, make_room, place, room_of, with_end_of
+from pipeline.orchestrate.situation import Demand, Situation
+from pipeline.workers.beats import Doing
+from pipeline.workers.handover import Handover
+from slurm.nodes import Node
+
+_NOTHING = Need(frozenset(), cpus=0)
+
+
+@dataclass
+class Places:
+    """Places of the run's nodes, as they are given away one after the other."""
+
+    seen: Situation
+    most: Mapping[str, int]
+    room: dict[str, Node]
+    candidates: list[Candidate]
+    """Workers that may leave, those that are least missed first."""
+    leaving: list[Handover] = field(default_factory=list)
+    in_vain: set[tuple[Need, str, float, bool]] = field(default_factory=set)
+    """What was looked for and not found: places and who may leave only get fewer."""
+
+    def __post_init__(self) -> None:
+        self._workers = {worker.name: worker for worker in self.seen.crew.workers}
+        self._there = Counter(w.job_kind for w in self.seen.crew.workers if w.stays)
+
+    def leave(self, names: Collection[str], job_kind: str) -> None:
+        """Have some workers leave for others of their kind."""
+        known = {one.name: one for one in self.candidates}
+        chosen = [known.get(name, Candidate(name, (), _NOTHING)) for name in names]
+        self._leave(chosen, Handover("", job_kind))
+
+    def find(self, need: Need, whom: Handover, at: float, is_full: bool = False) -> bool:
+        """Give a job a place: one that is free, or that workers leave. False where it has none.
+
+        Args:
+            whom: what is noted of those who leave for it, but for their names.
+            at: unix time at which it is wanted.
+            is_full: whether Slurm has found no free place for it.
+        """
+        if (key := (need, whom.whom, at, is_full)) in self.in_vain:
+            return False
+        left = None if is_full else place(self.room, need)
+        if left is None and not self.seen.nodes and not is_full:
+            return True  # nobody knows
+        if left is None:
+            room = _without_room(self.room, need) if is_full else self.room
+            willing = [one for one in self.candidates if self._may_leave(one.name, whom.whom, at)]
+            chosen = make_room(room, need, willing)
+            if not chosen:
+                self.in_vain.add(key)
+                return False
+            self._leave(chosen, whom)
+            left = place(self.room, need)
+        self.room = left or self.room
+        return True
+
+    def _leave(self, chosen: Sequence[Candidate], whom: Handover) -> None:
+        self.room = with_end_of(self.room, chosen)
+        staying = (one.name for one in chosen if self._workers[one.name].stays)
+        self.leaving += [replace(whom, worker=name) for name in staying]
+        self.candidates = [one for one in self.candidates if one not in chosen]
+        self._there.subtract(w.job_kind for one in chosen if (w := self._workers[one.name]).stays)
+
+    def _may_leave(self, name: str, whom: str, at: float) -> bool:
+        """Whether a worker may leave for something: it is one too many, or has its next task later."""
+        worker = self._workers[name]
+        kind = worker.job_kind
+        if not worker.stays:
+            return True
+        if kind == whom:
+            return False
+        if worker.doing is Doing.BUSY:
+            return self.seen.done_by(kind) <= at < self.seen.next_input(kind)
+        return self._there[kind] > self.most.get(kind, 0) or at < self.seen.next_use(kind)
+
+
+def _without_room(room: Mapping[str, Node], need: Need) -> dict[str, Node]:
+    """Return nodes of which others have taken all that a job of this kind would fit into."""
+    found = {}
+    for name, node in room.items():
+        fits = need.fits(node)
+        found[name] = replace(node, gpus=0, cpus=node.cpus if need.gpus else 0) if fits else node
+    return found
+
+
+def make_places(
+    seen: Situation, most: Mapping[str, int], demands: Sequence[Demand]
+) -> tuple[tuple[Handover, ...], list[Demand]]:
+    """Find places for what waits in the queue and then for what is wanted. Returns who leaves for them, and
+    what is to be submitted: early ones for which there is a place, the others in any case."""
+    places = Places(seen, most, _free_room(seen), _candidates(seen))
+    full = {e.job_kind for e in seen.crew.pending if e.lacks_room}
+    for element in seen.crew.pending:
+        kind = element.job_kind
+        if kind in seen.needs and seen.has_task(element) and (element.begin or 0.0) <= seen.now:
+            at = seen.now if seen.is_ready(element.first) else seen.next_use(kind)
+            whom = Handover("", kind, job=element.name)
+            places.find(seen.needs[kind], whom, at, is_full=element.lacks_room)
+    for foreign in seen.foreign:
+        places.find(foreign.need, Handover("", "", job=foreign.name), seen.now, is_full=True)
+    placed = []
+    for demand in demands:
+        kind, found = demand.job_kind, len(demand.tasks)
+        places.leave(demand.replaces, kind)
+        whom = Handover("", kind, demand.begin or 0.0)
+        if need := seen.needs.get(kind):
+            found = sum(places.find(need, whom, demand.at, is_full=kind in full) for _ in demand.tasks)
+        if demand.must_come or found:
+            placed.append(demand if demand.must_come else replace(demand, tasks=demand.tasks[-found:]))
+    return tuple(places.leaving), placed
+
+
+def _free_room(seen: Situation) -> dict[str, Node]:
+    """Return what the user's own jobs leave of the nodes; of nodes that are not known only that workers are
+    there."""
+    workers = [w for w in seen.crew.workers if w.job_kind in seen.needs]
+    held = [Held(node, seen.needs[w.job_kind]) for w in workers for node in w.nodes]
+    known = {node.name for node in seen.nodes}
+    unknown = {
+        one.node: Node(one.node, one.need.partitions, 0, 0, 0) for one in held if one.node not in known
+    }
+    return {**unknown, **room_of(seen.nodes, [*held, *seen.others])}
+
+
+def _candidates(seen: Situation) -> list[Candidate]:
+    """Return the workers that leave, then those that have nothing to do, then those that are at work: of each
+    first those whose next task is furthest away, and those whose start was not in vain."""
+    order = {Doing.LEAVING: 0, Doing.WAITING: 1, Doing.BUSY: 2}
+    found = [w for w in seen.crew.workers if w.job_kind in seen.needs and w.doing in order]
+    found.sort(key=lambda w: (order[w.doing], -seen.next_input(w.job_kind), not w.has_worked, w.name))
+    return [Candidate(w.name, w.nodes, seen.needs[w.job_kind]) for w in found]
