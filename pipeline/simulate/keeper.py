@@ -160,7 +160,7 @@ class Keeper:
             self._submit(order, decision)
         run.make_place(staffing.handovers)
         run.progress.write_rows()
-        run.see_killed(looked)
+        run.see_killed(decision.failed)
         run.release(looked)
         for job in [job for job in drivers if job in self._drivers]:
             del self._drivers[job]

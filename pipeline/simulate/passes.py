@@ -26,6 +26,8 @@ class Decision:
     staffing: Staffing
     known: Mapping[Task, int]
     """Numbers of the newest claims that it knew of."""
+    failed: Sequence[Claim] = ()
+    """Attempts that came to nothing, and that no earlier pass has seen."""
     left_out: tuple[Task, ...] = ()
     """Expendable tasks that the run goes on without."""
     given_up: tuple[Failure, ...] = ()
@@ -50,12 +52,13 @@ def decide(run: SimulatedRun, begun_with: Collection[Task], around: Around) -> D
     committed, crew = progress.seen(tasks), crew_of(run)
     newest = Task(progress.frontier.updated, Stage.UPDATE)
     claims = progress.claims_on(dict.fromkeys((*tasks, newest)))
-    count_failures(run, failed_claims(claims, crew, progress.committed, progress.judged))
+    failed = failed_claims(claims, crew, progress.committed, progress.judged)
+    count_failures(run, failed)
     held = held_tasks(claims, crew, progress.committed)
     observed = Observation(window, committed, {}, held.keys(), progress.failures)
     actions = reconcile(plan, observed, run.plant.max_attempts)
     if actions.give_up:
-        return Decision(Staffing(), {}, given_up=actions.give_up)
+        return Decision(Staffing(), {}, failed, given_up=actions.give_up)
     wanted = wanted_workers(run.plant)
     situation = Situation(
         plan=plan,
@@ -76,7 +79,7 @@ def decide(run: SimulatedRun, begun_with: Collection[Task], around: Around) -> D
         left={task for task, failures in progress.failures.items() if _is_left(run, failures)},
     )
     left_out = tuple(failure.task for failure in actions.leave_out)
-    return Decision(staff(situation), newest_numbers(claims), left_out)
+    return Decision(staff(situation), newest_numbers(claims), failed, left_out)
 
 
 def _tasks_after(run: SimulatedRun, window: Sequence[Task]) -> tuple[Task, ...]:

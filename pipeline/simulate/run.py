@@ -27,7 +27,7 @@ from pipeline.workers.claims import Attempt, Claim
 from pipeline.workers.handover import Handover
 from pipeline.workers.staying import ASK_SECONDS, Wait
 
-_ESTIMATE_AFTER = 0.21
+_ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which a worker asks how long it will take, and whether it is to make place."""
 _INPUT_SECONDS = 30.0
 """Seconds that a worker which did not start early waits for its first task's inputs."""
@@ -79,8 +79,8 @@ class SimulatedRun:
     not."""
     saved: dict[Task, float] = field(default_factory=dict)
     """Seconds of computing that failed attempts have saved."""
-    unseen: list[tuple[float, Claim]] = field(default_factory=list)
-    """Attempts of killed workers, of which nobody knows yet, and when that was."""
+    unseen: dict[str, Claim] = field(default_factory=dict)
+    """Attempts of killed workers, of which nobody knows yet, by their ids."""
     jobs: list[JobRecord] = field(default_factory=list)
     committed: float = 0.0
     """When something was last committed."""
@@ -333,7 +333,9 @@ class SimulatedRun:
                 Wait(self.now, bound, allowance=self._allowance(worker, bound)),
                 None,
             )
-            self.clock.at(min(self.now + _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now)
+            self.clock.at(
+                min(self.now + 1.05 * _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now
+            )
         return None
 
     def _bound(self, worker: Worker) -> float:
@@ -364,7 +366,7 @@ class SimulatedRun:
         """A worker that waits considers whether it stays."""
         if worker.wait is None or worker.wait.began != began or worker.doing is not Doing.WAITING:
             return
-        if self.now - began >= _ESTIMATE_AFTER:
+        if self.now - began > _ESTIMATE_AFTER:
             self._estimate(worker)
         if reason := staying.reason_to_leave(worker.wait, self.now):
             return self.leave(worker, reason)
@@ -512,15 +514,14 @@ class SimulatedRun:
             why = FailureKind.PAUSED
         if claim is not None:
             self.progress.end(claim, why, is_known=False)
-            self.unseen.append((self.now, claim))
+            self.unseen[claim.attempt] = claim
         is_lost = claim is not None and why is not FailureKind.PAUSED
         worker.claim, worker.reason = None, None
         self._free(worker, "lost" if is_lost else "")
 
-    def see_killed(self, before: float) -> None:
-        """A pass has seen who was killed: others may take their tasks."""
-        gone = [claim for time, claim in self.unseen if time <= before]
-        self.unseen = [(time, claim) for time, claim in self.unseen if time > before]
+    def see_killed(self, failed: Iterable[Claim]) -> None:
+        """A pass has seen which attempts came to nothing: others may take their tasks."""
+        gone = [self.unseen.pop(claim.attempt) for claim in failed if claim.attempt in self.unseen]
         for claim in gone:
             self.progress.close(claim)
         self.wake(dict.fromkeys(claim.task.job_kind for claim in gone))

@@ -1,4 +1,4 @@
-"""Plants at random: they can be drawn again, differ as they should, and none is left standing."""
+"""Plants at random: they can be drawn again, are as different as they should be, and no run stands still."""
 
 import math
 

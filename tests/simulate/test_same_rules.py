@@ -5,13 +5,15 @@ import functools
 import pytest
 
 from pipeline.orchestrate import expectations, staffing
+from pipeline.orchestrate.reconcile import Actions
 from pipeline.run.plan import Plan
+from pipeline.run.tasks import PREPARE, Stage
 from pipeline.simulate import passes
 from pipeline.simulate.simulation import simulate
 from pipeline.workers import choosing, estimates, staying
 from tests.support.plants import plant_with
 
-PLANT = plant_with(3, shards=4, spread=0.5, every=2, state_seconds=5.0, failures=0.1, disturbed_every=2000.0)
+PLANT = plant_with(3, shards=4, spread=0.5, every=2, state_seconds=5.0, failures=0.1, disturbed_every=100.0)
 
 
 @functools.cache
@@ -41,17 +43,13 @@ def times(number: float):
 
 
 RULES = {
-    "plan: what an update waits for": (Plan, "must_have_ended", lambda real: always(None)),
-    "plan: what is evaluated": (Plan, "evaluates", lambda real: always(False)),
-    "reconcile: what is due": (
-        passes,
-        "reconcile",
-        lambda real: (
-            lambda plan, seen, *more: (
-                real(plan, seen, *more) if not seen.failures else real(plan, seen, 1, *more[1:])
-            )
-        ),
+    "plan: what a reward waits for": (
+        Plan,
+        "inputs",
+        lambda real: lambda plan, task: (PREPARE,) if task.stage is Stage.REWARD else real(plan, task),
     ),
+    "plan: what is evaluated": (Plan, "evaluations", lambda real: always(())),
+    "reconcile: what is due": (passes, "reconcile", lambda real: always(Actions())),
     "crew: who holds a task": (passes, "held_tasks", lambda real: always({})),
     "crew: which claims failed": (passes, "failed_claims", lambda real: always([])),
     "staffing: who makes place": (
@@ -67,13 +65,11 @@ RULES = {
         lambda real: always(staffing.Estimate()),
     ),
     "choosing: what is free": (choosing, "is_free", lambda real: lambda a, most, is_given=False: not a),
-    "choosing: who waits for a state": (choosing, "claimed", None),
     "staying: how long one waits": (staying, "bound", times(0.1)),
     "staying: how long for others": (staying, "allowance", times(0.0)),
     "estimates: when an input comes": (estimates, "expected_ready", times(1.5)),
     "estimates: how long a start takes": (estimates, "startup", lambda real: always(None)),
 }
-del RULES["choosing: who waits for a state"]
 
 
 @pytest.mark.parametrize("rule", RULES)
