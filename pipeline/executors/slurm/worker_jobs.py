@@ -241,7 +241,9 @@ class WorkerJobs(SlurmJobs):
     def _withdraw(self, names: Sequence[str]) -> None:
         """Cancel elements that wait. That they end without having done their task is no failure."""
         gone: dict[str, list[int]] = {}
-        shown = [name for name in names if self.roster.lives[name].element is not None]  # else it has no number
+        shown = [
+            name for name in names if self.roster.lives[name].element is not None
+        ]  # else it has no number
         for live in (self.roster.lives[name] for name in shown):
             gone.setdefault(live.submission.name, []).append(live.carrier.index)
         for submission in [s for s in self.table.submissions if s.name in gone]:
