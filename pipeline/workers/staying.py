@@ -103,7 +103,7 @@ def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     """Return why a worker that waits leaves now, by time alone; None: it stays."""
     if now >= wait.until:
         return Reason.LONG
-    if wait.expected is not None and wait.expected > wait.began + wait.bound:
+    if wait.expected is not None and wait.expected > now + wait.bound:
         return Reason.FAR
     return None
 
