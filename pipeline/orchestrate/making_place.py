@@ -84,6 +84,8 @@ class Places:
             return False
         if worker.doing is Doing.BUSY:
             return self.seen.done_by(kind) <= at < self.seen.next_input(kind)
+        if not self.seen.open_tasks(kind) and self.seen.waits_for(kind, whom):
+            return True  # whatever is expected: its input comes from there
         return self._there[kind] > self.most.get(kind, 0) or at < self.seen.next_use(kind)
 
 
@@ -112,8 +114,10 @@ def make_places(
             places.find(seen.needs[kind], whom, at, is_full=element.lacks_room)
     for foreign in seen.foreign:
         places.find(foreign.need, Handover("", "", job=foreign.name), seen.now, is_full=True)
-    placed = []
+    placed: list[Demand] = []
     for demand in demands:
+        if not demand.must_come and _lacks_others(seen, demand, placed):
+            continue
         kind, found = demand.job_kind, len(demand.tasks)
         places.leave(demand.replaces, kind)
         quick = _quick(seen, kind)
@@ -123,6 +127,15 @@ def make_places(
         if demand.must_come or found:
             placed.append(demand if demand.must_come else replace(demand, tasks=demand.tasks[-found:]))
     return tuple(places.leaving), placed
+
+
+def _lacks_others(seen: Situation, demand: Demand, placed: Sequence[Demand]) -> bool:
+    """Whether what must be done before has nobody who would do it, and may need the same places: who starts
+    early would keep those out on whom it waits."""
+    there = {one.job_kind for one in placed}
+    before = (kind for kind in seen.kinds_before(demand.tasks[0]) if kind not in there)
+    lacking = (kind for kind in before if not seen.crew.count(kind) and kind in seen.wanted)
+    return any(seen.may_share(demand.job_kind, kind) for kind in lacking)
 
 
 def _free_room(seen: Situation) -> dict[str, Node]:

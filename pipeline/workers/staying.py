@@ -117,7 +117,7 @@ def reason_to_leave(wait: Wait, now: float) -> Reason | None:
         return Reason.LONG
     if wait.expected is None or wait.is_first:
         return None
-    return Reason.FAR if wait.expected > wait.began + max(wait.bound, wait.coming_back) else None
+    return Reason.FAR if wait.expected > now + max(wait.bound, wait.coming_back) else None
 
 
 def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:
