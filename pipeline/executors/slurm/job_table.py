@@ -104,7 +104,7 @@ def _is_of_stage(run: Run, element: Element) -> bool:
 
 
 def _corrected(queue: ElementsByName, environment: Mapping[str, str]) -> ElementsByName:
-    """Return the queue with the element that this process is part of as running: it may have started since."""
+    """Return the queue with the element that this process is part of as running, which it may be since."""
     job, index = (environment.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
     return {
         name: [
