@@ -14,7 +14,7 @@ from slurm.commands import SlurmTimeout
 from slurm.query import NoAnswer
 from slurm.states import SlurmState
 from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, Watcher, is_driver
+from tests.support.toyworld import MIN_JOB_AGE, Luck, Watcher, is_driver
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_accounting_that_is_slow_is_asked_while_the_lease_is_free(world, monkeyp
     monkeypatch.setattr(exit_reasons, "read_ended", slow)
     (prepare,) = (e for e in world.slurm.elements() if e.job.name.split(".")[-3] == "prepare")
     world.slurm.end(prepare, SlurmState.FAILED, 1)
+    time.sleep(MIN_JOB_AGE)
     world.slurm.forget_ended()
-    clock[0] += 60.0
     advance(world)
     assert asked == [(True, False), (False, True)]
     failed = [e["task"] for e in journal.read(world.run.paths.events) if e["event"] == "failed"]

@@ -104,10 +104,7 @@ def _is_of_stage(run: Run, element: Element) -> bool:
 
 
 def _corrected(queue: ElementsByName, environment: Mapping[str, str]) -> ElementsByName:
-    """Return the queue with the element that this process is part of as running: it may have started since.
-
-    A driver job that took itself for one that waits would leave none behind.
-    """
+    """Return the queue with the element that this process is part of as running: it may have started since."""
     job, index = (environment.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
     return {
         name: [
@@ -187,8 +184,9 @@ class JobTable:
                     yield submission, index
 
     def pending_driver(self, iteration: int, job_kind: str) -> Submission | None:
-        """Return the driver job of an iteration that waits in the queue."""
-        for submission in self.submissions:
+        """Return the driver job of an iteration that waits in the queue: the newest, as older ones may have
+        started since squeue was called."""
+        for submission in reversed(self.submissions):
             is_asked_for = (submission.iteration, submission.job_kind) == (iteration, job_kind)
             if is_asked_for and any(map(is_pending, self.seen.queue.get(submission.name, ()))):
                 return submission
