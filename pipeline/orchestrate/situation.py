@@ -11,7 +11,7 @@ from itertools import groupby
 from pipeline.orchestrate.crew import Crew, Pending, Worker
 from pipeline.orchestrate.places import Held, Need
 from pipeline.run.plan import Plan
-from pipeline.run.tasks import Task
+from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing
 from slurm.nodes import Node
 
@@ -28,6 +28,8 @@ class Estimate:
     """Seconds from a job's start until it can begin a task."""
     task: float | None = None
     """Seconds that a task takes."""
+    least_queue_wait: float = 0.0
+    """Seconds from submission to start where nothing is in a job's way: nobody need leave before."""
 
     @property
     def coming_back(self) -> float | None:
@@ -128,6 +130,20 @@ class Situation:
         return math.inf if expected is None else max(expected, self.now)
 
     @cached_property
+    def undone(self) -> Sequence[Task]:
+        """Return the tasks at hand that are not committed."""
+        return [task for task in self.tasks if task not in self.committed]
+
+    def waits_for(self, job_kind: str, other: str) -> bool:
+        """Whether the next inputs of a kind can only come after something that another kind could do now."""
+        task = next((t for t in self.undone if t.job_kind == job_kind and not self.is_ready(t)), None)
+        return task is not None and any(comes_before(first, task) for first in self.open_tasks(other))
+
+    def kinds_before(self, task: Task) -> set[str]:
+        """Return the other job kinds that have something to do before a task."""
+        return {t.job_kind for t in self.undone if comes_before(t, task)} - {task.job_kind}
+
+    @cached_property
     def _staying(self) -> Counter[str]:
         return Counter(worker.job_kind for worker in self.crew.workers if worker.stays)
 
@@ -139,9 +155,21 @@ class Situation:
         workers = self._staying[job_kind]
         return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
 
+    def may_share(self, job_kind: str, other: str) -> bool:
+        """Whether a place of a job kind could be one of another kind's."""
+        mine, theirs = self.needs.get(job_kind), self.needs.get(other)
+        return bool(mine and theirs and not mine.partitions.isdisjoint(theirs.partitions))
+
     def has_task(self, element: Pending) -> bool:
         """Whether the task that a pending element was submitted for is still to be done."""
         return element.first in self.tasks and element.first not in self.committed
+
+
+def comes_before(one: Task, other: Task) -> bool:
+    """Whether a task can only be done once another is, in the chain of iterations: what is measured of
+    policies keeps nothing waiting."""
+    is_earlier = (one.iteration, one.stage.position) < (other.iteration, other.stage.position)
+    return is_earlier and one.stage not in (Stage.EVALUATE, Stage.BENCHMARK)
 
 
 @dataclass(frozen=True)

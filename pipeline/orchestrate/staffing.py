@@ -10,10 +10,11 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from pipeline.orchestrate.crew import Pending
 from pipeline.orchestrate.making_place import make_places
 from pipeline.orchestrate.places import room_of
 from pipeline.orchestrate.sharing import Work, targets_by_group
-from pipeline.orchestrate.situation import Demand, Estimate, Order, Situation
+from pipeline.orchestrate.situation import Demand, Estimate, Order, Situation, comes_before
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
@@ -63,7 +64,24 @@ def _targets(seen: Situation) -> dict[str, int]:
     """Return the most workers of each kind that there are to be."""
     works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs}
     found = targets_by_group(works, room_of(seen.nodes, seen.others))
-    return {kind: min(most, found.get(kind, most)) for kind, most in seen.wanted.items()}
+    most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
+    for kind in most:  # inputs before what reads them
+        keeping_up = [_keep_up(seen, kind, source, most) for source in _upstream(seen, kind)]
+        most[kind] = min([most[kind], *keeping_up])
+    return most
+
+
+def _upstream(seen: Situation, job_kind: str) -> list[str]:
+    return [source for source in seen.plan.upstream(job_kind) if source in seen.wanted]
+
+
+def _keep_up(seen: Situation, job_kind: str, source: str, most: Mapping[str, int]) -> int:
+    """Return how many workers of a kind keep up with those whose results they read: as many, or more where
+    their own tasks take longer."""
+    own, theirs = (seen.estimates.get(kind, Estimate()).task for kind in (job_kind, source))
+    if own is None or not theirs:
+        return seen.wanted[job_kind]
+    return math.ceil(most[source] * max(1.0, own / theirs))
 
 
 def _work(seen: Situation, job_kind: str) -> Work:
@@ -168,6 +186,7 @@ def _withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
     wanting = ready.union(element.job_kind for element in due)
     spare = (e for e in seen.crew.pending if not seen.has_task(e) and e.job_kind not in ready)
     found = [element.name for element in spare if _is_in_the_way(seen, element.job_kind, wanting)]
+    found += [e.name for e in seen.crew.pending if e.name not in found and _is_too_early(seen, e)]
     for kind in seen.wanted:
         mine = [e.name for e in seen.crew.pending if e.job_kind == kind and e.first not in seen.left]
         surplus = seen.crew.count(kind) - most[kind] - sum(name in found for name in mine)
@@ -175,11 +194,18 @@ def _withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _is_too_early(seen: Situation, element: Pending) -> bool:
+    """Whether an element that waits for its input is in the queue with one that must have a place before."""
+    if not seen.has_task(element) or seen.is_ready(element.first):
+        return False
+    late = {
+        one.job_kind
+        for one in seen.crew.pending
+        if one.lacks_room and seen.is_ready(one.first) and comes_before(one.first, element.first)
+    }
+    return _is_in_the_way(seen, element.job_kind, late)
+
+
 def _is_in_the_way(seen: Situation, job_kind: str, wanting: Collection[str]) -> bool:
     """Whether a place of a job kind could be one of another kind's."""
-    mine = _partitions(seen, job_kind)
-    return any(kind != job_kind and not mine.isdisjoint(_partitions(seen, kind)) for kind in wanting)
-
-
-def _partitions(seen: Situation, job_kind: str) -> frozenset[str]:
-    return seen.needs[job_kind].partitions if job_kind in seen.needs else frozenset()
+    return any(kind != job_kind and seen.may_share(job_kind, kind) for kind in wanting)

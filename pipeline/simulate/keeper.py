@@ -21,7 +21,7 @@ from pipeline.workers.overdue import is_overdue
 
 _MOST_REST = 5.0
 """Seconds between two passes at most; else as long as a pass took."""
-_OVERDUE_SECONDS = 30.0
+_OVERDUE_SECONDS = 60.5
 
 
 @dataclass(eq=False)

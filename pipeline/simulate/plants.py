@@ -14,7 +14,7 @@ from pipeline.simulate.results import Result
 from pipeline.simulate.simulation import simulate
 from pipeline.simulate.strategies import BASELINES
 
-_TASKS = 1000
+_TASKS = 400
 """Tasks of a run, about: fewer iterations where there are many shards."""
 MOST_TIMES = 1.3
 """A run may take so many times what it takes with the best of the simple strategies."""
@@ -52,7 +52,7 @@ def plant_of(seed: str, number: int) -> Plant:
     draw = Draw(seed, number)
     shards = draw.whole("shards", 1, 256)
     pools = ("judge",) if draw.is_one_of("pools", 6) else ()
-    iterations = max(4, min(12, _TASKS // (shards * (2 + len(pools)))))
+    iterations = max(4, min(10, _TASKS // (shards * (2 + len(pools)))))
     plan = Plan(iterations, shards, draw.pick("every", 0, 0, 1, 2, 4), pools=pools)
     kinds = ("prepare", *plan.job_kinds, *(("evaluate",) if plan.evaluate_every else ()))
     nodes, partitions, where = _cluster(draw, kinds)

@@ -20,6 +20,8 @@ class Scheduling:
     """What is done when a job starts, for jobs that live."""
     _is_due: bool = False
     _backfills: bool = False
+    _has_changed: bool = False
+    """Whether anything has come or ended since the last backfill: else that would find the same."""
 
     def submit(self, job: Job, starts: Callable[[Job], None]) -> None:
         self.starts[job] = starts
@@ -38,6 +40,7 @@ class Scheduling:
         self.try_jobs()
 
     def try_jobs(self) -> None:
+        self._has_changed = True
         if not self._is_due:
             self._is_due = True
             self.clock.after(self.settings.tried_after, self._try_in_order)
@@ -50,9 +53,11 @@ class Scheduling:
             self.clock.after(self.settings.backfill, self._backfill)
 
     def _backfill(self) -> None:
-        self._tell(backfill(self.cluster, self.clock.now))
-        self._backfills = self._waits
-        if self._backfills:
+        self._has_changed, self._backfills = False, False
+        started = backfill(self.cluster, self.clock.now)
+        self._tell(started)
+        if self._waits and (started or self._has_changed):
+            self._backfills = True
             self.clock.after(self.settings.backfill, self._backfill)
 
     @property

@@ -17,8 +17,7 @@ import pytest
 
 from pipeline.run.paths import RunPaths
 from slurm.devcluster import Cluster
-from slurm.signals import signal_elements
-from slurm.submission import cancel
+from slurm.signals import Errands, signal_elements
 from tests.cluster.scenario import Hold, SlurmRun, assert_same_policy, room_on, staying, take, wait_for
 
 SHIMS = Path(__file__).parent / "shims" / "hanging"
@@ -99,9 +98,27 @@ def test_who_runs_is_rung_once_and_at_once_although_others_of_its_array_wait(clu
         command = ["scancel", "-v", "--batch", "--signal=USR1", f"{array}_0"]
         said = cluster.call("timeout", "3", *command)
         assert (said.returncode, "in transitional state" in said.stderr) == (124, True), "by itself it would"
-        cancel([f"{array}_[1-100]"], only_pending=True)
-        assert cluster.call("squeue", "-hr", "-tPD", f"-j{array}", "-o%i").stdout.count("\n") == 100
     assert signal_elements("USR1", [f"{array}_0"]) == "", "who has ended gets none"
+
+
+def test_of_an_array_that_waits_those_are_withdrawn_that_are_named(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", cluster.environment()["SLURM_CONF"])
+    told: list[str] = []
+    errands = Errands(told.append)
+
+    def waiting() -> set[str]:
+        shown = cluster.call("squeue", "-hr", "-tPD", f"-j{array}", "-o%i").stdout
+        return set(shown.split())
+
+    with two_hundred_waiting(cluster, tmp_path) as array:
+        errands.withdraw([f"{array}_{index}" for index in (0, 7, 11)])
+        assert errands.finish() == []
+        assert waiting() == {f"{array}_{index}" for index in range(1, 201) if index not in (7, 11)}
+        assert cluster.call("squeue", "-h", "-tR", f"-j{array}", "-o%i").stdout.split() == [f"{array}_0"]
+        errands.withdraw([f"{array}_7"])
+        errands.withdraw(["4000000_1"])
+        assert (errands.finish(), told) == ([], []), "it has ended meanwhile, or was never there"
+        assert len(waiting()) == 198
 
 
 def test_a_pass_is_short_while_two_hundred_elements_wait(cluster, make_run, complete_run, tmp_path):

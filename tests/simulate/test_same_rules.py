@@ -54,7 +54,7 @@ RULES = {
     "crew: which claims failed": (passes, "failed_claims", lambda real: always([])),
     "staffing: who makes place": (
         staffing,
-        "_make_places",
+        "make_places",
         lambda real: lambda s, m, d: ((), real(s, m, d)[1]),
     ),
     "staffing: who starts early": (staffing, "_early", lambda real: always(None)),

@@ -241,11 +241,14 @@ class WorkerJobs(SlurmJobs):
     def _withdraw(self, names: Sequence[str]) -> None:
         """Cancel elements that wait. That they end without having done their task is no failure."""
         gone: dict[str, list[int]] = {}
-        for live in (self.roster.lives[name] for name in names):
+        shown = [
+            name for name in names if self.roster.lives[name].element is not None
+        ]  # else it has no number
+        for live in (self.roster.lives[name] for name in shown):
             gone.setdefault(live.submission.name, []).append(live.carrier.index)
         for submission in [s for s in self.table.submissions if s.name in gone]:
             self.table.note(submission, left=(*submission.state.left, *gone[submission.name]))
-        self.errands.cancel(names, only_pending=True)
+        self.errands.withdraw(shown)
 
     def _hand_over(self, decided: Sequence[Handover]) -> None:
         """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
