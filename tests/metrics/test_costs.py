@@ -139,7 +139,7 @@ def element(index: int = 0, name: str = "run.abc.1.rollout.1.0", **more: object)
 
 @pytest.fixture
 def sacct(monkeypatch) -> list[set[str]]:
-    """Ids that each call of sacct was asked for; it knows of a failed attempt that the queue does not show."""
+    """Ids that each call of sacct was asked for. It knows of an attempt that the queue does not show."""
     asked: list[set[str]] = []
 
     def answer(jobs, timeout):
