@@ -1,0 +1,195 @@
+"""A pass decides by a look at the queue that is some seconds old: jobs were submitted, started, ended, were
+cancelled or put back since. Workers' beats and claims are newer than the look.
+"""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from pipeline.executors.slurm.crew import as_heard_of
+from pipeline.executors.slurm.job_table import Snapshot, read_table, take_snapshot
+from pipeline.run import journal
+from pipeline.run.directory import Run
+from pipeline.run.endings import read_endings
+from pipeline.run.submissions import Ledger, Submission
+from pipeline.workers import looking
+from pipeline.workers.looking import Look
+from slurm.commands import SlurmTimeout
+from slurm.query import Element
+from slurm.states import SlurmState
+from tests.support.toyslurm import Element as ToyElement
+from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
+from tests.support.toyworld import MIN_JOB_AGE, Luck, in_job, is_driver, pass_over
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
+    return make_worker_world(tmp_path / "run", monkeypatch, 1, Luck())
+
+
+def look_of(world: WorkerWorld) -> Look:
+    world.look()
+    return world.looks[-1]
+
+
+def submissions(run: Run) -> list[Submission]:
+    return Ledger(run.paths).load(range(run.plan.iterations + 1))
+
+
+def failures(world: WorkerWorld) -> list[str]:
+    return [e["task"] for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
+
+
+def working(world: WorkerWorld) -> tuple[ToyElement, Worker]:
+    """Let the run go on until a worker is at a task."""
+    world.submit()
+    while not any(worker.claim for worker in world.workers.values()):
+        world.happen()
+    return next((element, worker) for element, worker in world.workers.items() if worker.claim)
+
+
+def test_what_was_submitted_since_is_not_submitted_again(world):
+    before = look_of(world)
+    world.submit()
+    there = [one.name for one in submissions(world.run)]
+    assert len(there) >= 3, "two guards, and an array"
+    for _ in range(3):
+        pass_over(world.run, world.story, before)
+    assert [one.name for one in submissions(world.run)] == there
+    assert not failures(world)
+
+
+def test_what_was_submitted_since_for_an_iteration_that_is_over_is_known(world):
+    """Iterations may be shorter than a look is old."""
+    before = look_of(world)
+    world.submit()
+    (array,) = (s for s in submissions(world.run) if s.is_of_stage and s.iteration)
+    seen = take_snapshot(world.run, before, is_fresh=False)
+    table = read_table(Ledger(world.run.paths), seen, {array.iteration + 1}, names=seen.queue.keys())
+    assert array.name in {s.name for s in table.submissions}
+    assert {e.state for e in table.seen.queue[array.name]} == {SlurmState.PENDING}
+
+
+def test_a_worker_of_an_element_that_is_not_shown_yet_is_at_its_task(world):
+    before = look_of(world)
+    element, worker = working(world)
+    pass_over(world.run, world.story, replace(before, asked=time.time() - 10))
+    assert not failures(world)
+    assert not read_endings(world.run.paths, [worker.claim.task.iteration])
+    assert element.state is SlurmState.RUNNING
+
+
+def test_who_has_started_since_is_at_its_task_though_it_is_shown_as_waiting(world):
+    world.submit()
+    before = look_of(world)
+    assert not any("|RUNNING|" in line for line in before.text.splitlines())
+    element, _ = working(world)
+    pass_over(world.run, world.story, replace(before, asked=time.time() - 5))
+    assert not failures(world)
+    assert element.state is SlurmState.RUNNING
+
+
+def test_who_was_put_back_and_has_started_again_is_at_the_task_that_it_has_claimed(world):
+    element, _ = working(world)
+    before = look_of(world)
+    world.slurm.requeue(element)
+    world.happen()
+    while element not in world.workers or world.workers[element].claim is None:
+        assert world.happen()
+    again = world.workers[element]
+    pass_over(world.run, world.story, before)
+    endings = read_endings(world.run.paths, range(world.run.plan.iterations + 1))
+    assert again.claim.attempt not in endings, "although it was shown as its first start"
+
+
+def test_restarts_that_were_heard_of_count():
+    given = {"name": "n", "reason": "None", "node": "n1", "partition": "p", "exit_code": None, "signal": None}
+    times = dict.fromkeys(("submitted", "started", "ended", "time_limit"))
+    shown = Element("7", 1, state=SlurmState.PENDING, restarts=1, **given, **times)
+    assert as_heard_of(shown, ["7_1r0", "7_2r5", "77_1r9", "host-12"]) == shown
+    assert as_heard_of(shown, ["7_1r1"]) == shown, "whether it has started, its beats say"
+    assert as_heard_of(shown, ["7_1r0", "7_1r3"]) == replace(shown, state=SlurmState.RUNNING, restarts=3)
+
+
+def test_an_end_that_is_not_shown_yet_is_judged_by_a_later_pass(world):
+    element, worker = working(world)
+    claim, before = worker.claim, look_of(world)
+    world.slurm.end(element, SlurmState.FAILED, 137)
+    pass_over(world.run, world.story, before)
+    assert not failures(world)
+    pass_over(world.run, world.story, look_of(world))
+    assert claim.attempt in read_endings(world.run.paths, [claim.task.iteration])
+
+
+@pytest.mark.parametrize("answer", ["it is gone", "it lives", "none"])
+def test_before_something_is_judged_that_is_not_shown_there_is_another_look(world, monkeypatch, answer):
+    element, worker = working(world)
+    claim = worker.claim
+    time.sleep(MIN_JOB_AGE)
+    if answer != "it lives":
+        world.slurm.end(element, SlurmState.FAILED, 137)
+        world.slurm.forget_ended()
+    own = f"{element.job.id}|"
+    shown = look_of(world)
+    without = replace(shown, text="".join(f"{s}\n" for s in shown.text.splitlines() if not s.startswith(own)))
+    asked: list[float] = []
+    real = looking.ask_queue
+
+    def ask(timeout: float) -> str:
+        asked.append(timeout)
+        if answer == "none":
+            raise SlurmTimeout(["squeue"], None, "no answer in 5 s")
+        return real(timeout)
+
+    monkeypatch.setattr(looking, "ask_queue", ask)
+    if answer == "none":
+        monkeypatch.setattr("pipeline.executors.slurm.passes.SLURM_PATIENCE", -1.0)
+        with pytest.raises(SlurmTimeout):
+            pass_over(world.run, world.story, without)
+    else:
+        pass_over(world.run, world.story, without)
+    assert max(asked) <= 5.0, "the lease is held meanwhile"
+    judged = claim.attempt in read_endings(world.run.paths, [claim.task.iteration])
+    assert judged == (answer == "it is gone")
+
+
+def test_a_driver_job_that_is_shown_as_waiting_leaves_another_behind(world):
+    working(world)
+    drivers = [e for e in world.slurm.elements(SlurmState.PENDING) if is_driver(e) and not e.job.begin]
+    (driver,) = drivers
+    before = look_of(world)
+    driver.state = SlurmState.RUNNING
+    with in_job(driver):
+        pass_over(world.run, world.story, before)
+    waiting = [e for e in world.slurm.elements(SlurmState.PENDING) if is_driver(e) and not e.job.begin]
+    assert len(waiting) == 1
+
+
+def test_what_was_cancelled_since_waits_until_the_next_look(world):
+    world.submit()
+    before = look_of(world)
+    cancelled = next(e for e in world.slurm.elements(SlurmState.PENDING) if not is_driver(e))
+    world.slurm.end(cancelled, SlurmState.CANCELLED)
+    there = len(submissions(world.run))
+    pass_over(world.run, world.story, before)
+    assert len(submissions(world.run)) == there
+    pass_over(world.run, world.story, look_of(world))
+    world.live_on()
+    world.check_is_complete()
+
+
+def test_what_is_expected_is_what_was_submitted_about_when_squeue_was_called(world):
+    world.submit()
+    (array,) = (s for s in submissions(world.run) if s.is_of_stage and s.iteration)
+
+    def pending(asked: float, **state: object) -> int:
+        changed = replace(array, state=replace(array.state, **state))
+        return Snapshot(asked=asked).expecting([changed]).count_pending(array.job_kind)
+
+    for asked in (array.created - 10, array.created, array.created + 29):
+        assert pending(asked) == 1
+    assert pending(array.created + 31) == 0, "it is gone"
+    assert pending(array.created, is_withdrawn=True) == 0
+    assert pending(array.created, left=tuple(array.indices)) == 0
+    assert pending(array.created, job=None) == 0, "that is looked for by its name"
