@@ -1,13 +1,13 @@
 """What a run on Slurm cost, for benchmarks: calls of Slurm's commands, starts of workers, what they held."""
 
 import functools
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
+
+from tests.support.counting import Call, most_in_a_minute
 
 from pipeline.config.scheduler import resources_of
 from pipeline.run.directory import Run, slurm_settings
@@ -16,15 +16,6 @@ from pipeline.workers.reading import read_beats
 from pipeline.workers.summary import Spent, WorkersOf, spent_by, workers_of
 from slurm.devcluster import Cluster
 
-PROGRAMS = ("squeue", "sacct", "sinfo", "scontrol", "sbatch", "scancel", "sacctmgr")
-LOG = "CALLS_LOG"
-"""Variable that names the file in which wrappers note calls."""
-_WRAPPER = """\
-#!/bin/bash
-printf '%s %s %s\\n' "$EPOCHREALTIME" {name} "${{*//$'\\n'/ }}" >> "${{{log}:-/dev/null}}"
-exec {program} "$@"
-"""
-_MINUTE = 60.0
 _ACCOUNTED = 5.0
 """Seconds until accounting has the end of a job."""
 
@@ -42,57 +33,17 @@ class Kind(StrEnum):
     OTHER = "others"
 
 
-@dataclass(frozen=True)
-class Call:
-    """Call of one of Slurm's commands by a run: its commands, driver jobs and workers."""
-
-    time: float
-    """Unix time."""
-    program: str
-    words: tuple[str, ...]
-
-    @property
-    def kind(self) -> Kind:
-        if self.program in ("squeue", "sacct", "sinfo"):
-            return Kind.QUERY
-        if self.program == "scontrol":
-            return Kind.QUERY if "show" in self.words else Kind.OTHER
-        if self.program == "scancel":
-            is_signal = any(word.startswith(("--signal", "-s")) for word in self.words)
-            return Kind.SIGNAL if is_signal else Kind.CANCELLATION
-        return Kind.SUBMISSION if self.program == "sbatch" else Kind.OTHER
-
-
-def write_wrappers(folder: Path) -> Path:
-    """Write a wrapper for each of Slurm's commands, to be put in front of PATH. Returns their folder."""
-    folder.mkdir(parents=True)
-    for name in PROGRAMS:
-        if program := shutil.which(name):
-            (folder / name).write_text(_WRAPPER.format(name=name, program=program, log=LOG))
-            (folder / name).chmod(0o755)
-    return folder
-
-
-def read_calls(path: Path) -> list[Call]:
-    """Read what wrappers noted, in the order of time."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = (line.split() for line in lines)
-    calls = [Call(float(when.replace(",", ".")), name, tuple(words)) for when, name, *words in found]
-    return sorted(calls, key=lambda call: call.time)
-
-
-def most_in_a_minute(times: Sequence[float]) -> int:
-    """Return the greatest number of these ascending times that lie within a minute of each other. Pure."""
-    first = most = 0
-    for last, now in enumerate(times):
-        while now - times[first] >= _MINUTE:
-            first += 1
-        most = max(most, last - first + 1)
-    return most
+def kind_of(call: Call) -> Kind:
+    if call.is_query:
+        return Kind.QUERY
+    if call.program == "scancel":
+        is_signal = any(word.startswith(("--signal", "-s")) for word in call.words)
+        return Kind.SIGNAL if is_signal else Kind.CANCELLATION
+    return Kind.SUBMISSION if call.program == "sbatch" else Kind.OTHER
 
 
 def count(calls: Iterable[Call], *kinds: Kind) -> int:
-    return sum(call.kind in kinds for call in calls)
+    return sum(kind_of(call) in kinds for call in calls)
 
 
 # --- workers ---------------------------------------------------------------------------------------------
@@ -150,7 +101,7 @@ class Cost:
     @property
     def queries(self) -> int:
         """Most queries in a minute."""
-        return most_in_a_minute([call.time for call in self.calls if call.kind is Kind.QUERY])
+        return most_in_a_minute(self.calls)[0]
 
     @property
     def orders(self) -> int:
@@ -158,7 +109,7 @@ class Cost:
         return count(self.calls, Kind.SUBMISSION, Kind.SIGNAL, Kind.CANCELLATION)
 
 
-def cost_of(runs: Sequence[Run], log: Path, accounted: float | None = None) -> Cost:
+def cost_of(runs: Sequence[Run], calls: Sequence[Call], accounted: float | None = None) -> Cost:
     """Read what runs of the same settings, in the same partitions, cost together."""
     beats = [beat for run in runs for beat in read_beats(run.paths).values()]
     settings = slurm_settings(runs[0])
@@ -178,7 +129,7 @@ def cost_of(runs: Sequence[Run], log: Path, accounted: float | None = None) -> C
         gpu_seconds(beats, gpus),
         times,
         statistics.median(startups) if startups else 0.0,
-        read_calls(log),
+        calls,
         accounted,
     )
 

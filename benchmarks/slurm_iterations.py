@@ -32,6 +32,7 @@ with workers that never do.
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -44,6 +45,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
+
+from tests.support.counting import put_in_front  # noqa: E402
 
 from benchmarks import slurm_costs, slurm_gaps, slurm_six_runs  # noqa: E402
 from benchmarks.slurm_costs import Cost, accounted_gpu_seconds, cost_of  # noqa: E402
@@ -231,7 +234,6 @@ class Comparison:
     given: argparse.Namespace
     scratch: Path
     words: Sequence[str]
-    wrappers: Path
     found: dict[str, Measured] = field(default_factory=dict)
     digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lags: list[float] = field(default_factory=list)
@@ -255,8 +257,8 @@ class Comparison:
         label, room = variant + setup.name, self.given.keep or self.scratch
         name = f"{label.replace('/', '-')}-{number}"
         root = (cluster.shared if cluster and cluster.shared else room) / name
-        wrappers = self.wrappers if cluster else None
-        runner = Runner(cluster, wrappers, room / f"{name}.calls", self.lags)
+        counting = put_in_front(room / f"{name}.calls", os.environ["PATH"]) if cluster else None
+        runner = Runner(cluster, counting, self.lags)
         words = [*self.words, *variant_words(variant, setup, self.given.pools)]
         with others(cluster, self.given.foreign_every) if cluster else contextlib.nullcontext():
             run = runner.carry_out(words, root)
@@ -265,8 +267,8 @@ class Comparison:
             shutil.copytree(root, self.given.keep / name, ignore=left_out)
         self.reference, self.digests[label] = run, policy_digest(run)
         self.note(label, number, list(iterations_of(run)))
-        if cluster and runner.log:
-            cost = cost_of([run], runner.log, accounted_gpu_seconds(cluster, [run.identity.id]))
+        if cluster and counting:
+            cost = cost_of([run], counting.calls(), accounted_gpu_seconds(cluster, [run.identity.id]))
             self.found[label].costs.append(cost)
             print("\n".join(f"    {line}" for line in slurm_costs.in_words(cost)), flush=True)
 
@@ -282,7 +284,7 @@ def compare(given: argparse.Namespace, scratch: Path) -> None:
     else:
         words = quickstart_words(given, make_demo(given.demo or scratch / "demo"))
     wanted = setups(given) if set(ON_SLURM) & set(given.variants.split(",")) else []
-    comparison = Comparison(given, scratch, words, slurm_costs.write_wrappers(scratch / "wrappers"))
+    comparison = Comparison(given, scratch, words)
     with contextlib.ExitStack() as stack:
         clusters = {}
         for setup in wanted:

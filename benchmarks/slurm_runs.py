@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks import slurm_costs
+from tests.support.counting import Counting
+
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.plan import policy_maker
@@ -56,10 +57,8 @@ class Runner:
     """Carries runs out, on a cluster or on this machine."""
 
     cluster: Cluster | None = None
-    wrappers: Path | None = None
-    """Folder of the wrappers that note calls of Slurm's commands."""
-    log: Path | None = None
-    """File in which they note them."""
+    counting: Counting | None = None
+    """Wrappers that note calls of Slurm's commands; jobs inherit them."""
     lags: list[float] = field(default_factory=list)
     """Seconds by which rows lagged, as of each second of the runs on Slurm."""
 
@@ -67,9 +66,7 @@ class Runner:
         found = os.environ | {"PYTHONPATH": str(ROOT)}
         if self.cluster:
             found |= self.cluster.environment()
-        if self.wrappers:
-            found |= {"PATH": f"{self.wrappers}:{found['PATH']}", slurm_costs.LOG: str(self.log)}
-        return found
+        return self.counting.environment(found) if self.counting else found
 
     def command(self, *words: object) -> None:
         """Carry out a command of slurm-ppo.

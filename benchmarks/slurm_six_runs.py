@@ -6,10 +6,13 @@ with the sum of the work over the places.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from tests.support.counting import put_in_front
 
 from benchmarks import slurm_costs
 from benchmarks.slurm_runs import STAGES, Runner, layout_of, noop_words, on_one_node
@@ -29,11 +32,10 @@ def six_runs(given: argparse.Namespace, scratch: Path) -> None:
     places = on_one_node(1, STAGES)
     words = [*noop_words(inputs, given.iterations, given.shards, given.shards), "update.epochs=1"]
     words = [*words, "update.minibatches=1", "scheduler=devcluster", *places, *sleeps]
-    wrappers = slurm_costs.write_wrappers(scratch / "wrappers")
     for name, count in (("six runs", 2), ("a sweep of six", 4)):
         folder = (given.keep or scratch) / name.replace(" ", "-")
         cluster = start(scratch / f"cluster{count}", layout_of(count))
-        runner = Runner(cluster, wrappers, folder.with_suffix(".calls"))
+        runner = Runner(cluster, put_in_front(folder.with_suffix(".calls"), os.environ["PATH"]))
         try:
             begun = time.time()
             runs = (submit if name == "six runs" else sweep)(runner, words, folder)
@@ -60,8 +62,8 @@ def sweep(runner: Runner, words: Sequence[str], folder: Path) -> list[Run]:
 def told(name: str, runs: Sequence[Run], places: int, begun: float, runner: Runner) -> list[str]:
     """Say how long it took, of what the work alone would have."""
     assert len(runs) == RUNS, runs
-    assert runner.log is not None
-    cost = slurm_costs.cost_of(runs, runner.log)
+    assert runner.counting is not None
+    cost = slurm_costs.cost_of(runs, runner.counting.calls())
     last = max(require_record(run.paths, policy_maker(run.plan.iterations)).ended for run in runs)
     work, start_ups, total = cost.spent.busy, cost.spent.startup, last - begun
     head = (

@@ -51,7 +51,7 @@ _LEAST_SECONDS = 0.25
 """Seconds without which a command is not started: it would only be ended before its answer."""
 _POLL_SECONDS = 0.02
 _MOST_SAID = 1 << 20
-_QUIET_SECONDS = 0.5
+_QUIET_SECONDS = 0.2
 """Seconds in which a command that has said enough says nothing more, before it is ended."""
 
 
@@ -68,6 +68,10 @@ class SlurmError(ServiceError, RuntimeError):
 
 class SlurmTimeout(SlurmError):
     """Missing answer of the controller. The request may have been carried out all the same."""
+
+
+class NotStarted(SlurmTimeout):
+    """Command that was not even started, since there was no time left for it (:func:`within`)."""
 
 
 class SlurmMissing(UserError, ValueError):
@@ -137,7 +141,7 @@ def run_command(
 
 def _run_within(arguments: Sequence[str], timeout: float, input: str | None, patience: Patience) -> str:
     if patience.left < _LEAST_SECONDS:
-        raise SlurmTimeout(arguments, None, "not started, as Slurm has been waited for long enough for now")
+        raise NotStarted(arguments, None, "not started, as Slurm has been waited for long enough for now")
     began = time.monotonic()
     try:
         return _run_once(arguments, min(timeout, patience.left), input)

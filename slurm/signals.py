@@ -67,6 +67,26 @@ def is_over(error: SlurmError) -> bool:
     return _OVER.search(error.stderr) is not None
 
 
+def single_out(elements: Sequence[str]) -> None:
+    """Have Slurm keep pending elements apart from the others of their arrays, by one call for each array.
+
+    Elements that wait together are one record, and ``scancel --state=PENDING 12_3`` (22.05) cancels all that
+    are in the record of that one. A change of some of them, here of their comment, makes another record.
+    Those that have started or ended meanwhile are no error. Raises :class:`SlurmError`.
+    """
+    arrays: dict[str, list[str]] = {}
+    for element in elements:
+        array, _, index = element.partition("_")
+        arrays.setdefault(array, []).append(index)
+    for array, indices in arrays.items():
+        try:
+            command = ["scontrol", "update", f"jobid={array}_[{','.join(indices)}]", "comment=withdrawn"]
+            commands.run_command(command)
+        except SlurmError as error:
+            if not is_over(error):
+                raise
+
+
 def _finish_cancel(begun: Begun) -> None:
     try:
         begun.finish()
@@ -93,11 +113,20 @@ class Errands:
         self.signal("USR2", elements, "workers were not asked to leave")
 
     def cancel(self, jobs: Sequence[str], only_pending: bool) -> None:
-        """Cancel jobs or elements; none that are named are no error, nor those that have ended meanwhile."""
+        """Cancel jobs; none that are named are no error, nor those that have ended meanwhile."""
         if jobs:
-            command = cancel_command(jobs, only_pending)
-            begun = self._begin(lambda: commands.begin_command(command, CANCEL_SECONDS), "not cancelled")
-            self._begun += [(f"{', '.join(jobs)} not cancelled", _finish_cancel, one) for one in begun]
+            command, undone = cancel_command(jobs, only_pending), f"{', '.join(jobs)} not cancelled"
+            begun = self._begin(lambda: commands.begin_command(command, CANCEL_SECONDS), undone)
+            self._begun += [(undone, _finish_cancel, one) for one in begun]
+
+    def withdraw(self, elements: Sequence[str]) -> None:
+        """Cancel elements like ``12_3`` that wait in the queue; those that have started meanwhile go on."""
+        try:
+            single_out(elements)
+        except (SlurmError, SlurmMissing) as error:
+            self.note(f"{', '.join(elements)} not cancelled: {error}")
+            return
+        self.cancel(elements, only_pending=True)
 
     def signal(self, name: str, elements: Sequence[str], undone: str) -> None:
         """Send a signal to the batch scripts of running elements; ``undone`` says what that was for."""
@@ -112,11 +141,13 @@ class Errands:
             self.note(f"{undone}: {error}")
             return []
 
-    def finish(self) -> None:
-        """Wait until all is done, some seconds at most. Not for the holder of a lease."""
-        begun, self._begun = self._begun, []
+    def finish(self) -> list[SlurmError]:
+        """Wait until all is done, for some seconds at most, and not with a lease. Returns what failed."""
+        failed, begun, self._begun = [], self._begun, []
         for undone, finish, one in begun:
             try:
                 finish(one)
             except SlurmError as error:
                 self.note(f"{undone}: {error}")
+                failed.append(error)
+        return failed

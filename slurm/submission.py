@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
+from slurm.commands import NotStarted, SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.errors import UserError
 from slurm.query import find_by_name
 from slurm.signals import cancel_command, is_over
@@ -113,6 +113,7 @@ def submit_script(script: Path) -> str:
 
     Raises:
         Unclear: no answer, or one without an id; the job may have been accepted all the same.
+        NotStarted: there was no time left for it.
         SlurmError: sbatch refused the script.
         SlurmMissing: there is no srun, without which submitit takes a machine for no part of a cluster.
     """
@@ -125,6 +126,8 @@ def submit_script(script: Path) -> str:
     try:
         # What submitit asks of each scheduler's plug-in; tests/executors/test_arrays.py pins it.
         return SlurmExecutor._get_job_id_from_submission_command(run_command(command, timeout=SUBMIT_SECONDS))
+    except NotStarted:
+        raise
     except SlurmTimeout as error:
         raise Unclear(command, error.returncode, error.stderr) from None
     except FailedSubmissionError as error:
@@ -165,6 +168,7 @@ def submit_once(script: Path) -> str:
     Raises:
         QueueFull, Refused: sbatch does not take the job; the message has its words.
         Unclear: no answer; the job may have been accepted all the same.
+        NotStarted: there was no time left for it.
     """
     try:
         return submit_script(script)

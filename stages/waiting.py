@@ -158,7 +158,8 @@ class Waiting:
         key = task_key(task)
         if self.wait is None:
             bound = self._bound(is_first)
-            self.wait = Wait(time.monotonic(), bound, allowance=self._allowance(bound))
+            back = staying.coming_back_of(self.crew.beats.values(), self.pulse.beat)
+            self.wait = Wait(time.monotonic(), bound, None, self._allowance(bound), is_first, back)
         if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
             until = time.time() + self.wait.until - time.monotonic()
             self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=until)

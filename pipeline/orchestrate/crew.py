@@ -55,6 +55,8 @@ class Pending:
     first: Task
     begin: float | None = None
     """Unix time before which it does not start; None: as soon as there is room."""
+    since: float = 0.0
+    """Unix time from which it may start, as far as the run is concerned."""
     lacks_room: bool = False
     """Whether Slurm says that it waits for resources, behind others or at a limit."""
 

@@ -45,5 +45,10 @@ def estimates_of(
 
 def _estimate(beats: Sequence[Beat], job_kind: str, next_input: float | None) -> Estimate:
     wait, start = estimates.queue_wait(beats, job_kind), estimates.startup(beats, job_kind)
-    late, median = wait.late if wait else None, start.median if start else None
-    return Estimate(next_input, late, median, estimates.task_seconds(beats, job_kind))
+    return Estimate(
+        next_input,
+        wait.late if wait else None,
+        start.median if start else None,
+        estimates.task_seconds(beats, job_kind),
+        wait.least if wait else 0.0,
+    )

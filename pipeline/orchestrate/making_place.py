@@ -9,11 +9,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.orchestrate.places import Candidate, Held, Need, make_room, place, room_of, with_end_of
-from pipeline.orchestrate.situation import Demand, Situation
+from pipeline.orchestrate.situation import Demand, Estimate, Situation
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
 from slurm.nodes import Node
 
+_SOON = 3.0
+"""Seconds in the queue that are no reason to leave later: leaving takes as long."""
 _NOTHING = Need(frozenset(), cpus=0)
 
 
@@ -107,7 +109,8 @@ def make_places(
         kind = element.job_kind
         if kind in seen.needs and seen.has_task(element) and (element.begin or 0.0) <= seen.now:
             at = seen.now if seen.is_ready(element.first) else seen.next_use(kind)
-            whom = Handover("", kind, job=element.name)
+            quick = 0.0 if element.lacks_room else _quick(seen, kind)
+            whom = Handover("", kind, element.since + quick if quick else 0.0, element.name)
             places.find(seen.needs[kind], whom, at, is_full=element.lacks_room)
     for foreign in seen.foreign:
         places.find(foreign.need, Handover("", "", job=foreign.name), seen.now, is_full=True)
@@ -117,7 +120,8 @@ def make_places(
             continue
         kind, found = demand.job_kind, len(demand.tasks)
         places.leave(demand.replaces, kind)
-        whom = Handover("", kind, demand.begin or 0.0)
+        quick = _quick(seen, kind)
+        whom = Handover("", kind, (demand.begin or seen.now) + quick if demand.begin or quick else 0.0)
         if need := seen.needs.get(kind):
             found = sum(places.find(need, whom, demand.at, is_full=kind in full) for _ in demand.tasks)
         if demand.must_come or found:
@@ -153,3 +157,9 @@ def _candidates(seen: Situation) -> list[Candidate]:
     found = [w for w in seen.crew.workers if w.job_kind in seen.needs and w.doing in order]
     found.sort(key=lambda w: (order[w.doing], -seen.next_input(w.job_kind), not w.has_worked, w.name))
     return [Candidate(w.name, w.nodes, seen.needs[w.job_kind]) for w in found]
+
+
+def _quick(seen: Situation, job_kind: str) -> float:
+    """Return the seconds that a job is in the queue at least: before that nobody leaves for it."""
+    least = seen.estimates.get(job_kind, Estimate()).least_queue_wait
+    return least if least > _SOON else 0.0

@@ -28,6 +28,8 @@ class Estimate:
     """Seconds from a job's start until it can begin a task."""
     task: float | None = None
     """Seconds that a task takes."""
+    least_queue_wait: float = 0.0
+    """Seconds from submission to start where nothing is in a job's way: nobody need leave before."""
 
     @property
     def coming_back(self) -> float | None:

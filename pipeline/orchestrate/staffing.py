@@ -64,7 +64,24 @@ def _targets(seen: Situation) -> dict[str, int]:
     """Return the most workers of each kind that there are to be."""
     works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs}
     found = targets_by_group(works, room_of(seen.nodes, seen.others))
-    return {kind: min(most, found.get(kind, most)) for kind, most in seen.wanted.items()}
+    most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
+    for kind in most:  # inputs before what reads them
+        keeping_up = [_keep_up(seen, kind, source, most) for source in _upstream(seen, kind)]
+        most[kind] = min([most[kind], *keeping_up])
+    return most
+
+
+def _upstream(seen: Situation, job_kind: str) -> list[str]:
+    return [source for source in seen.plan.upstream(job_kind) if source in seen.wanted]
+
+
+def _keep_up(seen: Situation, job_kind: str, source: str, most: Mapping[str, int]) -> int:
+    """Return how many workers of a kind keep up with those whose results they read: as many, or more where
+    their own tasks take longer."""
+    own, theirs = (seen.estimates.get(kind, Estimate()).task for kind in (job_kind, source))
+    if own is None or not theirs:
+        return seen.wanted[job_kind]
+    return math.ceil(most[source] * max(1.0, own / theirs))
 
 
 def _work(seen: Situation, job_kind: str) -> Work:

@@ -57,6 +57,13 @@ class Plan:
         """Return the number of tasks of a job kind in an iteration that has any."""
         return self.num_shards if task_of(0, job_kind).stage.is_sharded else 1
 
+    def upstream(self, job_kind: str) -> tuple[str, ...]:
+        """Return the sharded job kinds of which a task of a sharded kind reads its own shard's."""
+        task = task_of(self.start + 1, job_kind)
+        if not task.stage.is_sharded:
+            return ()
+        return tuple(source.job_kind for source in self.inputs(task) if source.stage.is_sharded)
+
     def share_of_iterations(self, job_kind: str) -> float:
         """Return the share of the iterations that have tasks of a job kind; 0 for prepare, which is there
         once."""

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from pipeline.config.conversion import converted, plain
 from pipeline.config.job_kinds import DRIVERS
+from pipeline.run import journal
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.failures import Failure, FailureKind
@@ -210,6 +211,14 @@ def _read(path: Path) -> Submission:
         return replace(submission, state=converted(State, unsealed(read_shared(_state_file(path)))))
     except (FileNotFoundError, ValueError, TypeError):  # its job is then looked for by its name
         return submission
+
+
+def note_submitted(paths: RunPaths, submission: Submission, job: str, waits_for: str) -> None:
+    """Write into the journal that Slurm took a submission, with the dependency that it was given."""
+    count = len(submission.elements)
+    journal.event(
+        paths.events, SUBMITTED, job=job, array=submission.name, elements=count, waits_for=waits_for
+    )
 
 
 def job_name(run_name: str, run_id: str, iteration: int, job_kind: str, number: int, chunk: int) -> str:

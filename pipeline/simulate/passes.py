@@ -100,7 +100,7 @@ def crew_of(run: SimulatedRun) -> Crew:
         for w in run.running()
     ]
     waiting = (w for w in run.workers.values() if w.doing is None)
-    return Crew(workers, [Pending(w.element, w.first, w.begin, w.job.lacks_room) for w in waiting])
+    return Crew(workers, [Pending(w.element, w.first, w.begin, w.wanted, w.job.lacks_room) for w in waiting])
 
 
 def need_of(kind: Kind) -> Need:

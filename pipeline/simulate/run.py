@@ -329,10 +329,10 @@ class SimulatedRun:
         self.idle.setdefault(worker.job_kind, {})[worker] = None
         if worker.wait is None:
             bound = self._bound(worker)
-            worker.wait, worker.estimated = (
-                Wait(self.now, bound, allowance=self._allowance(worker, bound)),
-                None,
-            )
+            back = staying.coming_back_of(self.all_beats(), worker.beat)
+            allowance = self._allowance(worker, bound)
+            worker.wait = Wait(self.now, bound, None, allowance, worker.has_first, back)
+            worker.estimated = None
             self.clock.at(
                 min(self.now + 1.05 * _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now
             )

@@ -10,7 +10,6 @@ from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.journal import tail
 from pipeline.run.tasks import PREPARE
 from pipeline.text import printable
-from pipeline.workers.looking import DRIVER_AGE
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, NoAccounting, read_ended
 from slurm.sharedfiles import is_there
@@ -69,7 +68,7 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
     Errors of Slurm are ignored: its view is the least of what the report says.
     """
-    queue = look_at_queue(run, max_age=DRIVER_AGE)  # what it is asked for may have ended just now
+    queue = look_at_queue(run, max_age=0.0)  # what it is asked for may have ended just now
     found = {f"{e.array_id}_{e.index}": e for e in queue.elements if not is_live(e)}
     missing = {job.partition("_")[0] for job in jobs if job not in found}
     with contextlib.suppress(SlurmError, SlurmMissing, NoAccounting, UnknownState):

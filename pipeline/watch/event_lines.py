@@ -90,6 +90,7 @@ _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "state_lost": "{message}",
     "learned_again": replay_in_words,
     "refused": "Slurm refused {array}: {message}",
+    "never_arrived": "{array} did not arrive in Slurm's queue; its tasks are submitted again",
     "gave_up": _gave_up,
     "driver_started": "driver started on {host}, process {pid}",
     "driver_ended": "driver ended: {outcome}",

@@ -43,6 +43,7 @@ class Spread:
     median: float
     late: float
     """Longer than in four of five cases."""
+    least: float
 
 
 def passages(lines: Iterable[Mapping[str, Any]]) -> list[Passage]:
@@ -223,4 +224,4 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
     known = sorted(value for value in values if value is not None)
     if not known:
         return None
-    return Spread(statistics.median(known), known[min(int(_LATE * len(known)), len(known) - 1)])
+    return Spread(statistics.median(known), known[min(int(_LATE * len(known)), len(known) - 1)], known[0])

@@ -32,8 +32,6 @@ PASS_AGE = 3.0
 """Seconds that an answer may be old for a pass that a worker has asked for: workers say by beats and claims,
 which are read later, what has changed since; and passes that follow each other as fast as they may are about
 so far apart."""
-DRIVER_AGE = 1.0
-"""Seconds for a driver job's pass. The end of a job starts it, which takes longer: it sees that end."""
 PERSON_AGE = 5.0
 """Seconds for a single command of a person."""
 WORKER_AGE = 30.0

@@ -37,6 +37,10 @@ class Wait:
     """When the input is expected; None if unknown."""
     allowance: float = 0.0
     """Seconds that it may take beyond the bound, from :func:`allowance`."""
+    is_first: bool = False
+    """Whether the worker has done nothing yet: its start would have been in vain."""
+    coming_back: float = 0.0
+    """Seconds after which it would be there again at the latest in most cases, had it left."""
 
     @property
     def until(self) -> float:
@@ -87,6 +91,14 @@ def bound_of(linger: Linger, most: float, beats: Iterable[Beat], own: Beat, leas
     return max(least, bound(linger, most, start, queue.median if queue else own.queued_seconds))
 
 
+def coming_back_of(beats: Iterable[Beat], own: Beat) -> float:
+    """Return the seconds after which a worker that leaves would be there again at the latest, in most cases;
+    0 where it does not know how long the queue is."""
+    seen = list({beat.worker: beat for beat in (*beats, own)}.values())
+    queue = estimates.queue_wait(seen, own.job_kind)
+    return own.startup_seconds + queue.late if queue else 0.0
+
+
 def allowance_of(
     linger: Linger, most: float, bound: float, beats: Sequence[Beat], others: Iterable[str]
 ) -> float:
@@ -103,9 +115,9 @@ def reason_to_leave(wait: Wait, now: float) -> Reason | None:
     """Return why a worker that waits leaves now, by time alone; None: it stays."""
     if now >= wait.until:
         return Reason.LONG
-    if wait.expected is not None and wait.expected > now + wait.bound:
-        return Reason.FAR
-    return None
+    if wait.expected is None or wait.is_first:
+        return None
+    return Reason.FAR if wait.expected > now + max(wait.bound, wait.coming_back) else None
 
 
 def task_limit(task_time: float | None, median: float | None, startup: float | None = None) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm.devcluster import Cluster, DevclusterError, Layout, PackagesMissing, network, programs, start
-from tests.cluster.scenario import Cli, Runs
+from tests.cluster.scenario import SHARDS, Cli, Runs
 from tests.support import tiny
 
 OwnCluster = Callable[..., Cluster]
@@ -83,21 +83,31 @@ def own_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OwnC
 
 @pytest.fixture(scope="session")
 def make_run(inputs: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
-    """Light runs, or ones of tasks that do nothing: ``make_run.of_noops``."""
+    """Light runs of four shards, or ones of tasks that do nothing: ``make_run.of_noops``."""
     return Runs(inputs, environment, slurm_ppo)
 
 
 @pytest.fixture(scope="session")
 def make_real_run(models: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
-    """Of real models."""
-    return Runs(models, environment, slurm_ppo)
+    """Of real models, in two shards."""
+    return Runs(models, environment, slurm_ppo, shards=2)
+
+
+@pytest.fixture(scope="session")
+def complete_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A light run on one machine, two iterations, evaluated. Tests must not change it."""
+    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    return on_one_machine(inputs, slurm_ppo, tmp_path_factory.mktemp("complete") / "run", *heldout)
 
 
 @pytest.fixture(scope="session")
 def long_local_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A light run on one machine. Shorter ones have the same policies; tests must not change it."""
-    root = tmp_path_factory.mktemp("long_local") / "run"
-    done = slurm_ppo("run", *tiny.overrides(inputs, root, "iterations=20"))
+    return on_one_machine(inputs, slurm_ppo, tmp_path_factory.mktemp("long_local") / "run", "iterations=20")
+
+
+def on_one_machine(inputs: Path, slurm_ppo: Cli, root: Path, *more: str) -> Path:
+    done = slurm_ppo("run", *tiny.overrides(inputs, root, f"rollout.num_shards={SHARDS}", *more))
     assert done.returncode == 0, done.stderr
     return root
 

@@ -26,8 +26,8 @@ from tests.support import COLD, ROOT, light, tiny
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 STAGES = ("rollout", "reward", "update")
 ATTEND_SECONDS = 5.0
-CPU_ONLY = [f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")]
-"""Where what is tested has nothing to do with GPUs, they need not limit how many tasks run at once."""
+SHARDS = 4
+"""Number of shards of light runs: a node of the practice cluster has two GPUs, so there are fewer places."""
 
 
 def take(seconds: str, *stages: str) -> list[str]:
@@ -58,7 +58,7 @@ class Hold:
 
 
 def staying(linger: object, start_early: bool = True) -> list[str]:
-    """Words that make the jobs of all stages workers."""
+    """Words that say how long workers of all stages stay, and whether they start early."""
     early = str(start_early).lower()
     each = [(f"scheduler.{s}.linger={linger}", f"scheduler.{s}.start_early={early}") for s in STAGES]
     return [word for words in each for word in words]
@@ -185,9 +185,13 @@ class SlurmRun:
         files = sorted((self.root / "logs").glob(f"{pattern}.log"))
         return {str(file.relative_to(self.root / "logs")): file.read_text() for file in files}
 
+    def logs_of_passes(self) -> dict[str, str]:
+        """By driver jobs and by workers."""
+        return self.logs("*driver/*/*") | self.logs("*guard/*/*") | self.logs("passes/*")
+
     def story(self) -> str:
         """Everything that explains how it went: queue, events, what failed and why, what Slurm did."""
-        logs = self.logs("*driver/*/*") | self.logs("*guard/*/*")
+        logs = self.logs_of_passes()
         for event in self.events("failed"):
             iteration, stage, shard = event["task"].split("/")
             folder = f"{int(iteration):05d}-{stage}/attempt-{event['attempt']}"
@@ -261,25 +265,24 @@ def read_lines(path: Path) -> list[dict]:
 
 @dataclass(frozen=True)
 class Runs:
-    """Makes runs that are not submitted yet. Their tasks have a job each, unless ``has_workers``."""
+    """Makes runs that are not submitted yet, of workers, as users have them."""
 
     inputs: Path
     environment: dict[str, str]
     slurm_ppo: Cli
+    shards: int = SHARDS
 
-    def __call__(
-        self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT, has_workers: bool = False
-    ) -> SlurmRun:
-        cold = () if has_workers else COLD
-        words = tiny.overrides(self.inputs, root, "scheduler=devcluster", *cold, *more)
+    def __call__(self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT) -> SlurmRun:
+        own = ("scheduler=devcluster", f"rollout.num_shards={self.shards}")
+        words = tiny.overrides(self.inputs, root, *own, *more)
         return SlurmRun(
             cluster, root, words, self.environment | cluster.environment(), self.slurm_ppo, folder
         )
 
     def of_noops(self, cluster: Cluster, root: Path, *more: str, seconds: float = 0.3) -> SlurmRun:
-        """A run whose tasks only wait and commit: for what orders them."""
-        words = [*CPU_ONLY, "scheduler.python=PYTHON", f"scheduler.driver.python={sys.executable}", *more]
-        run = self(cluster, root, *words)
+        """A run of a job for each task, which only waits and commits: for dependencies between them."""
+        words = [*COLD, "rollout.num_shards=2", "scheduler.python=PYTHON"]
+        run = self(cluster, root, *words, f"scheduler.driver.python={sys.executable}", *more)
         script = write_noops(root.parent / f"{root.name}-noops", resolve(compose(run.words)), root, seconds)
         run.words = [
             word.replace("scheduler.python=PYTHON", f"scheduler.python={script}") for word in run.words

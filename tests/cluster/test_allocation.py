@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm.devcluster import Cluster
-from tests.cluster.scenario import policy_of, processes, read_lines, results_of, room_on, wait_for
+from tests.cluster.scenario import SHARDS, policy_of, processes, read_lines, results_of, room_on, wait_for
 from tests.support import ROOT, light, noting, tiny
 
 SCRIPT = ROOT / "examples/slurm/allocation.sh"
@@ -59,7 +59,8 @@ def story(cluster, tmp_path) -> Callable[[str], str]:
 
 def words_of(inputs: Path, root: Path, *more: str) -> list[str]:
     heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
-    words = tiny.overrides(inputs, root, "scheduler=allocation", *heldout, *noting.WORDS, *more)
+    own = ("scheduler=allocation", f"rollout.num_shards={SHARDS}")
+    words = tiny.overrides(inputs, root, *own, *heldout, *noting.WORDS, *more)
     return [word for word in words if not word.startswith("run_dir=")]
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from slurm.devcluster import Layout
-from tests.cluster.scenario import CPU_ONLY, SlurmRun, policy_of, processes_of, results_of, take
+from tests.cluster.scenario import SlurmRun, policy_of, processes_of, results_of, take
 from tests.support import tiny
 from tests.support.damage import flip_bit
 
@@ -204,7 +204,6 @@ def test_whatever_happens_a_run_ends_by_itself_as_it_would_have(
         cluster,
         small_disk / "run",
         *words(inputs),
-        *CPU_ONLY,
         *take("0.3", "rollout", "reward"),
         *take("1", "update"),
         "scheduler.max_attempts=30",

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.paths import RunPaths
-from tests.cluster.scenario import CPU_ONLY, SlurmRun, policy_of, results_of, room_on
+from tests.cluster.scenario import SlurmRun, policy_of, results_of, room_on
 from tests.support import images
 from tests.support.images import Image
 
@@ -55,8 +55,8 @@ def make(cluster, make_run, inputs, environment):
         program = MEASURE.strip().replace("\n", "; ")
         command = f'[{PYTHON}/bin/python,-c,"{program}",{PYTHON},"{{policy}}","{{output}}"]'
         measured = (f"evaluate.command={command}", "evaluate.command_every=2")
-        words = [*heldout, *CPU_ONLY, *pool, *measured, *images.settings(stages), *more]
-        run = make_run(cluster, root, *words, has_workers=True)
+        words = [*heldout, *pool, *measured, *images.settings(stages), *more]
+        run = make_run(cluster, root, *words)
         run.environment.update(images.variables(environment))
         return run
 

@@ -14,8 +14,7 @@ from pipeline.run.commits import publish
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import create_run, load_run
 from pipeline.run.tasks import PREPARE, Stage, Task
-from tests.cluster import scenario
-from tests.cluster.scenario import CPU_ONLY, kill_job, policy_of, room_on
+from tests.cluster.scenario import kill_job, policy_of, room_on
 from tests.support import COLD, light_training, tiny
 
 ITERATIONS = 3
@@ -52,7 +51,7 @@ def test_a_run_is_submitted_while_nodes_are_drained_and_starts_when_they_are_bac
     cluster, make_run, tmp_path
 ):
     """sbatch --test-only says of such a partition that no job could ever run there."""
-    run = make_run.of_noops(cluster, room_on(cluster, tmp_path) / "run", "iterations=1")
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", "iterations=1")
     drained = cluster.call("scontrol", "update", "nodename=reward0", "state=drain", "reason=maintenance")
     assert drained.returncode == 0, drained.stderr
     try:
@@ -78,7 +77,7 @@ def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_upd
     cluster, make_run, complete_run, tmp_path
 ):
     """With this variable a state is written only once the next iteration's rollouts have begun to commit."""
-    words = [*CPU_ONLY, f"scheduler.update.environment={{{light_training.STATE_WAITS}: '1'}}"]
+    words = [*COLD, f"scheduler.update.environment={{{light_training.STATE_WAITS}: '1'}}"]
     words += [f"data.heldout={make_run.inputs / 'prompts.jsonl'}", "evaluate.every=1"]
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
     run.submit()
@@ -96,7 +95,7 @@ def test_an_update_that_ends_or_is_requeued_while_it_writes_the_state_does_not_t
 ):
     """No rollout is submitted in advance: the driver job that submits them does not wait for the state.
     Nothing waits for the last one's, and the run is complete; that it was lost is said."""
-    words = [*CPU_ONLY, f"scheduler.update.environment={{{light_training.STATE_SECONDS}: '600'}}"]
+    words = [*COLD, f"scheduler.update.environment={{{light_training.STATE_SECONDS}: '600'}}"]
     words += ["scheduler.horizon=1"]
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
     run.submit()
@@ -134,7 +133,7 @@ def shown(run, *command) -> list[str]:
 
 def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_path):
     """With other settings each; what the second typed leaves no trace in the first one's run."""
-    run = make_run.of_noops(cluster, tmp_path / "run", "iterations=1")
+    run = make_run(cluster, tmp_path / "run", "iterations=1")
     typed = [run.begin("submit", *run.words, f"seed={seed}") for seed in (5, 6)]
     said = [call.communicate(timeout=120)[1] for call in typed]
     assert sorted(call.returncode for call in typed) == [0, 2], said
@@ -196,8 +195,6 @@ def count(inputs, prompts, folder, shards) -> dict:
         inputs,
         folder / "run",
         "scheduler=devcluster",
-        *COLD,
-        *scenario.CPU_ONLY,
         "scheduler.horizon=1",
         # Nothing may start: what is counted are two passes over a queue that stands still.
         *(f"scheduler.{s}.options={{begin: now+1hour}}" for s in ("rollout", "reward", "update", "driver")),

@@ -9,7 +9,6 @@ from pipeline.run.paths import RunPaths
 from pipeline.workers.reading import read_beats
 from tests.cluster import scenario
 from tests.cluster.scenario import (
-    CPU_ONLY,
     SlurmRun,
     policy_of,
     processes_of,
@@ -101,9 +100,9 @@ def test_a_worker_on_two_nodes_makes_the_bytes_of_a_fresh_one(cluster, make_real
     light tasks."""
     words = [word for word in light.WORDS if not word.startswith("update.engine=")]
     small = ["iterations=2", "rollout.num_shards=1", "update.minibatches=1", "update.epochs=1"]
-    small += ["scheduler.update.nodes=2", *staying(300), *CPU_ONLY]
+    small += ["scheduler.update.nodes=2", *staying(300)]
     root = room_on(cluster, tmp_path) / "run"
-    run = make_real_run(cluster, root, *words, *small, has_workers=True)
+    run = make_real_run(cluster, root, *words, *small)
     run.submit()
     update = run.wait_for_job("update")
     both = {("update0", "0"), ("update1", "1")}

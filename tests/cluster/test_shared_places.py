@@ -35,7 +35,7 @@ def assert_whoever_waited_made_room(run: SlurmRun, expected: Path) -> None:
 @pytest.mark.parametrize("start_early", [False, True], ids=["", "early"])
 def test_three_stages_share_one_place(cluster, make_run, complete_run, tmp_path, start_early):
     words = ["iterations=2", *staying(300, start_early), *sharing(gpus=2)]
-    run = make_run(cluster, tmp_path / "run", *words, has_workers=True)
+    run = make_run(cluster, tmp_path / "run", *words)
     run.submit()
     run.wait_until_complete(limit=250)
     assert_whoever_waited_made_room(run, complete_run)
@@ -44,7 +44,7 @@ def test_three_stages_share_one_place(cluster, make_run, complete_run, tmp_path,
 @pytest.mark.soak
 def test_six_runs_share_two_places(cluster, make_run, complete_run, tmp_path):
     words = ["iterations=2", *staying(300), *sharing(gpus=1)]
-    runs = [make_run(cluster, tmp_path / f"run{number}", *words, has_workers=True) for number in range(6)]
+    runs = [make_run(cluster, tmp_path / f"run{number}", *words) for number in range(6)]
     for run in runs:
         run.submit()
     for run in runs:

@@ -19,7 +19,6 @@ from pipeline.run.tasks import PREPARE
 from slurm.devcluster import Cluster
 from slurm.sharedfiles import is_there
 from tests.cluster.scenario import (
-    CPU_ONLY,
     Job,
     kill_job,
     policy_of,
@@ -106,7 +105,7 @@ def gate(tmp_path) -> Path:
 def sweep(cluster, inputs, environment, gate, tmp_path) -> SlurmSweep:
     root = room_on(cluster, tmp_path) / "sweep"
     waits = f"scheduler.update.environment={{{light_training.GATE}: '{ITERATIONS}:{gate}'}}"
-    more = ["name=s", "scheduler=devcluster", *CPU_ONLY, waits, *SMALL]
+    more = ["name=s", "scheduler=devcluster", waits, *SMALL]
     words = tiny.overrides(inputs, root, *more, f"rollout.temperature={','.join(TEMPERATURES)}")
     return SlurmSweep(cluster, root, [*words, f"--seeds={SEEDS}"], environment | cluster.environment())
 

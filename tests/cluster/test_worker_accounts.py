@@ -45,7 +45,7 @@ def test_workers_account_for_all_that_they_held_and_a_killed_one_for_what_it_sai
     """One is requeued, and starts once more under the same number."""
     cluster = cluster_with_accounting
     words = ["iterations=4", *staying(300), *take("0.5", "rollout", "update"), SET_UP]
-    run = make_run(cluster, tmp_path / "run", *words, has_workers=True)
+    run = make_run(cluster, tmp_path / "run", *words)
     run.submit()
     killed = worker_who(run, "rollout", Doing.BUSY, is_used)
     os.kill(killed.pid, signal.SIGKILL)

@@ -17,7 +17,6 @@ from pipeline.workers.reading import GONE, SUFFIX, read_beats
 from slurm.devcluster import Cluster, Layout, Node, Partition
 from slurm.sharedfiles import names_in
 from tests.cluster.scenario import (
-    CPU_ONLY,
     Hold,
     SlurmRun,
     assert_same_policy,
@@ -40,7 +39,7 @@ PLACES = ("rollout0", "rollout1", "rollout2")
 """Nodes for rollouts, each of which takes one whole; two are enough."""
 SPARE = PLACES[-1]
 LAYOUT = Layout(
-    nodes=tuple(map(Node, (*PLACES, "rest"))),
+    nodes=(*map(Node, PLACES), Node("rest", gpus=3)),
     partitions=(
         *(Partition(name, ("rest",), default=name == "cpu") for name in ("cpu", "reward", "update")),
         Partition("rollout", PLACES, preemptible=True),
@@ -50,7 +49,7 @@ LAYOUT = Layout(
     more=("MessageTimeout=5",),
 )
 WORDS = [
-    *(f"iterations={ITERATIONS}", *staying(300), *CPU_ONLY, *take("0.2", "rollout")),
+    *(f"iterations={ITERATIONS}", *staying(300), *take("0.2", "rollout")),
     *("scheduler.rollout.options={exclusive: true}", "scheduler.rollout.time='1:00:00'"),
     "scheduler.rollout.task_time='0:10:00'",
 ]
@@ -64,7 +63,7 @@ def on_hosts_of_their_own(run: SlurmRun) -> SlurmRun:
 def test_nodes_and_places_are_taken_from_workers_at_work(own_cluster, make_run, long_local_run, tmp_path):
     cluster, hold = own_cluster(LAYOUT, has_runs=True), Hold(tmp_path / "hold")
     set_state(cluster, SPARE, "drain")
-    run = make_run(cluster, room_on(cluster, tmp_path) / "run", *WORDS, hold.on("rollout"), has_workers=True)
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", *WORDS, hold.on("rollout"))
     run = on_hosts_of_their_own(run)
     run.submit()
     lose_a_node(run, hold)

@@ -13,7 +13,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.reading import read_beats
 from tests.cluster.scenario import (
-    CPU_ONLY,
+    SHARDS,
     STAGES,
     Hold,
     SlurmRun,
@@ -31,9 +31,7 @@ from tests.cluster.scenario import (
 )
 
 ITERATIONS = 20
-
-
-STAYING = [*staying(300), *CPU_ONLY]
+STAYING = staying(300)
 
 
 # --- submitted first and looked at last: meanwhile the other tests run ---
@@ -47,7 +45,7 @@ def cut_short(cluster, make_run, tmp_path_factory) -> SlurmRun:
     root = room_on(cluster, folder) / "run"
     (folder / "cut.sh").write_text(CUT.replace("RUN", str(root)))
     words = ["iterations=3", f"scheduler.rollout.setup=['. {folder}/cut.sh']", "scheduler.rollout.signal=5"]
-    run = make_run(cluster, root, *words, *STAYING, has_workers=True)
+    run = make_run(cluster, root, *words, *STAYING)
     run.submit()
     return run
 
@@ -75,7 +73,7 @@ def poisoned(cluster, make_run, tmp_path_factory) -> SlurmRun:
     (folder / "my_picky_rules.py").write_text(PICKY)
     rule = "+reward.components.mine={kind: rule, function: 'my_picky_rules:score', trial: false}"
     words = ["iterations=2", "scheduler.max_attempts=2", rule, *STAYING]
-    run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder, has_workers=True)
+    run = make_run(cluster, room_on(cluster, folder) / "run", *words, folder=folder)
     run.submit()
     return run
 
@@ -98,9 +96,9 @@ def elements(run: SlurmRun) -> int:
 
 
 def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_run, long_local_run, tmp_path):
-    """As a user has them, who sets nothing."""
+    """As a user has them, who sets nothing: two places for four shards."""
     root = room_on(cluster, tmp_path) / "run"
-    run = make_run(cluster, root, "iterations=5", *CPU_ONLY, has_workers=True)
+    run = make_run(cluster, root, "iterations=5")
     run.submit()
     run.wait_for_job("update")
     assert not outside_slurm(str(root))
@@ -118,7 +116,7 @@ def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
 ):
     root = room_on(cluster, tmp_path) / "run"
     words = [f"iterations={ITERATIONS}", *STAYING, *take("0.3", "rollout")]
-    run = make_run(cluster, root, *words, has_workers=True)
+    run = make_run(cluster, root, *words)
     run.submit()
 
     computing = worker_who(run, "rollout", Doing.BUSY, is_used)
@@ -158,7 +156,7 @@ def test_going_back_and_cancelling_end_the_workers(cluster, make_run, long_local
     """Those that wait, and those that compute what is taken back."""
     root, hold = room_on(cluster, tmp_path) / "run", Hold(tmp_path / "hold")
     words = ["iterations=4", *STAYING, *take("0.2", "rollout"), hold.on("rollout")]
-    run = make_run(cluster, root, *words, has_workers=True)
+    run = make_run(cluster, root, *words)
     run.submit()
     run.wait_for(lambda: run.has_committed(2, "update"), "two iterations")
     hold.begin()
@@ -194,7 +192,15 @@ def test_a_shard_that_fails_everywhere_is_counted_as_one(poisoned):
     run.wait_for(lambda: not run.jobs(), "an empty queue")
     (task,) = {task for task, _ in failed(run)}
     assert failed(run) == [(task, "error")] * 2, run.story()
-    assert run.has_committed(1, "reward", 1 - int(task[-1])), "the other shard is scored"
+    scored = [run.has_committed(1, "reward", shard) for shard in range(SHARDS)]
+    assert scored == [shard != int(task[-1]) for shard in range(SHARDS)], "the other shards are scored"
+
+    resumed = run.command("resume", run.root)
+    assert resumed.returncode == 1
+    assert f"failed: iteration 1 reward shard {task[-1]}, attempt 4 (error)" in resumed.stderr
+    assert "my own mistake" in resumed.stderr
+    assert f"slurm-ppo resume {run.root}" in resumed.stderr
+    run.wait_for(lambda: not run.jobs(), "an empty queue")
 
 
 def test_a_used_worker_meets_its_time_limit_and_another_goes_on_from_what_it_saved(cut_short, long_local_run):

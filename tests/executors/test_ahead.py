@@ -20,6 +20,7 @@ from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.submissions import Ledger, Submission, read_limits_of
 from pipeline.run.tasks import Stage
+from slurm.signals import Errands
 from tests.support.toyworld import Luck, World, make_world
 
 
@@ -109,7 +110,8 @@ def test_a_queue_that_does_not_show_its_guards_yet_gets_them_once(worlds, monkey
     (world,) = worlds(1, Luck())
     monkeypatch.setattr("pipeline.executors.slurm.job_table.run_queue", lambda run, seen: {})
     submitter = Submitter(world.run, slurm_settings(world.run), lambda partitions: None, lambda: None)
-    jobs = SlurmJobs(submitter, read_limits_of(world.run.paths), print, needs_watchdogs=True)
+    limits, errands = read_limits_of(world.run.paths), Errands(print)
+    jobs = SlurmJobs(submitter, limits, print, errands, needs_watchdogs=True)
     for _ in range(10):
         jobs.query()
     assert [submission.number for submission in Ledger(world.run.paths).load({0})] == [1, 2]

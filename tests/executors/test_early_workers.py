@@ -63,7 +63,7 @@ def test_of_early_workers_each_is_told_to_start_when_its_own_input_has_come(worl
             world.commit(task, "1-a")
         for _ in range(2):
             world.advance("a pass")
-        expected.append(f"jobid={job.id}_{shard}")
+        expected.append(f"jobid={job.id}_[{shard}]")
         assert told == expected, world.told()
 
 

@@ -150,7 +150,7 @@ def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(
     world.start(free[0])
     (worker,) = world.workers.values()
     world.say(worker, worker.beat.doing)
-    queue = look_at_queue(world.run).elements
+    queue = look_at_queue(world.run, max_age=0.0).elements
     beats = beats_of(world.run.paths, {worker_of(element).element for element in queue})
     now = beats[worker.name].beat
     element = f"{free[0].job.id}_{free[0].index}"

@@ -1,5 +1,6 @@
 """What a run cost: from Slurm's records to numbers of a row and a table."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,13 @@ from pipeline.metrics.costs import (
     metrics_of,
     total,
     wasted_share,
+    whole_runs,
 )
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
 from slurm.accounting import Record
 from slurm.commands import SlurmTimeout
-from slurm.query import NoAccounting
+from slurm.query import Element, NoAccounting
 from slurm.states import SlurmState
 
 HOUR = 3600.0
@@ -127,24 +129,115 @@ def test_the_table():
     assert describe_costs(Costs({})) == "accounting knows no job of this run"
 
 
+def element(index: int = 0, name: str = "run.abc.1.rollout.1.0", **more: object) -> Element:
+    """As the queue shows it."""
+    times = {"submitted": 90.0, "started": 160.0, "ended": None, "eligible": 100.0, "elapsed": HOUR}
+    given = {"state": SlurmState.RUNNING, "reason": "None", "node": "gpu07", "partition": "gpu"}
+    ends = {"exit_code": None, "signal": None, "restarts": 0, "time_limit": None, "cpus": 4, "gpus": 2}
+    return Element("7", index, name, **{**given, **times, **ends, **more})
+
+
+@pytest.fixture
+def sacct(monkeypatch) -> list[set[str]]:
+    """Ids that each call of sacct was asked for. It knows of an attempt that the queue does not show."""
+    asked: list[set[str]] = []
+
+    def answer(jobs, timeout):
+        asked.append(set(jobs))
+        return [record("rollout"), record("rollout", SlurmState.NODE_FAIL)]
+
+    monkeypatch.setattr(costs, "read_records", answer)
+    by_iteration = {1: [submission("rollout")], 2: [submission("rollout", 2, "8")], 3: [], 0: []}
+    monkeypatch.setattr(
+        costs.Ledger, "load", lambda ledger, wanted: [s for i in sorted(wanted) for s in by_iteration[i]]
+    )
+    return asked
+
+
+@pytest.fixture
+def run(tmp_path) -> SimpleNamespace:
+    paths = RunPaths(tmp_path)
+    for iteration in (1, 2):
+        paths.submissions(iteration).mkdir(parents=True)
+    return SimpleNamespace(paths=paths)
+
+
+def hours(accountant: Accountant, iteration: int) -> float | None:
+    return cost_metrics(accountant.facts_of(iteration), iteration).get("slurm/gpu_hours/rollout")
+
+
 @pytest.mark.parametrize(
     "error", [NoAccounting("slurmdbd is down"), SlurmTimeout(["sacct"], None, "no answer")]
 )
-def test_accounting_that_is_away_costs_a_pass_one_question_and_no_row(monkeypatch, tmp_path, error):
-    asked, notes = [], []
+def test_accounting_that_is_away_costs_half_a_minute_one_question_and_no_row(
+    monkeypatch, sacct, run, clock, error
+):
+    answer, notes = costs.read_records, []
 
     def away(jobs, timeout):
-        asked.append((jobs, timeout))
+        sacct.append(set(jobs))
         raise error
 
     monkeypatch.setattr(costs, "read_records", away)
-    monkeypatch.setattr(costs.Ledger, "load", lambda ledger, iterations: SUBMISSIONS)
-    run = SimpleNamespace(paths=RunPaths(tmp_path))
     accountant = Accountant(run, notes.append)
-    found = [accountant.facts_of(1), accountant.facts_of(2)]
-    assert [cost_metrics(facts, 1) for facts in found] == [{}, {}]
-    assert found[0].submissions == SUBMISSIONS
-    assert asked == [({"7"}, 10.0)]
-    assert len(notes) == 1
-    assert cost_metrics(Accountant(run, notes.append).facts_of(3), 3) == {}
+    assert [hours(accountant, iteration) for iteration in (1, 2)] == [None, None]
+    assert hours(Accountant(run, notes.append), 1) is None
+    assert sacct == [{"7", "8"}], "for all rows that are due"
     assert len(notes) == 1, "every pass would say it otherwise"
+    clock[0] += 31.0
+    assert hours(Accountant(run, notes.append), 1) is None
+    assert (len(sacct), len(notes)) == (2, 1)
+    clock[0] += 31.0
+    monkeypatch.setattr(costs, "read_records", answer)
+    assert hours(Accountant(run, notes.append), 1) == 4.0
+
+
+def test_a_cluster_without_accounting_is_asked_once_and_its_rows_have_no_costs(
+    monkeypatch, sacct, run, clock
+):
+    def absent(jobs, timeout):
+        sacct.append(set(jobs))
+        raise NoAccounting("Slurm accounting storage is disabled", is_absent=True)
+
+    monkeypatch.setattr(costs, "read_records", absent)
+    for _ in range(5):
+        accountant = Accountant(run, lambda text: None, lambda: [element()])
+        assert hours(accountant, 1) is None, "whatever the queue shows: a column is there or not"
+        clock[0] += 600.0
+    assert len(sacct) == 1
+
+
+def test_rows_that_follow_each_other_take_what_the_queue_shows_of_their_jobs(sacct, run, clock):
+    shown: list[Element] = [element()]
+
+    def of_row(iteration: int = 1) -> float | None:
+        clock[0] += 5.0
+        return hours(Accountant(run, lambda text: None, lambda: shown), iteration)
+
+    assert of_row() == 4.0, "the first asks whether there is accounting"
+    assert [of_row() for _ in range(20)] == [2.0] * 20
+    assert len(sacct) == 1
+    shown[:] = [element(restarts=1)]
+    assert of_row() == 4.0, "it ran before, which only accounting knows"
+    assert of_row() is None, "and is not asked again so soon"
+    shown.clear()
+    clock[0] += 30.0
+    assert of_row() == 4.0, "it ended long ago"
+    assert len(sacct) == 3
+
+
+def test_rows_that_are_far_apart_ask_accounting(sacct, run, clock):
+    for _ in range(3):
+        clock[0] += 200.0
+        assert hours(Accountant(run, lambda text: None, lambda: [element()]), 1) == 4.0
+    assert len(sacct) == 3
+
+
+def test_the_queue_shows_what_accounting_would():
+    (found,) = whole_runs([submission("rollout")], [element(), element(name="another's")])
+    assert found == replace(record("rollout", SlurmState.RUNNING), partition="gpu", submitted=90.0)
+    pending = element(1, state=SlurmState.PENDING, started=None)
+    array = replace(submission("rollout"), elements={"0": (), "1": ()})
+    assert whole_runs([array], [element(), pending]) == [found], "what has not started costs nothing"
+    assert whole_runs([array], [element()]) is None
+    assert whole_runs([submission("driver", 0)], []) == [], "of driver jobs what is there"

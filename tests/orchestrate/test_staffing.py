@@ -466,7 +466,9 @@ class World(RuleBasedStateMachine):
         workers = [Worker(j.name, j.first, j.doing, j.task, j.since, ("node",)) for j in self.jobs if j.runs]
         is_full = not self.has_room
         pending = [
-            Pending(f"{j.array}_{j.index}", j.first, j.begin, is_full) for j in self.jobs if not j.runs
+            Pending(f"{j.array}_{j.index}", j.first, j.begin, lacks_room=is_full)
+            for j in self.jobs
+            if not j.runs
         ]
         return Crew(workers, pending)
 

@@ -8,29 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import slurm_costs
-from benchmarks.slurm_costs import Call, Kind, hand_overs, most_in_a_minute, read_calls, write_wrappers
+from benchmarks.slurm_costs import Kind, hand_overs, kind_of
 from benchmarks.slurm_runs import layout_of
 from slurm.devcluster import Layout
 from tests.support.beats import beat
+from tests.support.counting import Call, most_in_a_minute, put_in_front
 
 
-def test_a_wrapper_notes_each_call_and_carries_it_out(tmp_path, monkeypatch):
+def test_a_wrapper_notes_each_call_and_carries_it_out(tmp_path):
     real = tmp_path / "real/squeue"
     real.parent.mkdir()
     real.write_text("#!/bin/sh\necho said $#; exit 3\n")
     real.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{real.parent}:/usr/bin:/bin")
-    folder, log = write_wrappers(tmp_path / "wrappers"), tmp_path / "calls"
-    for words in (["-h", "-o", "%i %j"], ["--me\nagain"]):
-        done = subprocess.run(
-            [folder / "squeue", *words], env={"CALLS_LOG": str(log)}, capture_output=True, text=True
-        )
-        assert (done.stdout, done.returncode) == (f"said {len(words)}\n", 3)
-    first, second = read_calls(log)
-    assert (first.program, first.words, first.kind) == ("squeue", ("-h", "-o", "%i", "%j"), Kind.QUERY)
-    assert second.words == ("--me", "again"), "a call is a line"
-    assert 0 <= time.time() - first.time < 60
-    assert subprocess.run([folder / "squeue"], env={}, capture_output=True).returncode == 3, "without a log"
+    counting = put_in_front(tmp_path / "wrappers", str(real.parent))
+    environment = counting.environment({"PATH": f"{real.parent}:/usr/bin:/bin"})
+    done = subprocess.run(["squeue", "-h", "--me", "x y"], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("said 3\n", 3)
+    (call,) = counting.calls()
+    assert (call.program, call.words) == ("squeue", ("-h", "--me"))
+    assert 0 <= time.time() - call.time < 60
 
 
 @pytest.mark.parametrize(
@@ -46,13 +42,14 @@ def test_a_wrapper_notes_each_call_and_carries_it_out(tmp_path, monkeypatch):
 )
 def test_kinds_of_calls(command, kind):
     program, *words = command.split()
-    assert Call(0.0, program, tuple(words)).kind is kind
+    assert kind_of(Call(0.0, program, tuple(words))) is kind
 
 
 @given(st.lists(st.integers(0, 600), max_size=40).map(sorted))
 def test_the_worst_minute_is_that_of_some_call(times):
     counts = [sum(first <= time < first + 60 for time in times) for first in times]
-    assert most_in_a_minute(times) == max(counts, default=0)
+    calls = [Call(time, program, ()) for time in times for program in ("squeue", "sbatch")]
+    assert most_in_a_minute(calls)[0] == max(counts, default=0)
 
 
 def test_stages_that_take_turns_in_one_place_hand_it_over_with_each_start_but_the_first():

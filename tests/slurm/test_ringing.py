@@ -92,13 +92,13 @@ def test_a_pass_begins_signals_and_cancellations_and_hears_later_what_was_not_do
         ["scancel", "--state=PENDING", "11"],
     ]
     assert told == []
-    errands.finish()
+    assert errands.finish() == [commands.answer] * 3
     assert [text.partition(":")[0] for text in told] == [
         "workers were not rung",
         "workers were not asked to leave",
         "11 not cancelled",
     ]
-    errands.finish()
+    assert errands.finish() == []
     assert len(told) == 3, "each is told once"
     commands.answer = SlurmError(["scancel"], 1, "scancel: error: Invalid job id 11")
     errands.cancel(["11"], only_pending=False)

@@ -44,6 +44,8 @@ class Element:
     restarts: int = 0
     attempt: int = 0
     """Counts its starts."""
+    is_apart: bool = False
+    """Whether it has a record of its own while it waits, as somebody has changed it or it was requeued."""
 
     @property
     def has_ended(self) -> bool:
@@ -150,6 +152,12 @@ class ToySlurm:
             return Begun(error)
         return Begun()
 
+    def run_quietly(self, arguments: Sequence[str]) -> str:
+        """Carry out a command of somebody else's."""
+        program, *words = arguments
+        answer: str = getattr(self, f"_{program}")(words)
+        return answer
+
     # --- its rules ---
 
     def elements(self, *states: SlurmState) -> list[Element]:
@@ -242,6 +250,10 @@ class ToySlurm:
             is_config = words[-1] == "config"
             return CONFIG.format(size=self.max_array_size, jobs=10_000) if is_config else ""
         assert words[0] == "update", words
+        for element in self._named([words[1].removeprefix("jobid=")]):
+            element.is_apart = True
+        if words[2].startswith("comment="):
+            return ""
         if words[2] == "starttime=now":
             for element in self._named([words[1].removeprefix("jobid=")]):
                 element.job.begin = ""
@@ -266,8 +278,15 @@ class ToySlurm:
                 if element.state is SlurmState.RUNNING:
                     self.on_signal(element, name)
             elif element.is_pending or not only_pending:
-                self.end(element, SlurmState.CANCELLED)
+                for one in self._recorded_with(element) if only_pending else [element]:
+                    self.end(one, SlurmState.CANCELLED)
         return ""
+
+    @staticmethod
+    def _recorded_with(element: Element) -> list[Element]:
+        """Return the elements that scancel takes for one where only those that wait are to be cancelled."""
+        together = (e for e in element.job.elements if e.is_pending and not e.is_apart)
+        return [element] if element.is_apart else list(together)
 
     def _sinfo(self, words: Sequence[str]) -> str:
         return ""
@@ -296,7 +315,7 @@ class ToySlurm:
             element.state, element.exit_code = state, exit_code
 
     def requeue(self, element: Element) -> None:
-        element.state, element.restarts = SlurmState.PENDING, element.restarts + 1
+        element.state, element.restarts, element.is_apart = SlurmState.PENDING, element.restarts + 1, True
 
 
 def option(words: Sequence[str], name: str) -> str | None:

@@ -57,6 +57,7 @@ class WorkerWorld(World):
         self.slurm.look()
         self.disturb()
         self.slurm.look()
+        self.look()
         for element in [e for e in self.workers if e.state is not SlurmState.RUNNING]:
             if claim := self.workers.pop(element).claim:
                 self.kinds.setdefault(claim.attempt, None)
@@ -152,7 +153,7 @@ class WorkerWorld(World):
             worker.beat = replace(worker.beat, tasks=worker.beat.tasks + 1)
         self.say(worker, Doing.WAITING, claim.task)
         if not self.is_driving and self.chance.random() < 0.3:
-            self.advance(f"{worker.name} has done {claim.task}, and a pass")
+            self.advance(f"{worker.name} has done {claim.task}, and a pass", is_worker=True)
 
     def say_failure(self, claim: Claim, said: FailureKind | None, suspect: Task | None = None) -> None:
         self.kinds[claim.attempt] = said
@@ -165,7 +166,7 @@ class WorkerWorld(World):
         self.say(worker, Doing.LEAVING, reason=reason)
         self.tell(f"leaves ({reason})", element)
         if not self.is_driving:
-            self.advance(f"{worker.name} leaves, and a pass")
+            self.advance(f"{worker.name} leaves, and a pass", is_worker=True)
         self.slurm.end(element, SlurmState.COMPLETED)
 
     def get_signal(self, element: Element, name: str) -> None:

@@ -1,8 +1,12 @@
 """A run on the toy Slurm, with the real driver and its files: tasks and Slurm do what chance decides."""
 
+import contextlib
 import json
+import os
 import random
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 
 from benchmarks.noop import make_record
 from pipeline.config.compose import from_mapping
+from pipeline.executors.slurm.exit_reasons import Accounts
 from pipeline.executors.slurm.passes import leased_pass, until_settled
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_record
@@ -19,7 +24,9 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.plan import state_of
 from pipeline.run.submissions import chunk_size_for
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
+from pipeline.workers.looking import Look
 from slurm.commands import SlurmTimeout
+from slurm.query import QUEUE_FORMAT
 from slurm.release import release
 from slurm.signals import Errands
 from slurm.states import SlurmState
@@ -40,6 +47,11 @@ MISHAPS = {
     "scancel": (SlurmState.CANCELLED, 0, None),
     "commits nothing": (SlurmState.COMPLETED, 0, None),
 }
+
+
+SECONDS, OLDEST, MIN_JOB_AGE = 1.0, 12.0, 300.0
+"""Seconds from one thing that happens to the next; that a look at the queue may be old; and for which Slurm
+remembers jobs that have ended."""
 
 
 class Killed(BaseException):
@@ -87,6 +99,8 @@ class World:
     """Updates that committed their policy, and rang before their state was written."""
     lied: set[Task] = field(default_factory=set)
     """Tasks that ended well for Slurm without having committed."""
+    looks: list[Look] = field(default_factory=list)
+    """Looks at the queue that others have taken, of which passes may use one."""
     spent: Counter[str] = field(default_factory=Counter)
     story: list[str] = field(default_factory=list)
 
@@ -102,17 +116,27 @@ class World:
         self.outcome = None
         self.advance("person")
 
-    def advance(self, who: str) -> bool:
-        """A pass. False if it came to a bad end."""
-        self.is_driving, self.story = True, [*self.story, f"{who} advances"]
+    def advance(self, who: str, is_worker: bool = False) -> bool:
+        """A pass, which may use a look at the queue that is some seconds old if a worker has asked for it.
+        False if it came to a bad end."""
+        seen = self.chance.choice([None, *self.looks]) if is_worker else None
+        age = "of now" if seen is None else f"{time.time() - seen.asked:g} s old"
+        self.is_driving, self.story = True, [*self.story, f"{who} advances, with a look {age}"]
         try:
-            self.outcome = pass_over(self.run, self.story).outcome or self.outcome
+            self.outcome = pass_over(self.run, self.story, seen).outcome or self.outcome
             return True
         except (Killed, Refused, SlurmTimeout) as error:
             self.story.append(f"{who} ends: {error!r}")
             return False
         finally:
             self.is_driving = False
+
+    def look(self) -> None:
+        """Somebody looks at the queue. Time goes on."""
+        time.sleep(SECONDS)
+        shown = self.slurm.run_quietly(["squeue", f"--Format={QUEUE_FORMAT}"])
+        kept = [seen for seen in self.looks if time.time() - seen.asked < OLDEST]
+        self.looks = [*kept, Look(time.time(), shown)]
 
     def command_comes(self, program: str) -> None:
         self.maybe_kill(program, "before")
@@ -153,6 +177,7 @@ class World:
         self.slurm.look()
         self.disturb()
         self.slurm.look()
+        self.look()
         running = [e for e in self.slurm.elements(SlurmState.RUNNING) if not is_driver(e)]
         free = [e for e in self.slurm.elements(SlurmState.PENDING) if e.is_free and not e.job.begin]
         if self.is_driving:  # there is one driver at a time
@@ -175,9 +200,11 @@ class World:
             self.slurm.requeue(self.tell("requeue", self.chance.choice(running)))
         if what == "forget" and not self.is_driving:  # a pass is shorter than MinJobAge
             self.story.append("ended jobs are forgotten")
+            time.sleep(MIN_JOB_AGE)
+            self.looks.clear()
             self.slurm.forget_ended()
         if what == "advance" and not self.is_driving and self.outcome is None:
-            self.advance("somebody")
+            self.advance("somebody", is_worker=True)
 
     def wake_guard(self) -> None:
         guards = [e for e in self.slurm.elements(SlurmState.PENDING) if e.job.begin]
@@ -196,7 +223,8 @@ class World:
             missing = [source for source in self.inputs(element) if self.record(source) is None]
             self.early += not set(missing) <= self.lied
             return
-        is_fine = self.advance(str(element.job.name))
+        with in_job(element):
+            is_fine = self.advance(str(element.job.name))
         self.slurm.end(element, SlurmState.COMPLETED if is_fine else SlurmState.FAILED, not is_fine)
 
     def end(self, element: Element) -> None:
@@ -326,6 +354,21 @@ class World:
         return "\n".join([*self.story[-60:], "--- queue", *queue])
 
 
+@contextlib.contextmanager
+def in_job(element: Element) -> Iterator[None]:
+    """Have the environment that Slurm gives an element."""
+    given = {"SLURM_ARRAY_JOB_ID": element.job.id, "SLURM_ARRAY_TASK_ID": str(element.index)}
+    before = {name: os.environ.pop(name, None) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 def is_driver(element: Element) -> bool:
     return element.job.work["module"] == "pipeline"
 
@@ -355,11 +398,16 @@ class Lease:
     def beat(self) -> None: ...
 
 
-def pass_over(run: Run, story: list[str]) -> Pass:
-    """Make a pass, and others as they are due at once."""
-    watcher = Watcher(story)
+def pass_over(run: Run, story: list[str], seen: Look | None = None) -> Pass:
+    """Make a pass, by a look at the queue, and others as they are due at once."""
+    watcher, looks = Watcher(story), [seen]
     errands = Errands(watcher.note)
-    return until_settled(lambda accounts: leased_pass(run, watcher, Lease(), errands, accounts), watcher.note)
+
+    def make(accounts: Accounts) -> Pass:
+        look = looks.pop() if looks else None
+        return leased_pass(run, watcher, Lease(), errands, accounts, look)
+
+    return until_settled(make, watcher.note)
 
 
 def make_world(

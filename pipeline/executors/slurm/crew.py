@@ -129,7 +129,8 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
             workers.append(_worker(name, first, beats.get(name), node_names(element.node)))
         else:
             waits = element is not None and lacks_room(element.reason)
-            pending.append(Pending(name, first, submission.begin_of(index), waits))
+            begin = submission.begin_of(index)
+            pending.append(Pending(name, first, begin, max(submission.created, begin or 0.0), waits))
     return Roster(Crew(workers, pending), lives)
 
 

@@ -14,7 +14,7 @@ from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
-from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of
+from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of, note_submitted
 from pipeline.run.tasks import Stage, Task, parse_task
 from pipeline.workers.looking import Look
 from slurm.query import Element, find_by_name
@@ -104,10 +104,7 @@ def _is_of_stage(run: Run, element: Element) -> bool:
 
 
 def _corrected(queue: ElementsByName, environment: Mapping[str, str]) -> ElementsByName:
-    """Return the queue with the element that this process is part of as running: it may have started since.
-
-    A driver job that took itself for one that waits would leave none behind.
-    """
+    """Return the queue with the element that this process is part of as running, which it may be since."""
     job, index = (environment.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
     return {
         name: [
@@ -187,8 +184,9 @@ class JobTable:
                     yield submission, index
 
     def pending_driver(self, iteration: int, job_kind: str) -> Submission | None:
-        """Return the driver job of an iteration that waits in the queue."""
-        for submission in self.submissions:
+        """Return the driver job of an iteration that waits in the queue: the newest, as older ones may have
+        started since squeue was called."""
+        for submission in reversed(self.submissions):
             is_asked_for = (submission.iteration, submission.job_kind) == (iteration, job_kind)
             if is_asked_for and any(map(is_pending, self.seen.queue.get(submission.name, ()))):
                 return submission
@@ -264,9 +262,12 @@ def _with_job_ids(ledger: Ledger, seen: Snapshot, submissions: Sequence[Submissi
     known = {name: seen.queue[name][0].array_id for name in nameless if name in seen.queue}
     if missing := {s.name for s in submissions if _is_asked_for(s)} & nameless - known.keys():
         known |= find_by_name(missing)
-    return [
-        ledger.note(s, replace(s.state, job=known[s.name])) if s.name in known else s for s in submissions
-    ]
+    return [_arrived(ledger, s, known[s.name]) if s.name in known else s for s in submissions]
+
+
+def _arrived(ledger: Ledger, submission: Submission, job: str) -> Submission:
+    note_submitted(ledger.paths, submission, job, ",".join(submission.state.waits_for))
+    return ledger.note(submission, replace(submission.state, job=job))
 
 
 def _given_up(ledger: Ledger, seen: Snapshot, submission: Submission) -> Submission:

@@ -26,7 +26,7 @@ from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
-from pipeline.workers.looking import DRIVER_AGE, Look, look
+from pipeline.workers.looking import PASS_AGE, Look, look
 from slurm.commands import SlurmError, SlurmTimeout, within
 from slurm.limits import read_partitions
 from slurm.signals import Errands
@@ -52,11 +52,13 @@ _FIRST_ROWS = 2
 """Rows of a run that estimates change much with."""
 
 
-def make_pass(run: Run, watcher: Watcher, max_age: float = DRIVER_AGE) -> Pass:
+def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
     """Observe the disk and the queue, submit what is due, repair what failed; then notify people. Idempotent.
 
     Args:
-        max_age: seconds that a look at the queue may be old (:mod:`pipeline.workers.looking`).
+        max_age: seconds that a look at the queue may be old (:mod:`pipeline.workers.looking`). That of a
+            driver job is of now: jobs that end start it, and one that took itself or the one before for one
+            that waits would leave none behind.
 
     Raises:
         LeaseHeld: another driver has held the lease for five minutes.
@@ -92,9 +94,12 @@ def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
         try:
             seen = None if read_control(run.paths).cancelled else look(run.paths, max_age, given)
             with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                return leased_pass(run, watcher, lease, errands, accounts, _if_young(seen))
+                done = leased_pass(run, watcher, lease, errands, accounts, _if_young(seen))
         finally:
-            errands.finish()
+            failed = errands.finish()
+        if done.outcome and failed:  # what is left of a run that is over no other pass would see
+            raise failed[0]
+        return done
 
     return until_settled(make, watcher.note)
 
@@ -225,7 +230,7 @@ def follow(run: Run, watcher: Watcher, poll_seconds: float) -> Pass:
     with interruptible():
         while True:
             try:
-                done = make_pass(run, watcher)
+                done = make_pass(run, watcher, PASS_AGE)
                 if done.outcome is not None:
                     return done
                 time.sleep(poll_seconds)

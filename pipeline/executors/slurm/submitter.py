@@ -10,8 +10,9 @@ from pipeline.executors.slurm.resources import Escalation
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.lease import LeaseLost
-from pipeline.run.submissions import SUBMITTED, Ledger, State, Submission
-from slurm.submission import QueueFull, Refused, render, submit_once
+from pipeline.run.submissions import Ledger, State, Submission, note_submitted
+from slurm.commands import SlurmTimeout
+from slurm.submission import QueueFull, Refused, Unclear, render, submit_once
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Submitter:
 
         Raises:
             QueueFull, Refused: Slurm does not take it; nothing of it is left.
-            SlurmTimeout: whether it was taken is unknown; the next pass looks for it by its name.
+            Unclear: whether it was taken is unknown; the next pass looks for it by its name.
+            SlurmTimeout: there was no time left to ask; nothing of it is left.
             LeaseLost: another driver is at work.
         """
         ledger = self.ledger
@@ -55,14 +57,13 @@ class Submitter:
             ledger.forget(submission)
             journal.event(self.run.paths.events, "refused", array=submission.name, message=str(error))
             raise
-        journal.event(
-            self.run.paths.events,
-            SUBMITTED,
-            job=job,
-            array=submission.name,
-            elements=len(submission.elements),
-            waits_for=dependency,
-        )
+        except Unclear:
+            ledger.note(submission, State(None, arrays))
+            raise
+        except SlurmTimeout:
+            ledger.forget(submission)
+            raise
+        note_submitted(self.run.paths, submission, job, dependency)
         return ledger.note(submission, State(job, arrays))
 
     def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:

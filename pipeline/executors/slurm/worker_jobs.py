@@ -27,6 +27,7 @@ from pipeline.executors.slurm.crew import (
     wanted_workers,
     worker_of,
 )
+from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone, explain
 from pipeline.executors.slurm.expectations import early_kinds, read_estimates
 from pipeline.executors.slurm.job_table import read_table
@@ -61,7 +62,7 @@ from pipeline.workers.living import forget_old, mark_gone
 from pipeline.workers.looking import claim_place
 from slurm.commands import SlurmError
 from slurm.ringing import elements_of, parse_worker
-from slurm.submission import start_now
+from slurm.submission import array_expression, start_now
 
 _ROW_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
@@ -240,11 +241,14 @@ class WorkerJobs(SlurmJobs):
     def _withdraw(self, names: Sequence[str]) -> None:
         """Cancel elements that wait. That they end without having done their task is no failure."""
         gone: dict[str, list[int]] = {}
-        for live in (self.roster.lives[name] for name in names):
+        shown = [
+            name for name in names if self.roster.lives[name].element is not None
+        ]  # else it has no number
+        for live in (self.roster.lives[name] for name in shown):
             gone.setdefault(live.submission.name, []).append(live.carrier.index)
         for submission in [s for s in self.table.submissions if s.name in gone]:
             self.table.note(submission, left=(*submission.state.left, *gone[submission.name]))
-        self.errands.cancel(names, only_pending=True)
+        self.errands.withdraw(shown)
 
     def _hand_over(self, decided: Sequence[Handover]) -> None:
         """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
@@ -286,19 +290,19 @@ class WorkerJobs(SlurmJobs):
         return submission.invocation == self.table.seen.control.invocation
 
     def _hurry(self, decided: Staffing) -> None:
-        told: dict[str, list[int]] = {}
-        for name in decided.hurried:
-            live = self.roster.lives[name]
-            if live.element is None:  # Slurm has not shown it yet; the next pass knows its number
-                continue
+        hurried: dict[str, list[ArrayElement]] = {}
+        for live in (self.roster.lives[name] for name in decided.hurried):
+            if live.element is not None:  # else Slurm has not shown it yet; the next pass knows its number
+                hurried.setdefault(live.submission.name, []).append(live.carrier)
+        for submission in [s for s in self.table.submissions if s.name in hurried]:  # as they are by now
+            indices = sorted(carrier.index for carrier in hurried[submission.name])
+            elements = f"{hurried[submission.name][0].array}_[{array_expression(indices, None)}]"
             try:
-                start_now(name)
-            except SlurmError as error:  # it has started or ended since it was seen
-                self.note(f"{name} could not be told to start now: {error}")
+                start_now(elements)
+            except SlurmError as error:  # some have started or ended since they were seen; the next pass sees
+                self.note(f"{elements} could not be told to start now: {error}")
                 continue
-            told.setdefault(live.submission.name, []).append(live.carrier.index)
-        for submission in [s for s in self.table.submissions if s.name in told]:  # as they are by now
-            self.table.note(submission, hurried=(*submission.state.hurried, *told[submission.name]))
+            self.table.note(submission, hurried=(*submission.state.hurried, *indices))
 
     def _end_silent(self) -> None:
         """Cancel workers that Slurm shows as running and that have not beaten for minutes, once another pass

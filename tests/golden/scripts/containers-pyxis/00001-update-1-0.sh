@@ -21,7 +21,7 @@
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
 # The task runs in a container, where Slurm's commands may be missing. This loop, outside of it, reads lines from a
-# FIFO until the task has ended: "pass" makes a pass, "ring 4711 4712" wakes the workers of these arrays.
+# FIFO until the task has ended: "pass" makes a pass, "ring 4711_0 4711_3" wakes the workers of these elements.
 attend() {
   local log=$1 line='' ids='' passing='' status=0 IFS=$' \t\n'
   shift
@@ -43,10 +43,11 @@ attend() {
         ;;
       'ring '[0-9]*)
         ids=${line#ring }
-        if [ "${#line}" -ge 2048 ] || [ -n "${ids//[0-9 ]/}" ]; then
+        if [ "${#line}" -ge 2048 ] || [ -n "${ids//[0-9_ ]/}" ]; then
           echo 'refused a request that is none'
         else
-          timeout 30 scancel --batch --signal=USR1 $ids </dev/null >/dev/null 2>&1 9>&- &
+          # scancel tries again after 5 s where others of the array wait in the queue, although it was sent.
+          timeout 4 scancel --batch --signal=USR1 $ids </dev/null >/dev/null 2>&1 9>&- &
         fi
         ;;
       end) break ;;
