@@ -16,10 +16,11 @@ import pytest
 
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.paths import RunPaths
+from pipeline.run.tasks import PREPARE
 from pipeline.workers.beats import Doing
 from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
-from slurm.sharedfiles import read_newest
+from slurm.sharedfiles import is_there, read_newest
 from tests.cluster.scenario import (
     Job,
     SlurmRun,
@@ -291,7 +292,7 @@ def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_ru
     root = room_on(cluster, tmp_path) / "run"
     run = make_run(cluster, root, *words, gate("rollout", tmp_path / "go"))
     run.submit()
-    run.wait_for_job("rollout")
+    run.wait_for(lambda: is_there(RunPaths(run.root).task(PREPARE).record), "what the models are")
     weights = own / "model.safetensors"
     good = weights.read_bytes()
     weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
