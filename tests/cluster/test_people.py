@@ -83,7 +83,9 @@ def test_a_run_that_was_just_submitted_is_running(runs):
     assert runs.first_status["state"] == "running"
     slurm = runs.first_status["slurm"]
     assert slurm["unanswered"] is None
-    assert [(s["stage"], s["total"]) for s in slurm["stages"]] == [("prepare", 1), ("rollout", 2)]
+    assert [(s["stage"], s["total"]) for s in slurm["stages"]] == [
+        *(("prepare", 1), ("rollout", SHARDS), ("reward", SHARDS), ("update", 1))
+    ]
     assert {d["iteration"] for d in slurm["drivers"]} == {0}
 
 
