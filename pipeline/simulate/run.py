@@ -521,7 +521,9 @@ class SimulatedRun:
 
     def see_killed(self, failed: Iterable[Claim]) -> None:
         """A pass has seen which attempts came to nothing: others may take their tasks."""
-        gone = [self.unseen.pop(claim.attempt) for claim in failed if claim.attempt in self.unseen]
+        names = {claim.attempt for claim in failed}
+        gone = [c for c in self.unseen.values() if c.attempt in names or c.task in self.progress.committed]
+        self.unseen = {name: c for name, c in self.unseen.items() if c not in gone}
         for claim in gone:
             self.progress.close(claim)
         self.wake(dict.fromkeys(claim.task.job_kind for claim in gone))
