@@ -64,7 +64,7 @@ class Pulling:
     settings: ResourcesConfig
     """Resources of the stage, with what is set for staying."""
     pulse: Pulse
-    linger_max: float = 600.0
+    linger_max: float = 3600.0
     max_attempts: int = 3
     worker: choosing.Worker = field(init=False)
     waiting: Waiting = field(init=False)

@@ -167,7 +167,8 @@ class Waiting:
 
     def _bound(self, is_first: bool) -> float:
         """Return the seconds that it waits at most; before its first task it was submitted to wait."""
-        least = self.linger_max if self.settings.start_early else INPUT_SECONDS
+        first = min(staying.FIRST_SECONDS, self.linger_max)
+        least = first if self.settings.start_early else INPUT_SECONDS
         return staying.bound_of(
             self.settings.linger,
             self.linger_max,

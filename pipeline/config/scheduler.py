@@ -292,7 +292,7 @@ class SlurmConfig:
     workers: bool = True
     """Jobs may do several tasks, and start early, as linger and start_early of each stage say. Off: each task
     has a job of its own, submitted ahead of time with dependencies, whatever they say."""
-    linger_max: PositiveInt = 600
+    linger_max: PositiveInt = 3600
     """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
     horizon: PositiveInt = 2
     """Iterations that wait in the queue at once, each behind the one before. No effect with workers."""

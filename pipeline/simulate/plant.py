@@ -132,7 +132,7 @@ class Plant:
     """Updates between two such states."""
     passes: tuple[float, float] = (0.8, 0.7)
     """Seconds that a pass takes until it looks, and from then on."""
-    linger_max: float = 600.0
+    linger_max: float = 3600.0
     evicts: bool = True
     """Whether workers make place for others where a pass says so."""
     max_attempts: int = 3

@@ -340,7 +340,8 @@ class SimulatedRun:
 
     def _bound(self, worker: Worker) -> float:
         kind = self.kind(worker.job_kind)
-        least = self.plant.linger_max if kind.start_early else _INPUT_SECONDS
+        first = min(staying.FIRST_SECONDS, self.plant.linger_max)
+        least = first if kind.start_early else _INPUT_SECONDS
         return staying.bound_of(
             kind.linger,
             self.plant.linger_max,

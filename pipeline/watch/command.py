@@ -12,7 +12,7 @@ from pipeline.watch.reading import SILENT_SECONDS, Reading
 
 
 def watch(run: Run, interval: float) -> str:
-    """Show the run until it has ended, or the person quits. Changes nothing of the run.
+    """Show the run until it has ended, or the person quits. Changes nothing in the run directory.
 
     Args:
         interval: seconds between two questions to Slurm.

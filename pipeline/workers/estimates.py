@@ -44,6 +44,8 @@ class Spread:
     late: float
     """Longer than in four of five cases."""
     least: float
+    mean: float
+    """What counts where few cases take very long, as in a queue behind others."""
 
 
 def passages(lines: Iterable[Mapping[str, Any]]) -> list[Passage]:
@@ -204,7 +206,7 @@ def coming_back(beats: Sequence[Beat], job_kind: str) -> float | None:
     loading, queue = startup(beats, job_kind), queue_wait(beats, job_kind)
     if loading is None:
         return None
-    return loading.median + (queue.median if queue else 0.0)
+    return loading.median + (queue.mean if queue else 0.0)
 
 
 def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:
@@ -224,4 +226,5 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
     known = sorted(value for value in values if value is not None)
     if not known:
         return None
-    return Spread(statistics.median(known), known[min(int(_LATE * len(known)), len(known) - 1)], known[0])
+    late = known[min(int(_LATE * len(known)), len(known) - 1)]
+    return Spread(statistics.median(known), late, known[0], statistics.fmean(known))

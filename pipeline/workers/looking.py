@@ -103,7 +103,7 @@ def is_usable(look: Look, max_age: float, since: float, now: float) -> bool:
     return look.asked >= since and 0 <= now - look.asked < allowed_age(max_age, look.recent, now)
 
 
-def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0) -> Look:
+def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0, is_view: bool = False) -> Look:
     """Look at the queue: by the answer that is kept, or by one squeue.
 
     Args:
@@ -111,6 +111,7 @@ def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0) -
         max_age: seconds that the answer may be old; 0: it is asked for now.
         patience: seconds until there is an answer: half of them for somebody else's, the rest for an own one.
         since: unix time; an answer from before is too old in any case.
+        is_view: whether nothing may be written into the run's folder.
 
     Raises:
         SlurmTimeout: there was no answer in that time; or nobody got one just now.
@@ -119,7 +120,10 @@ def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0) -
     """
     for shelf in _shelves(paths):
         with contextlib.suppress(OSError):  # a full disk, say: then another place, or none
-            return _look_on(shelf, max_age, patience, since)
+            if not is_view or shelf.folder != paths.slurm:
+                return _look_on(shelf, max_age, patience, since)
+            if (kept := shelf.kept()) is not None and is_usable(kept, max_age, since, time.time()):
+                return kept
     return Look(time.time(), ask_queue(patience))
 
 

@@ -11,6 +11,8 @@ from pipeline.config.types import Linger
 from pipeline.workers import estimates
 from pipeline.workers.beats import Beat, Reason
 
+FIRST_SECONDS = 600.0
+"""Seconds that a worker which has started early waits for its first input, if it may wait so long at all."""
 ASK_SECONDS = 30.0
 """Seconds between two questions to Slurm, and between two looks at the package."""
 _MOST_ALLOWED = 2.0
@@ -88,7 +90,7 @@ def bound_of(linger: Linger, most: float, beats: Iterable[Beat], own: Beat, leas
     seen = list({beat.worker: beat for beat in (*beats, own)}.values())
     startup, queue = estimates.startup(seen, own.job_kind), estimates.queue_wait(seen, own.job_kind)
     start = max(startup.median if startup else 0.0, own.startup_seconds)
-    return max(least, bound(linger, most, start, queue.median if queue else own.queued_seconds))
+    return max(least, bound(linger, most, start, queue.mean if queue else own.queued_seconds))
 
 
 def coming_back_of(beats: Iterable[Beat], own: Beat) -> float:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.slurm_costs import LOG, Call, Kind, most_in_a_minute, read_calls, write_wrappers
 from tests.cluster.scenario import SlurmRun, take, wait_for
 
+pytestmark = pytest.mark.soak  # minutes have to pass
 MOST, MOST_OF_SEVERAL = 12, 30
 """Queries in a minute: of one run, and of a user's runs together."""
 _SECONDS = 75.0

@@ -279,6 +279,17 @@ def test_where_the_users_cache_takes_nothing_a_run_has_its_own(paths, squeue, tm
     assert [path.name for path in paths.slurm.iterdir()] == ["queue.json"]
 
 
+def test_a_view_writes_nothing_into_a_run_but_uses_what_is_there(paths, squeue, monkeypatch):
+    run_on("", paths.root, monkeypatch)
+    for _ in range(2):
+        assert look(paths, PERSON_AGE, 10.0, is_view=True).elements
+    assert len(squeue.asked) == 2
+    assert not list(paths.slurm.iterdir())
+    look(paths, PASS_AGE, 10.0)
+    assert look(paths, PERSON_AGE, 10.0, is_view=True).elements
+    assert len(squeue.asked) == 3
+
+
 def test_where_nothing_can_be_written_each_asks(paths, squeue, tmp_path, monkeypatch):
     monkeypatch.setattr(looking, "_is_own", lambda folder: False)
     for _ in range(3):

@@ -122,7 +122,7 @@ def ask_for_queue(run: Run, max_age: float, patience: float) -> Queue:
     Raises:
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
-    seen = look(run.paths, max_age, patience, newest_submission(run.paths))
+    seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
     return Queue(seen.elements_of(lambda name: is_job_of(run.identity.id, name)), asked=seen.asked)
 
 
