@@ -1,15 +1,12 @@
 """How often Slurm is asked: by a run with its workers, passes and people who watch, and by a user's runs."""
 
-import os
 import subprocess
 import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
-from benchmarks.slurm_costs import LOG, Call, Kind, most_in_a_minute, read_calls, write_wrappers
 from tests.cluster.scenario import SlurmRun, take, wait_for
+from tests.support.counting import Call, Counting, most_in_a_minute, put_in_front
 
 pytestmark = pytest.mark.soak  # minutes have to pass
 MOST, MOST_OF_SEVERAL = 12, 30
@@ -18,25 +15,25 @@ _SECONDS = 75.0
 
 
 @pytest.fixture
-def wrappers(tmp_path) -> Path:
-    return write_wrappers(tmp_path / "wrappers")
+def counting(environment, tmp_path) -> Counting:
+    return put_in_front(tmp_path / "wrappers", environment["PATH"])
 
 
-def with_calls_in(run: SlurmRun, wrappers: Path, log: Path) -> SlurmRun:
+def with_calls_in(run: SlurmRun, counting: Counting) -> SlurmRun:
     """Note the calls of everything that the run's commands and jobs start."""
-    path = f"{wrappers}{os.pathsep}{run.environment['PATH']}"
-    run.environment |= {"PATH": path, LOG: str(log), "XDG_CACHE_HOME": str(log.parent / "cache")}
+    run.environment = counting.environment(run.environment)
+    run.environment["XDG_CACHE_HOME"] = str(counting.folder.parent / "cache")
     return run
 
 
-def queries_of(log: Path, since: float) -> list[Call]:
+def calls_of(counting: Counting, since: float) -> list[Call]:
     """Without what a person's own commands ask at the begin: once, of limits."""
-    return [call for call in read_calls(log) if call.kind is Kind.QUERY and call.time > since]
+    return [call for call in counting.calls() if call.time > since]
 
 
-def assert_few(queries: list[Call], most: int) -> None:
-    asked = most_in_a_minute([call.time for call in queries])
-    assert 0 < asked <= most, Counter(call.program for call in queries)
+def assert_few(calls: list[Call], most: int) -> None:
+    asked, programs = most_in_a_minute(calls)
+    assert 0 < asked <= most, programs
 
 
 def watch(run: SlurmRun) -> subprocess.Popen[str]:
@@ -44,13 +41,11 @@ def watch(run: SlurmRun) -> subprocess.Popen[str]:
 
 
 def test_a_run_that_is_watched_asks_seldom_however_short_its_iterations_are(
-    cluster_with_accounting, make_run, tmp_path, wrappers
+    cluster_with_accounting, make_run, tmp_path, counting
 ):
     """Two places for four shards, so that workers and jobs come and go."""
     words = ["iterations=40", "evaluate.every=2", *take("0.1", "rollout", "reward", "update")]
-    run = with_calls_in(
-        make_run(cluster_with_accounting, tmp_path / "run", *words), wrappers, tmp_path / "calls"
-    )
+    run = with_calls_in(make_run(cluster_with_accounting, tmp_path / "run", *words), counting)
     run.submit()
     began = time.time()
     viewers = [watch(run) for _ in range(3)]
@@ -62,16 +57,14 @@ def test_a_run_that_is_watched_asks_seldom_however_short_its_iterations_are(
             viewer.terminate()
             viewer.wait(30)
     assert len(run.rows()) > 2, run.story()
-    assert_few(queries_of(tmp_path / "calls", began), MOST)
+    assert_few(calls_of(counting, began), MOST)
     assert not run.events("failed"), run.story()
 
 
-def test_a_users_runs_ask_hardly_more_often_than_one(cluster_with_accounting, make_run, tmp_path, wrappers):
+def test_a_users_runs_ask_hardly_more_often_than_one(cluster_with_accounting, make_run, tmp_path, counting):
     words = ["iterations=40", "rollout.num_shards=2", *take("0.2", "rollout", "reward", "update")]
-    log, names = tmp_path / "calls", [f"run{number}" for number in range(4)]
-    runs = [
-        with_calls_in(make_run(cluster_with_accounting, tmp_path / n, *words), wrappers, log) for n in names
-    ]
+    roots = [tmp_path / f"run{number}" for number in range(4)]
+    runs = [with_calls_in(make_run(cluster_with_accounting, root, *words), counting) for root in roots]
     for run in runs:
         run.submit()
     began = time.time()
@@ -81,4 +74,4 @@ def test_a_users_runs_ask_hardly_more_often_than_one(cluster_with_accounting, ma
     for run in runs:
         run.command("cancel", run.root)
     assert all(run.rows() for run in runs), runs[0].story()
-    assert_few(queries_of(log, began), MOST_OF_SEVERAL)
+    assert_few(calls_of(counting, began), MOST_OF_SEVERAL)
