@@ -249,9 +249,13 @@ def describe_failed(
 
 def _logs_of(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator[str]:
     """Yield the end of an attempt's log, and of those of its other ranks."""
-    if not is_there(log):
-        yield from _packed_log(paths, task, log, num_lines)
-        return
+    if not is_there(log):  # a worker that ended before it took its task has written into a log of its own
+        number = log.parent.name.rpartition("-")[2]
+        of_worker = log.parent.with_name(f"worker-{number}") / log.name
+        if not is_there(of_worker):
+            yield from _packed_log(paths, task, log, num_lines)
+            return
+        log = of_worker
     for path in (log, *sorted(log.parent.glob(f"{log.stem}.rank-*{log.suffix}"))):
         yield str(path)
         yield from (f"  | {line}" for line in tail(path, num_lines))

@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch):
 
 
 def test_what_slurm_refuses_is_asked_for_again_with_the_next_pass_and_not_at_once(run, monkeypatch, capfd):
-    def refuse(run, watcher):
+    def refuse(run, watcher, max_age):
         raise Refused("sbatch refused it: invalid account")
 
     monkeypatch.setattr(queue, "make_pass", refuse)
@@ -37,7 +37,7 @@ def test_what_slurm_refuses_is_asked_for_again_with_the_next_pass_and_not_at_onc
 
 
 def test_a_pass_that_fails_in_any_other_way_is_wished_for_again(run, monkeypatch, capfd):
-    def fail(run, watcher):
+    def fail(run, watcher, max_age):
         raise OSError("no space left on device")
 
     monkeypatch.setattr(queue, "make_pass", fail)
@@ -59,7 +59,7 @@ def test_what_a_stage_has_in_its_environment_is_not_inherited_by_jobs_of_others(
     monkeypatch.setenv(OWN, "")
     inherited = {}
     monkeypatch.setattr(
-        queue, "make_pass", lambda run, watcher: inherited.update(clean_environment(os.environ))
+        queue, "make_pass", lambda run, watcher, max_age: inherited.update(clean_environment(os.environ))
     )
     with Path(os.devnull).open() as orders:
         monkeypatch.setattr(sys, "stdin", orders)

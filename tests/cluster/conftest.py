@@ -14,6 +14,9 @@ from tests.support import tiny
 
 OwnCluster = Callable[..., Cluster]
 
+collect_ignore = [] if "SOAK_ROUNDS" in os.environ else ["test_queries.py"]
+"""What takes minutes that have to pass, for `make soak`."""
+
 
 def without_network() -> str:
     """Why the clusters of this session have no network filesystem; empty where they have one."""

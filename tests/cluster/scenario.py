@@ -187,7 +187,7 @@ class SlurmRun:
 
     def logs_of_passes(self) -> dict[str, str]:
         """By driver jobs and by workers."""
-        return self.logs("*driver/*/*") | self.logs("*guard/*/*") | self.logs("passes/*")
+        return self.logs("*driver/*/*") | self.logs("guard/*") | self.logs("passes/*")
 
     def story(self) -> str:
         """Everything that explains how it went: queue, events, what failed and why, what Slurm did."""

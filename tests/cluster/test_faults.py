@@ -351,8 +351,6 @@ def test_a_program_that_hangs_or_is_killed_measures_what_it_can_and_stops_no_tra
     assert notes == ["0 cpu 3"] * 2 + ["2 cpu 3"] * 2, "tries, where their jobs ran, and on how many cores"
     tried = [(event["task"], event["kind"]) for event in run.events("failed")]
     assert tried == [("0/benchmark/0", "error")] * 2 + [("2/benchmark/0", "killed")]
-    arrays = {(job.iteration, job.partition) for job in run.jobs_ever() if job.stage == "benchmark"}
-    assert arrays == {(0, "cpu"), (2, "cpu")}
 
     missing, measured = read_measured(RunPaths(run.root))
     assert (missing.policy_version, measured.policy_version) == (0, 2)

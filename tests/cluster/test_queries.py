@@ -8,7 +8,7 @@ import pytest
 from tests.cluster.scenario import SlurmRun, take, wait_for
 from tests.support.counting import Call, Counting, most_in_a_minute, put_in_front
 
-pytestmark = pytest.mark.soak  # minutes have to pass
+pytestmark = pytest.mark.soak
 MOST, MOST_OF_SEVERAL = 12, 30
 """Queries in a minute: of one run, and of a user's runs together."""
 _SECONDS = 75.0
@@ -44,7 +44,7 @@ def test_a_run_that_is_watched_asks_seldom_however_short_its_iterations_are(
     cluster_with_accounting, make_run, tmp_path, counting
 ):
     """Two places for four shards, so that workers and jobs come and go."""
-    words = ["iterations=40", "evaluate.every=2", *take("0.1", "rollout", "reward", "update")]
+    words = ["iterations=40", *take("0.1", "rollout", "reward", "update")]
     run = with_calls_in(make_run(cluster_with_accounting, tmp_path / "run", *words), counting)
     run.submit()
     began = time.time()

@@ -64,13 +64,6 @@ def test_submit_alone_gives_the_policy_of_one_machine(submitted, complete_real_r
     assert row | {name: value for name, value in wanted.items() if not name.startswith("evaluate/")} == row
 
 
-def test_a_shard_is_scored_while_another_is_generated(submitted):
-    rollouts, rewards = (
-        [submitted.record(1, stage, shard) for shard in range(SHARDS)] for stage in ("rollout", "reward")
-    )
-    assert min(r["started"] for r in rewards) < max(r["ended"] for r in rollouts)
-
-
 def test_reward_tasks_see_a_gpu_of_the_reward_partition_and_no_other(submitted):
     places = scenario.read_lines(submitted.folder / "notes")
     assert len(places) == SHARDS
