@@ -183,13 +183,15 @@ def test_what_is_expected_is_what_was_submitted_about_when_squeue_was_called(wor
     world.submit()
     (array,) = (s for s in submissions(world.run) if s.is_of_stage and s.iteration)
 
-    def pending(asked: float, **state: object) -> int:
+    def pending(asked: float, is_fresh: bool = False, **state: object) -> int:
         changed = replace(array, state=replace(array.state, **state))
-        return Snapshot(asked=asked).expecting([changed]).count_pending(array.job_kind)
+        seen = Snapshot(asked=asked, is_fresh=is_fresh)
+        return seen.expecting([changed]).count_pending(array.job_kind)
 
     for asked in (array.created - 10, array.created, array.created + 29):
         assert pending(asked) == 1
     assert pending(array.created + 31) == 0, "it is gone"
+    assert pending(array.created + 10, is_fresh=True) == 0, "as soon as the pass looks itself"
     assert pending(array.created, is_withdrawn=True) == 0
     assert pending(array.created, left=tuple(array.indices)) == 0
     assert pending(array.created, job=None) == 0, "that is looked for by its name"

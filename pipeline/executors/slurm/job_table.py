@@ -48,7 +48,10 @@ class Snapshot:
         return _is_asked_for(submission) and since < _ARRIVAL_SECONDS
 
     def expecting(self, submissions: Sequence[Submission]) -> "Snapshot":
-        """Return it with what was submitted since squeue was called, or just before, as pending."""
+        """Return it with what was submitted since squeue was called, or just before, as pending; of a look
+        that was taken under the lease nothing is missing."""
+        if self.is_fresh:
+            return self
         missing = [s for s in submissions if s.state.job and s.name not in self.queue]
         near = [s for s in missing if abs(self.asked - s.created) < _ARRIVAL_SECONDS]
         expected = [s for s in near if not s.state.is_withdrawn]

@@ -13,7 +13,7 @@ from pipeline.executors.slurm.dependencies import DependencyUpdate, committed_in
 from pipeline.executors.slurm.exit_reasons import Accounts, Gone, explain
 from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
 from pipeline.executors.slurm.launcher import Launcher
-from pipeline.executors.slurm.queue import arrays_of, is_live
+from pipeline.executors.slurm.queue import arrays_of, is_live, is_pending
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.jobs import CommittedOf, Ended
@@ -22,7 +22,7 @@ from pipeline.run import journal
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure
-from pipeline.run.submissions import Ending
+from pipeline.run.submissions import Ending, is_job_of, job_kind_of
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers.looking import Look, look
 from slurm.commands import SlurmError, SlurmTimeout
@@ -88,6 +88,8 @@ class SlurmJobs:
     def query(self) -> None:
         """Take the snapshot that the pass decides by."""
         seen, self.first_look = self.first_look, None
+        if seen is not None and not self._is_watched_in(seen):
+            seen = None  # after this pass there may be no other, so nothing is taken for granted
         look_now = seen or look(self.run.paths, 0.0, SECOND_PATIENCE)
         ledger = self.submitter.ledger
         snapshot = take_snapshot(self.run, look_now, is_fresh=seen is None).expecting(ledger.load({0}))
@@ -95,6 +97,11 @@ class SlurmJobs:
         if self.needs_watchdogs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
             self.watchdogs.ensure(snapshot)
+
+    def _is_watched_in(self, seen: Look) -> bool:
+        """Whether a look shows a driver job of the run that waits."""
+        ours = (e for e in seen.elements if is_job_of(self.run.identity.id, e.name) and is_pending(e))
+        return any(job_kind_of(element.name) in DRIVERS for element in ours)
 
     def collect_ended(
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
