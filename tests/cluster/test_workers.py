@@ -52,7 +52,7 @@ def cut_short(cluster, make_run, tmp_path_factory) -> SlurmRun:
 
 CUT = """
 case $SLURM_JOB_NAME in *.1.rollout.1.*)
-  export LIGHT_SECONDS="0 0 0 0 0 0 1000"
+  export LIGHT_SECONDS="0 0 0 1000"
   element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   cut() {
     for second in $(seq 100); do
