@@ -10,6 +10,7 @@ Tasks are light: each version of the policy is a hash of all that it was made fr
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Beat, Doing, folder_of
@@ -96,6 +97,7 @@ def lose_a_node(run: SlurmRun, hold: Hold) -> None:
 
 def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) -> None:
     """Both jobs start again, and go on with what they were at; the worker that was cut off is at it too."""
+    run.wait_for(lambda: len(used_workers(run, "rollout")) > 1, "two workers that have done a task")
     hold.begin()
     unseen = held_at_work(run, hold, "rollout")
     preempted = held_at_work(run, hold, "rollout", other_than=[unseen])
@@ -110,6 +112,11 @@ def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) ->
     wait_until_committed(run, preempted)
     run.wait_for(lambda: not is_still_at_it(run, unseen), "the word of who was cut off that it goes on")
     run.cluster.start_slurmd(unseen.host)
+
+
+def used_workers(run: SlurmRun, job_kind: str) -> list[Beat]:
+    beats = read_beats(RunPaths(run.root)).values()
+    return [b for b in beats if b.job_kind == job_kind and is_used(b) and Path(f"/proc/{b.pid}").exists()]
 
 
 def later(beat: Beat) -> str:
