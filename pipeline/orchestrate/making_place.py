@@ -130,8 +130,8 @@ def make_places(
 
 
 def _lacks_others(seen: Situation, demand: Demand, placed: Sequence[Demand]) -> bool:
-    """Whether what must be done before has nobody who would do it, and may need the same places: who starts
-    early would keep those out on whom it waits."""
+    """Whether an early start would take a place that an earlier stage needs: one that has work before it, no
+    worker, and may use the same nodes."""
     there = {one.job_kind for one in placed}
     before = (kind for kind in seen.kinds_before(demand.tasks[0]) if kind not in there)
     lacking = (kind for kind in before if not seen.crew.count(kind) and kind in seen.wanted)
