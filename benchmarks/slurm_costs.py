@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tests.support.counting import Call, most_in_a_minute
-
 from pipeline.config.scheduler import resources_of
 from pipeline.run.directory import Run, slurm_settings
 from pipeline.workers.beats import Beat
 from pipeline.workers.reading import read_beats
 from pipeline.workers.summary import Spent, WorkersOf, spent_by, workers_of
 from slurm.devcluster import Cluster
+from tests.support.counting import Call, most_in_a_minute
 
 _ACCOUNTED = 5.0
 """Seconds until accounting has the end of a job."""

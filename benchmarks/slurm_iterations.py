@@ -46,8 +46,6 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.support.counting import put_in_front  # noqa: E402
-
 from benchmarks import slurm_costs, slurm_gaps, slurm_six_runs  # noqa: E402
 from benchmarks.slurm_costs import Cost, accounted_gpu_seconds, cost_of  # noqa: E402
 from benchmarks.slurm_runs import (  # noqa: E402
@@ -64,6 +62,7 @@ from pipeline.run.directory import Run  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
 from slurm.devcluster import Cluster, Layout, start  # noqa: E402
 from tests.support import light  # noqa: E402
+from tests.support.counting import put_in_front  # noqa: E402
 
 VARIANTS = ("local", "workers", "cold", "local-fresh", "process")
 ON_SLURM = ("workers", "cold")

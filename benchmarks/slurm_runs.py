@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.support.counting import Counting
-
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.plan import policy_maker
 from slurm.devcluster import Cluster, Layout
 from tests.support import tiny
+from tests.support.counting import Counting
 
 ROOT = Path(__file__).parent.parent
 STAGES = ("rollout", "reward", "update")

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.support.counting import put_in_front
-
 from benchmarks import slurm_costs
 from benchmarks.slurm_runs import STAGES, Runner, layout_of, noop_words, on_one_node
 from pipeline.run.commits import require_record
@@ -21,6 +19,7 @@ from pipeline.run.directory import Run, is_run, load_run
 from pipeline.run.plan import policy_maker
 from slurm.devcluster import start
 from tests.support import light
+from tests.support.counting import put_in_front
 
 RUNS = 6
 
