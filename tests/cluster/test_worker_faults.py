@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Beat, Doing, folder_of
-from pipeline.workers.reading import GONE, SUFFIX, read_beats
+from pipeline.workers.reading import GONE, read_beats
 from slurm.devcluster import Cluster, Layout, Node, Partition
 from slurm.sharedfiles import names_in
 from tests.cluster.scenario import (
@@ -68,7 +68,6 @@ def test_nodes_and_places_are_taken_from_workers_at_work(own_cluster, make_run, 
     run = on_hosts_of_their_own(run)
     run.submit()
     lose_a_node(run, hold)
-    set_state(cluster, SPARE, "resume")
     cut_off_one_node_and_take_the_place_on_another(run, hold)
     run.wait_until_complete()
     assert_same_policy(run, long_local_run)
@@ -76,7 +75,7 @@ def test_nodes_and_places_are_taken_from_workers_at_work(own_cluster, make_run, 
 
 
 def lose_a_node(run: SlurmRun, hold: Hold) -> None:
-    """There is no place for its job to start again, and nobody but a pass can see that its worker is gone."""
+    """There is no other place for its job, and nobody but a pass can see that its worker is gone."""
     at_work(run, is_used)
     hold.begin()
     lost = held_at_work(run, hold, "rollout")
@@ -86,26 +85,26 @@ def lose_a_node(run: SlurmRun, hold: Hold) -> None:
     wait_until_committed(run, lost)
     workers = names_in(folder_of(RunPaths(run.root)))
     assert f"{lost.worker}{GONE}" in workers, run.story()
-    assert f"{later(lost)}{SUFFIX}" not in workers, "its job has not started again"
+    assert not [b for b in others_of(run, lost) if b.host == lost.host], "somebody is where no node is"
 
     hold.begin()
     run.cluster.start_slurmd(lost.host)
-    at_work(run, lambda beat: beat.worker == later(lost))
+    at_work(run, lambda beat: beat.host == lost.host and beat.worker != lost.worker)
     hold.end()
-    wait_for_commit_by(run, "rollout", lambda worker: worker == later(lost))
+    wait_for_commit_by(run, "rollout", lambda worker: worker in [b.worker for b in others_of(run, lost)])
 
 
 def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) -> None:
-    """Both jobs start again, and go on with what they were at; the worker that was cut off is at it too."""
+    """What both were at is gone on with elsewhere; the worker that was cut off is at it too."""
     run.wait_for(lambda: len(used_workers(run, "rollout")) > 1, "two workers that have done a task")
     hold.begin()
     unseen = held_at_work(run, hold, "rollout")
     preempted = held_at_work(run, hold, "rollout", other_than=[unseen])
     run.cluster.kill_slurmd(unseen.host)
+    set_state(run.cluster, SPARE, "resume")
+    at_work(run, lambda beat: beat.host == SPARE and beat.task == unseen.task)
     take_the_place_of(run, element_of(preempted), preempted.host)
-    at_work(run, lambda beat: beat.worker == later(preempted))
-    at_work(run, lambda beat: beat.worker == later(unseen))
-    at_work(run, lambda beat: beat.task == unseen.task and beat.worker != unseen.worker)
+    at_work(run, lambda beat: beat.task == preempted.task and beat.worker != preempted.worker)
     at_work(run, lambda beat: beat.task == unseen.task and beat.worker == unseen.worker)
     hold.end()
     wait_until_committed(run, unseen)
@@ -114,15 +113,15 @@ def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) ->
     run.cluster.start_slurmd(unseen.host)
 
 
+def others_of(run: SlurmRun, lost: Beat) -> list[Beat]:
+    """Workers for rollouts on the node of one that is lost, itself left out."""
+    beats = read_beats(RunPaths(run.root)).values()
+    return [b for b in beats if (b.job_kind, b.host) == ("rollout", lost.host) and b.worker != lost.worker]
+
+
 def used_workers(run: SlurmRun, job_kind: str) -> list[Beat]:
     beats = read_beats(RunPaths(run.root)).values()
     return [b for b in beats if b.job_kind == job_kind and is_used(b) and Path(f"/proc/{b.pid}").exists()]
-
-
-def later(beat: Beat) -> str:
-    """Name of a worker's element after its next start."""
-    element, _, restarts = beat.worker.partition("r")
-    return f"{element}r{int(restarts) + 1}"
 
 
 def at_work(run: SlurmRun, is_right: Callable[[Beat], bool]) -> None:
