@@ -3,14 +3,18 @@
 Two ways are compared by the seconds that an iteration takes. Kinds may **share** the places: each has some
 of its own, where its workers stay, and takes the longer the fewer these are. Or they **take turns**: each has
 all places in its turn, and pays for a start-up in every iteration. Where tasks are short beside a start-up
-sharing wins, where they are long taking turns does.
+sharing wins, where they are long taking turns does. Either way no kind has workers that an iteration would
+hardly be longer without.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.orchestrate.places import Need, Room, count, place
+
+_WORTH = 0.02
+"""Share of an iteration that the last worker of a kind is to save: one that saves less only holds its place."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,18 @@ def targets_by_group(works: Mapping[str, Work], room: Room) -> dict[str, int]:
     return found
 
 
-def in_order(targets: Mapping[str, int], kinds: Sequence[str]) -> dict[str, int]:
-    """Return targets in the order of an iteration."""
-    return {kind: targets[kind] for kind in kinds if kind in targets}
+def worthwhile(works: Mapping[str, Work], most: Mapping[str, int]) -> dict[str, int]:
+    """Return the least numbers of workers with which no stage takes much longer than with ``most``: by a
+    fiftieth of an iteration. Where it is not known what takes how long, that is ``most``."""
+    if any(work.seconds is None for work in works.values()):
+        return dict(most)
+    allowed = _WORTH * _seconds(works, most)
+    return {kind: _least(work, most[kind], allowed) for kind, work in works.items()}
+
+
+def _least(work: Work, most: int, allowed: float) -> int:
+    """Return the least n with T / n <= T / most + allowed, T being the stage's work."""
+    work_seconds = _passage(work, 1)
+    if not work_seconds:
+        return most
+    return min(most, max(1, math.ceil(work_seconds / (work_seconds / most + allowed))))

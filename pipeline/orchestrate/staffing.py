@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pipeline.orchestrate.crew import Pending
 from pipeline.orchestrate.making_place import make_places
 from pipeline.orchestrate.places import room_of
-from pipeline.orchestrate.sharing import Work, targets_by_group
+from pipeline.orchestrate.sharing import Work, targets_by_group, worthwhile
 from pipeline.orchestrate.situation import Demand, Estimate, Order, Situation, comes_before
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
@@ -63,7 +63,7 @@ def staff(seen: Situation) -> Staffing:
 def _targets(seen: Situation) -> dict[str, int]:
     """Return the most workers of each kind that there are to be."""
     works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs}
-    found = targets_by_group(works, room_of(seen.nodes, seen.others))
+    found = worthwhile(works, targets_by_group(works, room_of(seen.nodes, seen.others)))
     most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
     for kind in most:  # inputs before what reads them
         keeping_up = [_keep_up(seen, kind, source, most) for source in _upstream(seen, kind)]
@@ -160,7 +160,7 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
     if not chosen:
         return None
     at = seen.next_use(job_kind)
-    return Demand(job_kind, at, chosen, begin if begin > seen.now else None, must_come=is_first)
+    return Demand(job_kind, at, chosen, begin if begin > seen.now else None, must_come=False)
 
 
 def _coming(seen: Situation, job_kind: str) -> list[Task]:

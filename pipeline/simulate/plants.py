@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pipeline.run.plan import Plan
+from pipeline.run.tasks import Stage
 from pipeline.simulate.plant import Kind, Node, Others, Partition, Plant, Request, Slurm, uniform
 from pipeline.simulate.results import Result
 from pipeline.simulate.simulation import simulate
@@ -106,7 +107,8 @@ def _kind(draw: Draw, job_kind: str, partitions: tuple[str, ...]) -> Kind:
     seconds = draw.between(f"seconds of {job_kind}", 0.1, 600)
     if job_kind == "prepare":
         return Kind(min(seconds, 60.0), partitions, Request(4, 1), startup, linger=0, start_early=False)
-    return Kind(seconds, partitions, Request(4, 1), startup * draw.between(f"start {job_kind}", 0.5, 1))
+    startup *= draw.between(f"start {job_kind}", 0.5, 1)
+    return Kind(seconds, partitions, Request(4, 1), startup, start_early=job_kind != Stage.EVALUATE)
 
 
 def _driver(partitions: tuple[str, ...]) -> Kind:
