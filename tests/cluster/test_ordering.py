@@ -174,7 +174,7 @@ def test_whatever_happens_to_jobs_the_run_ends(cluster, make_run, chance, tmp_pa
 def test_slurms_commands_do_not_grow_with_the_shards(counted_calls, what):
     few, many = counted_calls[4][what], counted_calls[40][what]
     assert few == many
-    assert many["squeue"] <= 1
+    assert many["squeue"] <= 2  # before the lease is taken, and under it where no driver job waits yet
     assert many["sbatch"] <= 6
 
 
