@@ -27,6 +27,7 @@ from pipeline.run.directory import Run, slurm_settings  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
 from pipeline.simulate.plant import Kind, Node, Partition, Plant, Request, Slurm  # noqa: E402
 from pipeline.simulate.simulation import simulate  # noqa: E402
+from pipeline.workers import estimates  # noqa: E402
 from pipeline.workers.beats import Beat  # noqa: E402
 from pipeline.workers.reading import read_beats  # noqa: E402
 from slurm.devcluster import Layout, start  # noqa: E402
@@ -119,15 +120,17 @@ def predict(configuration: Configuration, run: Run, layout: Layout, others: Sequ
     return statistics.median(simulate(plant).iterations[FIRST - 1 :])
 
 
-def kind_of(job_kind: str, need: Need, default: str, beats: Iterable[Beat]) -> Kind:
+def kind_of(job_kind: str, need: Need, default: str, beats: Sequence[Beat]) -> Kind:
     """Return jobs of a kind, with medians of what workers of it said."""
     mine = [beat for beat in beats if beat.job_kind == job_kind]
     tasks = [beat.busy_seconds / beat.tasks for beat in mine if beat.tasks]
-    startups = [beat.startup_seconds for beat in mine if beat.startup_seconds]
+    startup = estimates.startup(mine, job_kind)
     request = Request(need.cpus, need.gpus, need.memory, need.num_nodes)
     partitions = tuple(name or default for name in need.partitions)
-    startup = statistics.median(startups) if startups else 2.0
-    found = Kind(statistics.median(tasks) if tasks else 1.0, partitions, request, startup)
+    found = Kind(
+        *(statistics.median(tasks) if tasks else 1.0, partitions, request),
+        startup=startup.median if startup else 2.0,
+    )
     if job_kind == "evaluate":
         return replace(found, start_early=False)
     return found if job_kind in STAGES else replace(found, linger=0, start_early=False)

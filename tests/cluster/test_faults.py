@@ -126,8 +126,9 @@ def test_jobs_are_preempted_cancelled_requeued_and_killed(
     let_a_guard_come(run)
 
     requeued = at_random_moment(run, "rollout", chance)
+    before = restarts_of(run, requeued.id)
     run.cluster.call("scontrol", "requeue", requeued.id)
-    run.wait_for(lambda: restarts_of(run, requeued.id) == 1, "a requeued job")
+    run.wait_for(lambda: restarts_of(run, requeued.id) > before, "a requeued job")
     wait_until_saved(run, run.wait_for_job("update"))
     run.cluster.kill_controller()
     run.cluster.start_controller()

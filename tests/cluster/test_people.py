@@ -183,7 +183,7 @@ def test_a_cluster_that_does_not_answer_is_told_and_the_disk_shown(runs, slurm_p
     nobody_asked = {"PATH": f"{tmp_path}:{environment['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     shown = slurm_ppo("status", runs.bad, env=environment | nobody_asked)
     assert "Slurm does not answer, so this is what the disk knows" in shown.stdout
-    assert re.search(r"1 rollout +2/2", shown.stdout)
+    assert re.search(r"1 rollout +4/4", shown.stdout)
 
 
 def test_validate_probes_every_partition_and_leaves_nothing(runs, tmp_path):

@@ -143,5 +143,5 @@ def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
     seen, trouble = looking.communicate(timeout=120)
     assert looking.returncode == 0, trouble
     assert re.search(r"iteration 1 rollout: .*\d running", seen)
-    assert re.search(r"iteration 1 update: .*waiting", seen)
+    assert re.search(r"submitted iteration 1 update", seen)
     assert seen.splitlines()[-1] == f"next: slurm-ppo report {run.root}"
