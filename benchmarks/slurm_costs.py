@@ -76,6 +76,8 @@ class Cost:
     startup: float
     """Median of the start-ups, in seconds."""
     calls: Sequence[Call]
+    submitted: float = 0.0
+    """Unix time at which the command that submitted had ended: what it asks to check settings comes once."""
     accounted: float | None = None
     """GPU-seconds of all jobs, as sacct has them; None without accounting."""
 
@@ -99,8 +101,8 @@ class Cost:
 
     @property
     def queries(self) -> int:
-        """Most queries in a minute."""
-        return most_in_a_minute(self.calls)[0]
+        """Most queries in a minute, but for those of the command that submitted."""
+        return most_in_a_minute([call for call in self.calls if call.time > self.submitted])[0]
 
     @property
     def orders(self) -> int:
@@ -108,7 +110,9 @@ class Cost:
         return count(self.calls, Kind.SUBMISSION, Kind.SIGNAL, Kind.CANCELLATION)
 
 
-def cost_of(runs: Sequence[Run], calls: Sequence[Call], accounted: float | None = None) -> Cost:
+def cost_of(
+    runs: Sequence[Run], calls: Sequence[Call], submitted: float = 0.0, accounted: float | None = None
+) -> Cost:
     """Read what runs of the same settings, in the same partitions, cost together."""
     beats = [beat for run in runs for beat in read_beats(run.paths).values()]
     settings = slurm_settings(runs[0])
@@ -129,6 +133,7 @@ def cost_of(runs: Sequence[Run], calls: Sequence[Call], accounted: float | None 
         times,
         statistics.median(startups) if startups else 0.0,
         calls,
+        submitted,
         accounted,
     )
 
@@ -166,6 +171,6 @@ def in_words(cost: Cost) -> list[str]:
         f"{cost.starts} starts, {cost.without_task} without a task, {cost.evicted} evicted; "
         f"{len(cost.hand_overs)} hand-overs; start-up {cost.startup:.1f} s (median)",
         f"{held}: {cost.held:.2f} of {spent.busy:.0f} busy + {spent.startup:.0f} start-up",
-        f"{cost.queries} queries in the worst minute; {counts}; of submissions, signals and cancellations "
-        f"{cost.orders / max(1, cost.starts):.1f} for a start",
+        f"{cost.queries} queries in the worst minute behind the submission; {counts}; "
+        f"of submissions, signals and cancellations {cost.orders / max(1, cost.starts):.1f} for a start",
     ]

@@ -267,7 +267,8 @@ class Comparison:
         self.reference, self.digests[label] = run, policy_digest(run)
         self.note(label, number, list(iterations_of(run)))
         if cluster and counting:
-            cost = cost_of([run], counting.calls(), accounted_gpu_seconds(cluster, [run.identity.id]))
+            held = accounted_gpu_seconds(cluster, [run.identity.id])
+            cost = cost_of([run], counting.calls(), runner.submitted, held)
             self.found[label].costs.append(cost)
             print("\n".join(f"    {line}" for line in slurm_costs.in_words(cost)), flush=True)
 

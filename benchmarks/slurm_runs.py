@@ -60,6 +60,8 @@ class Runner:
     """Wrappers that note calls of Slurm's commands; jobs inherit them."""
     lags: list[float] = field(default_factory=list)
     """Seconds by which rows lagged, as of each second of the runs on Slurm."""
+    submitted: float = 0.0
+    """Unix time at which the last command had ended."""
 
     def environment(self) -> Mapping[str, str]:
         found = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -79,6 +81,7 @@ class Runner:
         )
         if done.returncode:
             raise RuntimeError(f"{words[0]} failed: {done.stderr[-2000:]}")
+        self.submitted = time.time()
 
     def carry_out(self, words: Sequence[str], root: Path) -> Run:
         """Make a run and wait for its end."""

@@ -62,7 +62,7 @@ def told(name: str, runs: Sequence[Run], places: int, begun: float, runner: Runn
     """Say how long it took, of what the work alone would have."""
     assert len(runs) == RUNS, runs
     assert runner.counting is not None
-    cost = slurm_costs.cost_of(runs, runner.counting.calls())
+    cost = slurm_costs.cost_of(runs, runner.counting.calls(), runner.submitted)
     last = max(require_record(run.paths, policy_maker(run.plan.iterations)).ended for run in runs)
     work, start_ups, total = cost.spent.busy, cost.spent.startup, last - begun
     head = (
