@@ -22,7 +22,7 @@ from pipeline.run.directory import Run, RunError, load_run, resume_command, slur
 from pipeline.run.lease import LeaseHeld, LeaseLost, hold
 from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.status.progress import Bars, Lines, watcher_for
-from pipeline.workers.looking import PASS_AGE
+from pipeline.workers.looking import FROM_NOW, PASS_AGE
 from slurm.commands import OWN
 from slurm.submission import Refused, requeue
 
@@ -101,7 +101,7 @@ def driver_job(root: Path) -> int:
     slurm_settings(run)  # a run of this machine has no driver jobs
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
-        done = make_pass(run, watcher)
+        done = make_pass(run, watcher, FROM_NOW if job else 0.0)
     except (LeaseHeld, LeaseLost, RunError):
         raise  # another driver is at it, or a person has to act
     except Exception:  # whatever it is, this job must not be the last that advances the run

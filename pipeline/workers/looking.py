@@ -3,13 +3,15 @@ and workers of a user share, on whatever node they are.
 
 Who wants an answer says how old it may be. If the one that is kept is younger, that is it; else one asks,
 whom a claim (a file made by hard link) makes known, and the others wait for its answer. The more has been
-asked within the last minute, the older an answer may be: so a user's questions are bounded, however many ask.
+asked within the last minute, the older an answer may be, and the longer who needs one of now rests before
+asking: so a user's questions are bounded, however many ask.
 
 The file is a cache. One that is spoilt, somebody else's or from the future (clocks of nodes differ) is as
 none, and where no file can be written each asks for itself.
 """
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -32,6 +34,9 @@ PASS_AGE = 3.0
 """Seconds that an answer may be old for a pass that a worker has asked for: workers say by beats and claims,
 which are read later, what has changed since; and passes that follow each other as fast as they may are about
 so far apart."""
+FROM_NOW = math.inf
+"""Instead of an age: any answer to a question of now or later. For driver jobs, which the end of a job has
+started."""
 PERSON_AGE = 5.0
 """Seconds for a single command of a person."""
 WORKER_AGE = 30.0
@@ -40,6 +45,9 @@ _MINUTE = 60.0
 _WIDENINGS = ((9, 4.0), (6, 2.0))
 """Numbers of questions within the last minute, and by what the age that an answer may have is multiplied from
 there on: with ages of 3 and 5 s that makes nine a minute."""
+_RESTS = ((8, 12.0), (5, 5.0))
+"""Numbers of questions within the last minute, and the least seconds from there on between two of them: about
+twelve a minute, if all who ask need an answer of now."""
 _GRACE = 2.0
 """Seconds beyond its patience after which who has claimed to ask is taken to be gone."""
 _FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.02, 0.5, 1.5
@@ -94,8 +102,23 @@ def allowed_age(max_age: float, recent: Sequence[float], now: float) -> float:
         max_age: what is asked for.
         recent: unix times of questions.
     """
+    return max_age * _step(_WIDENINGS, recent, now, 1.0)
+
+
+def resting(recent: Sequence[float], now: float) -> float:
+    """Return the seconds until the next question is due. Pure.
+
+    Args:
+        recent: unix times of questions, the newest last.
+    """
+    past = [asked for asked in recent if 0 <= now - asked < _MINUTE]
+    return max(0.0, past[-1] + _step(_RESTS, past, now, 0.0) - now) if past else 0.0
+
+
+def _step(steps: Sequence[tuple[int, float]], recent: Sequence[float], now: float, first: float) -> float:
+    """Return what steps give for the number of questions within the last minute."""
     count = sum(0 <= now - asked < _MINUTE for asked in recent)
-    return max_age * next((factor for least, factor in _WIDENINGS if count >= least), 1.0)
+    return next((value for least, value in steps if count >= least), first)
 
 
 def is_usable(look: Look, max_age: float, since: float, now: float) -> bool:
@@ -108,8 +131,10 @@ def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0, i
 
     Args:
         paths: of the run that wants to know.
-        max_age: seconds that the answer may be old; 0: it is asked for now.
-        patience: seconds until there is an answer: half of them for somebody else's, the rest for an own one.
+        max_age: seconds that the answer may be old; 0: it is asked for now; FROM_NOW: asked by whomever from
+            now on, which may rest for some seconds where much has been asked.
+        patience: seconds until there is an answer: half of them for somebody else's, the rest for an own one;
+            without those of a rest.
         since: unix time; an answer from before is too old in any case.
         is_view: whether nothing may be written into the run's folder.
 
@@ -118,6 +143,8 @@ def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0, i
         SlurmError: squeue failed, or its answer is not understood.
         SlurmMissing: there is no squeue here, and nobody else asks.
     """
+    if max_age == FROM_NOW:
+        since = max(since, time.time())
     for shelf in _shelves(paths):
         with contextlib.suppress(OSError):  # a full disk, say: then another place, or none
             if not is_view or shelf.folder != paths.slurm:
@@ -227,31 +254,34 @@ def _times_up_to(asked: float, before: Look | None) -> tuple[float, ...]:
 
 def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Look:
     """Look by the answer on a shelf, or put a new one there. Raises OSError where that cannot be."""
-    began, poll = time.monotonic(), _FIRST_POLL
+    began, poll, may_rest = time.monotonic(), _FIRST_POLL, max_age == FROM_NOW
+    patience_with_others = patience / 2 + (_RESTS[0][1] if may_rest else 0.0)
     while True:
         now, kept, question = time.time(), shelf.kept(), shelf.question()
+        recent = kept.recent if kept else ()
         if kept is not None and is_usable(kept, max_age, since, now):
             return kept
         if question is not None and question.failed is not None:
-            recent = kept.recent if kept else ()
             if question.asked >= since and 0 <= now - question.asked < allowed_age(max_age, recent, now):
                 raise question.error()
-        left = patience - (time.monotonic() - began)
-        is_tired = left <= patience / 2
+        waited = time.monotonic() - began
+        is_tired = waited >= patience_with_others
         if is_tired or max_age <= 0 or question is None or not question.is_open(now):
-            own = Question(os.urandom(8).hex(), now, now + left + _GRACE)
+            rest, left = resting(recent, now) if may_rest else 0.0, max(patience - waited, patience / 2)
+            own = Question(os.urandom(8).hex(), now, now + rest + left + _GRACE)
             if shelf.claim(own, question) or is_tired:
-                return _ask(shelf, own, kept, left)
+                time.sleep(rest)
+                return _ask(shelf, own, left)
         time.sleep(poll)
         poll = min(_LONGEST_POLL, _POLL_GROWTH * poll)
 
 
-def _ask(shelf: Shelf, question: Question, kept: Look | None, patience: float) -> Look:
+def _ask(shelf: Shelf, question: Question, patience: float) -> Look:
     """Ask for all who wait. An answer that cannot be kept is an answer."""
     failed: SlurmError | None = None
     asked = time.time()
     try:
-        answer = Look(asked, ask_queue(patience), _times_up_to(asked, kept))
+        answer = Look(asked, ask_queue(patience), _times_up_to(asked, shelf.kept()))
         with contextlib.suppress(OSError):
             shelf.keep(answer)
         return answer

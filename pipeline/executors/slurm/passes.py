@@ -3,12 +3,14 @@ lease, makes a pass (:mod:`pipeline.orchestrate.driver`) and releases the lease.
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pipeline.executors.slurm.exit_reasons import Accounts, Unanswered
 from pipeline.executors.slurm.jobs import SlurmJobs
+from pipeline.executors.slurm.queue import is_pending
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
 from pipeline.metrics.costs import Accountant
@@ -57,8 +59,8 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
 
     Args:
         max_age: seconds that a look at the queue may be old (:mod:`pipeline.workers.looking`). That of a
-            driver job is of now: jobs that end start it, and one that took itself or the one before for one
-            that waits would leave none behind.
+            driver job is from after its start: jobs that end start it, and one that took itself or the one
+            before for one that waits would leave none behind.
 
     Raises:
         LeaseHeld: another driver has held the lease for five minutes.
@@ -130,8 +132,12 @@ def until_settled(make: Callable[[Accounts], Pass], note: Callable[[str], None])
 
 
 def _if_young(seen: Look | None) -> Look | None:
-    """Return a look unless it grew old while another driver held the lease."""
-    return seen if seen and time.time() - seen.asked < _OLDEST_LOOK else None
+    """Return a look unless it grew old while another driver held the lease, or is from before this job's start
+    (by the clock of another node it may not be)."""
+    if seen is None or time.time() - seen.asked >= _OLDEST_LOOK:
+        return None
+    own = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return None if any(is_pending(e) and e.array_id == own for e in seen.elements) else seen
 
 
 def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
