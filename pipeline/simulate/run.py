@@ -183,12 +183,13 @@ class SimulatedRun:
         return choice
 
     def _may_be_slow(self, job_kind: str) -> bool:
-        """Whether somebody is at a task for so long that another might take it over."""
+        """Whether somebody is at a task for so long that another might take it over: see
+        :func:`choosing.is_slow`, which looks at more."""
         median = self.task_seconds(job_kind)
         if median is None or not self.kind(job_kind).request.gpus:
             return False
         at_work = (w for w in self.at_work.get(job_kind, ()) if w.doing is Doing.BUSY)
-        return any(self.now - worker.since > median for worker in at_work)
+        return any(self.now - worker.since > choosing.SLOW_FACTOR * median for worker in at_work)
 
     def _view(self, worker: Worker, takes_over: bool) -> View:
         done = self.progress
