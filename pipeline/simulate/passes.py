@@ -157,6 +157,6 @@ def _estimates(run: SimulatedRun, terms: Terms, committed: Collection[Task]) -> 
     )
     progress, plan = run.progress, run.plant.plan
     return estimates_of(
-        *(plan, kinds, early, run.all_beats(), progress.tasks, committed),
+        *(plan, kinds, early, run.known.all_beats(), progress.tasks, committed),
         *(progress.at, progress.passages, run.now),
     )

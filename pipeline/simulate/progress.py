@@ -7,6 +7,7 @@ first.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from pipeline.orchestrate.driver import around
 from pipeline.orchestrate.situation import at_hand
@@ -163,6 +164,13 @@ class Progress:
         """Return when a task was committed."""
         done = self.committed.get(task)
         return None if done is None else done.time
+
+    def iteration_seconds(self) -> list[float]:
+        """Return the seconds from one policy to the next, from the first on."""
+        versions = range(self.plan.start + 1, self.plan.iterations + 1)
+        times = [self.at(policy_maker(version)) for version in versions]
+        ends = [self.at(PREPARE) or 0.0, *(time for time in times if time is not None)]
+        return [after - before for before, after in pairwise(ends)]
 
     def seen(self) -> dict[Task, Done]:
         """Return the commits of the tasks at hand, those after them, and what they read."""

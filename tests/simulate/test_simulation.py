@@ -160,7 +160,7 @@ def test_nothing_that_is_looked_through_grows_with_the_run():
         kept = {
             name: len(getattr(run.progress, name)) for name in ("attempts", "claims", "failures", "passages")
         }
-        return kept | {"past": len(run.all_beats()), "begun": len(simulation.keepers[0].begun_with)}
+        return kept | {"past": len(run.known.all_beats()), "begun": len(simulation.keepers[0].begun_with)}
 
     short, long = sizes(20), sizes(60)
     assert all(long[name] <= 1.5 * short[name] + 20 for name in short), (short, long)
