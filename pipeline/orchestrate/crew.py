@@ -1,7 +1,9 @@
 """Workers of a run at one moment, and the tasks that they hold. Pure: no clock, queue or disk is read."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
@@ -74,8 +76,26 @@ class Crew:
 
     def count(self, job_kind: str) -> int:
         """Count those that may do a task of a job kind."""
-        staying = sum(worker.job_kind == job_kind and worker.stays for worker in self.workers)
-        return staying + sum(element.job_kind == job_kind for element in self.pending)
+        return self._count[job_kind]
+
+    @cached_property
+    def _count(self) -> Counter[str]:
+        staying = {kind: len(workers) for kind, workers in self.staying.items()}
+        return Counter(staying) + self.waiting
+
+    @cached_property
+    def staying(self) -> Mapping[str, Sequence[Worker]]:
+        """Return the workers that may take another task, by job kind."""
+        found: dict[str, list[Worker]] = {}
+        for worker in self.workers:
+            if worker.stays:
+                found.setdefault(worker.job_kind, []).append(worker)
+        return found
+
+    @cached_property
+    def waiting(self) -> Counter[str]:
+        """Return the number of pending elements of each job kind."""
+        return Counter(element.job_kind for element in self.pending)
 
     def without(self, names: Collection[str]) -> "Crew":
         """Return the crew without some pending elements."""

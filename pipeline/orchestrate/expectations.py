@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from pipeline.orchestrate.situation import Estimate
+from pipeline.orchestrate.situation import Estimate, by_kind
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Task
 from pipeline.workers import estimates
@@ -31,24 +31,33 @@ def estimates_of(
         committed_at: returns when a task was committed, None if it is not.
         seen: earlier iterations' passages through stages.
     """
+    undone, said = by_kind([task for task in tasks if task not in committed]), by_kind(beats)
 
     def next_input(job_kind: str) -> float | None:
-        mine = (task for task in tasks if task.job_kind == job_kind and task not in committed)
+        mine = undone.get(job_kind, ())
         missing = (task for task in mine if any(source not in committed for source in plan.inputs(task)))
         task = next(missing, None)
         if task is None:
             return None
         return estimates.expected_ready(plan, task, committed_at, seen, now, early=early)
 
-    return {job_kind: _estimate(beats, job_kind, next_input(job_kind)) for job_kind in kinds}
+    return {kind: _estimate(beats, said.get(kind, ()), kind, next_input(kind)) for kind in kinds}
 
 
-def _estimate(beats: Sequence[Beat], job_kind: str, next_input: float | None) -> Estimate:
-    wait, start = estimates.queue_wait(beats, job_kind), estimates.startup(beats, job_kind)
+def _estimate(
+    beats: Sequence[Beat], own: Sequence[Beat], job_kind: str, next_input: float | None
+) -> Estimate:
+    """Return what is expected of a job kind.
+
+    Args:
+        beats: what workers of all kinds have said.
+        own: what those of this kind have said.
+    """
+    wait, start = estimates.queue_wait(own, job_kind), estimates.startup(beats, job_kind)
     return Estimate(
         next_input,
         wait.late if wait else None,
         start.median if start else None,
-        estimates.task_seconds(beats, job_kind),
+        estimates.task_seconds(own, job_kind),
         wait.least if wait else 0.0,
     )

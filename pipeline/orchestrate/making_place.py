@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.orchestrate.crew import Worker
 from pipeline.orchestrate.places import Candidate, Held, Need, make_room, place, room_of, with_end_of
 from pipeline.orchestrate.situation import Demand, Estimate, Situation
 from pipeline.workers.beats import Doing
@@ -34,7 +35,8 @@ class Places:
 
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
-        self._there = Counter(w.job_kind for w in self.seen.crew.workers if w.stays)
+        self._alike = {worker.name: (worker.job_kind, worker.doing) for worker in self.seen.crew.workers}
+        self._there = Counter({kind: len(found) for kind, found in self.seen.crew.staying.items()})
 
     def leave(self, names: Collection[str], job_kind: str) -> None:
         """Have some workers leave for others of their kind."""
@@ -57,8 +59,7 @@ class Places:
             return True  # nobody knows
         if left is None:
             room = _without_room(self.room, need) if is_full else self.room
-            willing = [one for one in self.candidates if self._may_leave(one.name, whom.whom, at)]
-            chosen = make_room(room, need, willing)
+            chosen = make_room(room, need, self._willing(whom.whom, at))
             if not chosen:
                 self.in_vain.add(key)
                 return False
@@ -71,12 +72,24 @@ class Places:
         self.room = with_end_of(self.room, chosen)
         staying = (one.name for one in chosen if self._workers[one.name].stays)
         self.leaving += [replace(whom, worker=name) for name in staying]
-        self.candidates = [one for one in self.candidates if one not in chosen]
+        names = {one.name for one in chosen}
+        self.candidates = [one for one in self.candidates if one.name not in names]
         self._there.subtract(w.job_kind for one in chosen if (w := self._workers[one.name]).stays)
 
-    def _may_leave(self, name: str, whom: str, at: float) -> bool:
+    def _willing(self, whom: str, at: float) -> list[Candidate]:
+        """Return the candidates that may leave for something. Of those of a kind that do the same all may, or
+        none."""
+        found, known = [], dict[tuple[str, Doing], bool]()
+        for one in self.candidates:
+            alike = self._alike[one.name]
+            if alike not in known:
+                known[alike] = self._may_leave(self._workers[one.name], whom, at)
+            if known[alike]:
+                found.append(one)
+        return found
+
+    def _may_leave(self, worker: Worker, whom: str, at: float) -> bool:
         """Whether a worker may leave for something: it is one too many, or has its next task later."""
-        worker = self._workers[name]
         kind = worker.job_kind
         if not worker.stays:
             return True

@@ -5,8 +5,9 @@ looked at: what is said to have room may have none, which Slurm tells by why a j
 full is full.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurm.nodes import Node
 
@@ -54,16 +55,18 @@ def room_of(nodes: Iterable[Node], held: Iterable[Held] = ()) -> dict[str, Node]
 
 def less(node: Node, need: Need) -> Node:
     """Return a node without what a job takes."""
-    return replace(
-        node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus, memory=node.memory - need.memory
-    )
+    return with_more(node, need, -1)
 
 
 def more(node: Node, need: Need) -> Node:
     """Return a node with what a job gives back."""
-    return replace(
-        node, cpus=node.cpus + need.cpus, gpus=node.gpus + need.gpus, memory=node.memory + need.memory
-    )
+    return with_more(node, need, 1)
+
+
+def with_more(node: Node, need: Need, jobs: int) -> Node:
+    """Return a node with what so many jobs give back, or with less where they are fewer than none."""
+    cpus, gpus = node.cpus + jobs * need.cpus, node.gpus + jobs * need.gpus
+    return Node(node.name, node.partitions, cpus, gpus, node.memory + jobs * need.memory)
 
 
 def place(room: Room, need: Need) -> dict[str, Node] | None:
@@ -75,6 +78,29 @@ def place(room: Room, need: Need) -> dict[str, Node] | None:
             if len(chosen) == need.num_nodes:
                 return {**room, **{node.name: less(node, need) for node in chosen}}
     return None
+
+
+def place_all(room: Room, need: Need, number: int) -> Room | None:
+    """Return what is left once so many jobs of a kind have taken their places, as :func:`place` gives them;
+    None where not all have one."""
+    if need.num_nodes > 1:
+        return _place_one_by_one(room, need, number)
+    left = dict(room)
+    for node in room.values():
+        if number and need.fits(node):
+            here = min(number, _count_on(node, need))
+            left[node.name] = with_more(node, need, -here)
+            number -= here
+    return None if number else left
+
+
+def _place_one_by_one(room: Room, need: Need, number: int) -> Room | None:
+    left: Room | None = room
+    for _ in range(number):
+        left = place(left or {}, need)
+        if left is None:
+            return None
+    return left
 
 
 def count(room: Room, need: Need, most: int) -> int:
@@ -126,16 +152,16 @@ def make_room(room: Room, need: Need, candidates: Sequence[Candidate]) -> tuple[
     Returns:
         The chosen; None where the end of all of them would not do.
     """
-    here: dict[str, list[Candidate]] = {}
+    here = defaultdict[str, list[Candidate]](list)
     for one in candidates:
         for name in one.nodes:
-            here.setdefault(name, []).append(one)
+            here[name].append(one)
     names = room.keys() if need.num_nodes > 1 else here.keys() & room.keys()
     found = (_make_room_on(room[name], need, here.get(name, ())) for name in names)
-    position = {one: number for number, one in enumerate(candidates)}
+    position = {one.name: number for number, one in enumerate(candidates)}
     fitting = sorted(
         (chosen for chosen in found if chosen is not None),
-        key=lambda chosen: (len(chosen), [position[one] for one in chosen]),
+        key=lambda chosen: (len(chosen), [position[one.name] for one in chosen]),
     )
     if len(fitting) < need.num_nodes:
         return None

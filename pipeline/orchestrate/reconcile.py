@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker
@@ -58,11 +59,19 @@ class Observation:
     """Attempts that ended without a commit, oldest first."""
 
     def is_done(self, task: Task) -> bool:
-        """Whether a task is committed and verifies. Of an expendable one nothing is read, so that it need not
-        verify."""
-        if task in self.corrupt:
-            return task.stage.is_expendable
-        return task in self.committed
+        return task in self.done
+
+    @cached_property
+    def done(self) -> Collection[Task]:
+        """Return the tasks that are committed and verify. Of an expendable one nothing is read, so that it
+        need not verify."""
+        expendable = (task for task in self.corrupt if task.stage.is_expendable)
+        return frozenset(self.committed.keys() - self.corrupt.keys()).union(expendable)
+
+    @cached_property
+    def states(self) -> Sequence[Task]:
+        """Return the trainer's states that were looked at."""
+        return [task for task in (*self.committed, *self.corrupt) if task.stage is Stage.STATE]
 
 
 FREE_KINDS = frozenset(
@@ -103,15 +112,13 @@ def reconcile(
     given_up = [_give_up_given(task, retracted.pop(task, None)) for task in lost]
     launches: dict[Task, Launch] = {}
     left_out: list[Failure] = []
-
-    def is_there(task: Task) -> bool:
-        return seen.is_done(task) and task not in retracted
-
+    there = set(seen.done) - retracted.keys()
     for task in seen.tasks:
         inputs = plan.inputs(task)
-        if is_there(task):
+        if task in there:
             if reason := stale_because(task, inputs, seen.committed):
                 retracted[task] = reason
+                there.remove(task)
             continue
         if task in seen.live or task in retracted:
             continue
@@ -122,7 +129,9 @@ def reconcile(
             (left_out if task.stage.is_expendable else given_up).append(failures[-1])
         elif not in_advance and plan.must_have_ended(task) in seen.live:
             continue
-        elif all(is_there(i) or (in_advance and (i in seen.live or i in launches)) for i in inputs):
+        elif there.issuperset(inputs) or (
+            in_advance and all(i in there or i in seen.live or i in launches for i in inputs)
+        ):
             launches[task] = Launch(task, reason_to_launch(failures))
     launch = sorted(launches.values(), key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
@@ -139,7 +148,7 @@ def _why_left_out(
 ) -> Failure | None:
     """Return why an expendable task can never begin: an input is gone or spoilt, and is not made again."""
     known = {*seen.tasks, *seen.live, *retracted}
-    gone = next((source for source in inputs if not (source in known or seen.is_done(source))), None)
+    gone = next((source for source in inputs if not (source in known or source in seen.done)), None)
     if gone is None:
         return None
     why = seen.corrupt.get(gone, f"{gone} has no commit record any more")
@@ -149,8 +158,8 @@ def _why_left_out(
 def _stale_states(needed: Collection[Task], seen: Observation) -> dict[Task, str]:
     """Find states that were made with another policy than there is now, with reasons."""
     found: dict[Task, str] = {}
-    for task in seen.committed:
-        if task.stage is Stage.STATE and task in needed:
+    for task in seen.states:
+        if task in seen.committed and task in needed:
             reason = stale_because(task, [policy_maker(task.iteration)], seen.committed)
             found |= {task: reason} if reason else {}
     return found
@@ -168,8 +177,8 @@ def needed_by(plan: Plan, seen: Observation) -> set[Task]:
     undone = [task for task in seen.tasks if task not in seen.committed and not task.stage.is_expendable]
     read = {source for task in undone for source in plan.inputs(task)}
     updates = [task.iteration for task in undone if task.stage is Stage.UPDATE]
-    looked_at = (task for task in (*seen.committed, *seen.corrupt) if task.stage is Stage.STATE)
-    return {*seen.tasks, *read, *(task for task in looked_at if task.iteration < max(updates, default=0))}
+    newest = max(updates, default=0)
+    return {*seen.tasks, *read, *(state for state in seen.states if state.iteration < newest)}
 
 
 def _launch_order(launch: Launch) -> tuple[int, bool, Task]:
@@ -183,6 +192,8 @@ def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
     Free kinds of failure have a bound too: it ends a disk that rots faster than it is repaired, and a
     partition that preempts faster than a task can save.
     """
+    if not failures:
+        return False
     if any(failure.kind in (FailureKind.CONFIG, FailureKind.NUMERICS) for failure in failures):
         return True
     counted = [failure for failure in failures if failure.kind not in FREE_KINDS]

@@ -10,8 +10,9 @@ hardly be longer without.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
-from pipeline.orchestrate.places import Need, Room, count, place
+from pipeline.orchestrate.places import Need, Room, count, place_all
 
 _WORTH = 0.02
 """Share of an iteration that the last worker of a kind is to save: one that saves less only holds its place."""
@@ -56,13 +57,13 @@ def _alone(work: Work, room: Room) -> int:
 
 def fits_all(works: Mapping[str, Work], numbers: Mapping[str, int], room: Room) -> bool:
     """Whether so many workers of each kind have places at once, those that ask for most first."""
-    left = dict(room)
-    for kind in sorted(works, key=lambda kind: _size(works[kind].need), reverse=True):
-        for _ in range(numbers[kind]):
-            found = place(left, works[kind].need)
-            if found is None:
-                return False
-            left = found
+    left = room
+    kinds = sorted(works, key=lambda kind: _size(works[kind].need), reverse=True)
+    for need, alike in groupby(kinds, key=lambda kind: works[kind].need):
+        found = place_all(left, need, sum(numbers[kind] for kind in alike))
+        if found is None:
+            return False
+        left = found
     return True
 
 

@@ -2,17 +2,20 @@
 read."""
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
+from typing import Protocol, TypeVar
 
 from pipeline.orchestrate.crew import Crew, Pending, Worker
 from pipeline.orchestrate.places import Held, Need
+from pipeline.run.failures import Failure
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing
+from pipeline.workers.choosing import is_left_to_passes
 from slurm.nodes import Node
 
 
@@ -88,19 +91,33 @@ class Situation:
     foreign: Sequence[Foreign] = ()
     """Jobs of the same user that wait for room, and are not of the run's stages."""
 
-    def idle(self, job_kind: str) -> list[str]:
+    def idle(self, job_kind: str) -> Sequence[str]:
         """Return the names of workers, and those to be, that have no task; those that wait come first."""
+        return self._idle.get(job_kind, ())
+
+    @cached_property
+    def _idle(self) -> Mapping[str, Sequence[str]]:
         busy = set(self.held.values())
         staying = sorted(
             (w for w in self.crew.workers if w.stays and w.doing is not Doing.BUSY),
             key=lambda worker: worker.doing is not Doing.WAITING,
         )
         crew: list[Worker | Pending] = [*staying, *self.crew.pending]
-        return [one.name for one in crew if one.job_kind == job_kind and one.name not in busy]
+        free = by_kind(one for one in crew if one.name not in busy)
+        return {job_kind: [one.name for one in found] for job_kind, found in free.items()}
+
+    @cached_property
+    def ready_by_kind(self) -> Mapping[str, Sequence[Task]]:
+        """Return the tasks that nobody holds, and whose inputs are committed."""
+        return by_kind(self.ready)
 
     def is_ready(self, task: Task) -> bool:
         """Whether a task of those at hand could be done now."""
-        return task not in self.committed and all(i in self.committed for i in self.plan.inputs(task))
+        return task not in self._done and self._done.issuperset(self.plan.inputs(task))
+
+    @cached_property
+    def _done(self) -> frozenset[Task]:
+        return frozenset(self.committed)
 
     def open_tasks(self, job_kind: str) -> Sequence[Task]:
         """Return the tasks of a kind that are ready and that no worker is at, whoever was submitted for
@@ -111,12 +128,9 @@ class Situation:
     def _open(self) -> Mapping[str, Sequence[Task]]:
         at_work = {w.name for w in self.crew.workers if w.doing is Doing.BUSY}
         begun = {task for task, name in self.held.items() if name in at_work}
-        found: dict[str, list[Task]] = {}
-        for task in self.tasks:
-            is_taken = task in begun or task in self.left or self.plan.must_have_ended(task) in begun
-            if not is_taken and self.is_ready(task):
-                found.setdefault(task.job_kind, []).append(task)
-        return found
+        taken = begun.union(self.left)
+        free = (t for t in self.undone if t not in taken and self.plan.must_have_ended(t) not in begun)
+        return by_kind(task for task in free if self.is_ready(task))
 
     def next_use(self, job_kind: str) -> float:
         """Return when there is a task for a worker of a kind that waits (unix time); infinite if that is not
@@ -132,27 +146,48 @@ class Situation:
     @cached_property
     def undone(self) -> Sequence[Task]:
         """Return the tasks at hand that are not committed."""
-        return [task for task in self.tasks if task not in self.committed]
+        return [task for task in self.tasks if task not in self._done]
+
+    @cached_property
+    def _undone_by_kind(self) -> Mapping[str, Sequence[Task]]:
+        return by_kind(self.undone)
+
+    @cached_property
+    def _waiting(self) -> Mapping[str, Task]:
+        """Return the first task of each kind whose inputs are not all there."""
+        first = {
+            kind: next((task for task in tasks if not self.is_ready(task)), None)
+            for kind, tasks in self._undone_by_kind.items()
+        }
+        return {kind: task for kind, task in first.items() if task is not None}
 
     def waits_for(self, job_kind: str, other: str) -> bool:
         """Whether the next inputs of a kind can only come after something that another kind could do now."""
-        task = next((t for t in self.undone if t.job_kind == job_kind and not self.is_ready(t)), None)
-        return task is not None and any(comes_before(first, task) for first in self.open_tasks(other))
+        task, first = self._waiting.get(job_kind), self.open_tasks(other)[:1]
+        return task is not None and bool(first) and comes_before(first[0], task)
 
     def kinds_before(self, task: Task) -> set[str]:
         """Return the other job kinds that have something to do before a task."""
-        return {t.job_kind for t in self.undone if comes_before(t, task)} - {task.job_kind}
+        first = {kind: tasks[0] for kind, tasks in self._undone_by_kind.items()}
+        return {kind for kind, one in first.items() if comes_before(one, task)} - {task.job_kind}
+
+    def coming(self, job_kind: str) -> Sequence[Task]:
+        """Return the tasks of a job kind that are neither done, held nor ready, in the next iteration that
+        has any."""
+        known = self._held_or_ready
+        coming = [task for task in self._undone_by_kind.get(job_kind, ()) if task not in known]
+        return [task for task in coming if task.iteration == coming[0].iteration]
 
     @cached_property
-    def _staying(self) -> Counter[str]:
-        return Counter(worker.job_kind for worker in self.crew.workers if worker.stays)
+    def _held_or_ready(self) -> Collection[Task]:
+        return {*self.held, *self.ready}
 
     def done_by(self, job_kind: str) -> float:
         """Return when workers of a kind will have begun with all that is ready (unix time)."""
         if not (tasks := self.open_tasks(job_kind)):
             return self.now
         seconds = self.estimates.get(job_kind, Estimate()).task
-        workers = self._staying[job_kind]
+        workers = len(self.crew.staying.get(job_kind, ()))
         return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
 
     def may_share(self, job_kind: str, other: str) -> bool:
@@ -162,7 +197,53 @@ class Situation:
 
     def has_task(self, element: Pending) -> bool:
         """Whether the task that a pending element was submitted for is still to be done."""
-        return element.first in self.tasks and element.first not in self.committed
+        return element.first in self._all_undone
+
+    @cached_property
+    def _all_undone(self) -> Collection[Task]:
+        return frozenset(self.undone)
+
+    def without(self, pending: Collection[str]) -> "Situation":
+        """Return what there is without some pending elements."""
+        return replace(self, crew=self.crew.without(pending)) if pending else self
+
+
+class _OfKind(Protocol):
+    """What is of one job kind."""
+
+    @property
+    def job_kind(self) -> str: ...
+
+
+_Any = TypeVar("_Any", bound=_OfKind)
+
+
+def by_kind(found: Iterable[_Any]) -> dict[str, list[_Any]]:
+    """Divide tasks, workers or elements by job kind; of each kind they keep their order."""
+    kinds = defaultdict[str, list[_Any]](list)
+    for one in found:
+        kinds[one.job_kind].append(one)
+    return dict(kinds)
+
+
+def at_hand(plan: Plan, window: Sequence[Task]) -> tuple[Task, ...]:
+    """Return the tasks of a window and those of the iteration after it, by iteration: workers may be ahead of
+    the passes."""
+    newest = max((plan.start, *(task.iteration for task in window)))
+    after = plan.tasks(newest + 1) if window and newest < plan.iterations else ()
+    return tuple(sorted((*window, *after), key=lambda task: task.iteration))
+
+
+def left_alone(
+    failures: Mapping[Task, Sequence[Failure]], attempts_of: Callable[[str], int]
+) -> frozenset[Task]:
+    """Return the tasks that no worker takes by itself any more.
+
+    Args:
+        attempts_of: returns how often tasks of a job kind may be tried.
+    """
+    kinds = {task: [failure.kind for failure in found] for task, found in failures.items()}
+    return frozenset(t for t, found in kinds.items() if is_left_to_passes(found, attempts_of(t.job_kind)))
 
 
 def comes_before(one: Task, other: Task) -> bool:

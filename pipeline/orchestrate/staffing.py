@@ -8,7 +8,7 @@ the worker whose own next task is furthest away, and for nothing that is wanted 
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeline.orchestrate.crew import Pending
 from pipeline.orchestrate.making_place import make_places
@@ -52,7 +52,7 @@ def staff(seen: Situation) -> Staffing:
     """
     most = _targets(seen)
     withdrawn = _withdrawn(seen, most)
-    seen = replace(seen, crew=seen.crew.without(withdrawn))
+    seen = seen.without(withdrawn)
     demands = [d for kind in seen.wanted for d in _demands(seen, kind, most[kind])]
     demands.sort(key=lambda demand: demand.at)
     handovers, placed = make_places(seen, most, demands)
@@ -100,7 +100,7 @@ def _work(seen: Situation, job_kind: str) -> Work:
 def _demands(seen: Situation, job_kind: str, most: int) -> Iterator[Demand]:
     """Yield what is wanted of one kind, beyond those who are there or wait in the queue."""
     free = most - seen.crew.count(job_kind)
-    left = _sorted(task for task in seen.ready if task.job_kind == job_kind and task in seen.left)
+    left = _sorted(task for task in seen.ready_by_kind.get(job_kind, ()) if task in seen.left)
     sent = sum(e.job_kind == job_kind and e.first in seen.left for e in seen.crew.pending)
     if left or sent:  # which nobody else does: where there is no place an idle worker makes room
         idle = [n for n in seen.idle(job_kind) if _is_waiting(seen, n)]
@@ -127,7 +127,7 @@ def _sorted(tasks: Iterable[Task]) -> list[Task]:
 
 def _chosen(seen: Situation, job_kind: str, free: int) -> list[Task]:
     """Return the ready tasks, but for those that workers leave alone, that get a worker now."""
-    ready = [task for task in seen.ready if task.job_kind == job_kind and task not in seen.left]
+    ready = [task for task in seen.ready_by_kind.get(job_kind, ()) if task not in seen.left]
     return _sorted(ready)[: max(0, min(free, _useful(seen, job_kind)))]
 
 
@@ -135,9 +135,8 @@ def _useful(seen: Situation, job_kind: str) -> int:
     """Return how many more workers of a kind would still find a task once they have started up: live ones
     take one after the other meanwhile."""
     open_tasks = len(seen.open_tasks(job_kind))
-    mine = [w for w in seen.crew.workers if w.job_kind == job_kind and w.stays]
-    takers = sum(w.doing is not Doing.BUSY for w in mine)
-    takers += sum(element.job_kind == job_kind for element in seen.crew.pending)
+    mine = seen.crew.staying.get(job_kind, ())
+    takers = sum(w.doing is not Doing.BUSY for w in mine) + seen.crew.waiting[job_kind]
     estimate = seen.estimates.get(job_kind, Estimate())
     meanwhile = 0.0
     if estimate.task and estimate.coming_back is not None:
@@ -152,7 +151,7 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
     is_first = job_kind == Stage.ROLLOUT and PREPARE not in seen.committed
     estimate = seen.estimates.get(job_kind, Estimate())
     begin = seen.now if is_first else estimate.begin
-    coming = [task for task in _coming(seen, job_kind) if task not in now]
+    coming = [task for task in seen.coming(job_kind) if task not in now]
     number = min(free, len(coming) - len(seen.idle(job_kind)))
     if begin is None or number <= 0:
         return None
@@ -161,14 +160,6 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
         return None
     at = seen.next_use(job_kind)
     return Demand(job_kind, at, chosen, begin if begin > seen.now else None, must_come=False)
-
-
-def _coming(seen: Situation, job_kind: str) -> list[Task]:
-    """Return the tasks of a job kind that are neither done, held nor ready, in the next iteration that has
-    any."""
-    done = {*seen.committed, *seen.held, *seen.ready}
-    coming = [task for task in seen.tasks if task.job_kind == job_kind and task not in done]
-    return [task for task in coming if task.iteration == coming[0].iteration]
 
 
 def _hurried(seen: Situation) -> Iterator[str]:
@@ -181,7 +172,7 @@ def _hurried(seen: Situation) -> Iterator[str]:
 def _withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
     """Return the pending elements that have no task any more, where others wait for such a place, and those
     that are more than there are to be."""
-    ready = {task.job_kind for task in seen.ready}.union(k for k in seen.wanted if seen.open_tasks(k))
+    ready = {*seen.ready_by_kind, *(kind for kind in seen.wanted if seen.open_tasks(kind))}
     due = (e for e in seen.crew.pending if seen.has_task(e) and (e.begin or 0.0) <= seen.now)
     wanting = ready.union(element.job_kind for element in due)
     spare = (e for e in seen.crew.pending if not seen.has_task(e) and e.job_kind not in ready)

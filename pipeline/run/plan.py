@@ -1,14 +1,17 @@
 """Plan of a run: its iterations -> stages -> tasks and their inputs. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from pipeline.config.schema import Config
 from pipeline.run.tasks import PREPARE, Stage, Task, task_of
 
 _BENCHMARKS_AT_ONCE = 2
 """Benchmarks in a window: the one at hand, and the one behind it."""
+_KEPT_ITERATIONS = 8
+_KEPT_INPUTS = 1 << 15
+"""Tasks whose inputs are kept: more than those of two iterations in all but the largest runs."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,14 @@ class Plan:
     def tasks(self, iteration: int) -> tuple[Task, ...]:
         """Return the tasks of one iteration that its row waits for, inputs before what reads them: all but
         its benchmark."""
+        return self._known_tasks(iteration)
+
+    @cached_property
+    def _known_tasks(self) -> Callable[[int], tuple[Task, ...]]:
+        """:meth:`tasks`, with those of the last iterations kept: a pass asks for the same again and again."""
+        return lru_cache(maxsize=_KEPT_ITERATIONS)(self._make_tasks)
+
+    def _make_tasks(self, iteration: int) -> tuple[Task, ...]:
         if iteration <= self.start:
             first = (PREPARE,) if iteration == 0 else ()
             return (*first, Task(iteration, Stage.EVALUATE)) if self.evaluates(iteration) else first
@@ -85,6 +96,14 @@ class Plan:
 
     def inputs(self, task: Task) -> tuple[Task, ...]:
         """Return the tasks whose results ``task`` reads, or that must come before it."""
+        return self._known_inputs(task)
+
+    @cached_property
+    def _known_inputs(self) -> Callable[[Task], tuple[Task, ...]]:
+        """:meth:`inputs`, with those of the last tasks kept."""
+        return lru_cache(maxsize=_KEPT_INPUTS)(self._find_inputs)
+
+    def _find_inputs(self, task: Task) -> tuple[Task, ...]:
         iteration = task.iteration
         if task.stage is Stage.PREPARE:
             return ()
@@ -96,7 +115,8 @@ class Plan:
             scores = [Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools]
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard), *scores)
         if task.stage is Stage.UPDATE:
-            return _inputs_of_update(self, iteration)
+            shards = [one for one in self.tasks(iteration) if one.stage.is_sharded]
+            return unique(PREPARE, policy_maker(iteration - 1), *shards)
         # One evaluation after the other, so that only the last can be outstanding; benchmarks too.
         previous = _due_before(iteration, self.start, self._every(task.stage))
         earlier = () if previous is None else (Task(previous, task.stage),)
@@ -183,13 +203,6 @@ def _due(first: int, last: int, every: int) -> tuple[int, ...]:
 def _due_before(iteration: int, first: int, every: int) -> int | None:
     """Return the version before ``iteration`` at which :func:`_is_due` holds; None if there is none."""
     return None if iteration <= first else max(first, (iteration - 1) // every * every)
-
-
-@lru_cache(maxsize=8)
-def _inputs_of_update(plan: Plan, iteration: int) -> tuple[Task, ...]:
-    """Return an update's inputs; cached, since they are thousands and a pass asks several times for them."""
-    shards = [task for task in plan.tasks(iteration) if task.stage.is_sharded]
-    return unique(PREPARE, policy_maker(iteration - 1), *shards)
 
 
 def policy_maker(version: int) -> Task:

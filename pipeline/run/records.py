@@ -38,8 +38,9 @@ def stale_because(task: Task, inputs: Sequence[Task], committed: Mapping[Task, C
     Inputs that were not observed, or are being computed again, count as unchanged: if the repetition gives
     the same bytes, nothing that was made from them needs repeating.
     """
-    for source in inputs:
-        read = committed[task].inputs.get(task_key(source))
+    known = committed[task].inputs
+    for source in inputs if known else ():
+        read = known.get(task_key(source))
         now = committed.get(source)
         if read is not None and now is not None and now.fingerprint != read:
             return f"its input {source} has changed since"

@@ -62,9 +62,10 @@ class Stage(StrEnum):
     @property
     def position(self) -> int:
         """Place in the order of an iteration: no task reads what a later stage makes."""
-        return list(Stage).index(self)
+        return _POSITIONS[self]
 
 
+_POSITIONS = {stage: position for position, stage in enumerate(Stage)}
 WORK_STAGES = tuple(stage for stage in Stage if stage is not Stage.STATE)
 """Stages whose tasks a plan has."""
 
@@ -81,7 +82,7 @@ class Task(NamedTuple):
     @property
     def job_kind(self) -> str:
         """Stage, with the pool's name if there is one, e.g. ``score-big``: names folders, arrays and rows."""
-        return f"{self.stage}-{self.pool}" if self.pool else str(self.stage)
+        return _job_kind(self.stage, self.pool)
 
     @property
     def file_stem(self) -> str:
@@ -97,6 +98,12 @@ class Task(NamedTuple):
             return "prepare"
         shard = f" shard {self.shard}" if self.stage.is_sharded else ""
         return f"iteration {self.iteration} {self.job_kind}{shard}"
+
+
+@lru_cache(maxsize=64)
+def _job_kind(stage: Stage, pool: str) -> str:
+    """Join what :func:`_stage_and_pool` splits; cached, as a pass asks for each of its tasks many times."""
+    return f"{stage}-{pool}" if pool else str(stage)
 
 
 PREPARE = Task(0, Stage.PREPARE)

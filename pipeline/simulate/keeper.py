@@ -10,7 +10,7 @@ from pipeline.orchestrate.situation import Foreign, Order
 from pipeline.run.tasks import Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Job
-from pipeline.simulate.passes import Around, Decision, decide, need_of, nodes_of
+from pipeline.simulate.passes import Around, Decision, Terms, decide, need_of, nodes_of
 from pipeline.simulate.plant import Plant
 from pipeline.simulate.run import SimulatedRun
 from pipeline.simulate.scheduling import Scheduling
@@ -55,7 +55,7 @@ class Keeper:
 
     def __post_init__(self) -> None:
         self.run.around = self
-        self.nodes = nodes_of(self.run.plant)
+        self.nodes, self.terms = nodes_of(self.run.plant), Terms.of(self.run.plant)
 
     @property
     def clock(self) -> Clock:
@@ -123,8 +123,10 @@ class Keeper:
         self.clock.after(self.plant.passes[0], self._look)
 
     def _look(self) -> None:
-        decision, drivers = decide(self.run, self.begun_with, self._around()), tuple(self._drivers)
-        self.clock.after(self.plant.passes[1], self._carry_out, decision, self.clock.now, drivers)
+        decision = decide(self.run, self.terms, self.begun_with, self._around())
+        self.clock.after(
+            self.plant.passes[1], self._carry_out, decision, self.clock.now, tuple(self._drivers)
+        )
 
     def _around(self) -> Around:
         """Return what a pass sees of the user's other runs."""

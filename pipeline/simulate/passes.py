@@ -7,14 +7,13 @@ from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held
 from pipeline.orchestrate.expectations import estimates_of
 from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.situation import Estimate, Foreign, Situation
+from pipeline.orchestrate.situation import Estimate, Foreign, Situation, left_alone
 from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.simulate.plant import Kind, Plant
 from pipeline.simulate.run import SimulatedRun
 from pipeline.workers.beats import Doing
-from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, newest_numbers
 from slurm.nodes import Node
 
@@ -44,12 +43,28 @@ class Around:
     """Jobs of the user's other runs that wait for room."""
 
 
-def decide(run: SimulatedRun, begun_with: Collection[Task], around: Around) -> Decision:
+@dataclass(frozen=True)
+class Terms:
+    """What passes of a run go by that never changes."""
+
+    wanted: Mapping[str, int]
+    """Most workers by job kind."""
+    early: Sequence[str]
+    """Job kinds whose workers start early."""
+    needs: Mapping[str, Need]
+
+    @staticmethod
+    def of(plant: Plant) -> "Terms":
+        wanted = wanted_workers(plant)
+        early = [kind for kind in wanted if plant.kinds[kind].start_early]
+        return Terms(wanted, early, {kind: need_of(plant.kinds[kind]) for kind in wanted})
+
+
+def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around: Around) -> Decision:
     """Observe, count what failed, and decide who is to work."""
     progress, plan = run.progress, run.plant.plan
-    window = progress.tasks_at_hand()
-    tasks = sorted((*window, *_tasks_after(run, window)), key=lambda task: task.iteration)
-    committed, crew = progress.seen(tasks), crew_of(run)
+    window, tasks = progress.window, progress.tasks
+    committed, crew = progress.seen(), crew_of(run)
     newest = Task(progress.frontier.updated, Stage.UPDATE)
     claims = progress.claims_on(dict.fromkeys((*tasks, newest)))
     failed = failed_claims(claims, crew, progress.committed, progress.judged)
@@ -59,7 +74,6 @@ def decide(run: SimulatedRun, begun_with: Collection[Task], around: Around) -> D
     actions = reconcile(plan, observed, run.plant.max_attempts)
     if actions.give_up:
         return Decision(Staffing(), {}, failed, given_up=actions.give_up)
-    wanted = wanted_workers(run.plant)
     situation = Situation(
         plan=plan,
         tasks=tasks,
@@ -67,25 +81,19 @@ def decide(run: SimulatedRun, begun_with: Collection[Task], around: Around) -> D
         held=held,
         committed=committed.keys(),
         ready=[launch.task for launch in actions.launch],
-        wanted=wanted,
-        early=[kind for kind in wanted if run.kind(kind).start_early],
-        needs={kind: need_of(run.plant.kinds[kind]) for kind in wanted},
+        wanted=terms.wanted,
+        early=terms.early,
+        needs=terms.needs,
         nodes=around.nodes,
         others=around.others,
         foreign=around.foreign,
         now=run.now,
-        estimates=_estimates(run, tasks, committed),
+        estimates=_estimates(run, terms, committed),
         begun_with=begun_with,
-        left={task for task, failures in progress.failures.items() if _is_left(run, failures)},
+        left=left_alone(progress.failures, lambda job_kind: run.plant.max_attempts),
     )
     left_out = tuple(failure.task for failure in actions.leave_out)
     return Decision(staff(situation), newest_numbers(claims), failed, left_out)
-
-
-def _tasks_after(run: SimulatedRun, window: Sequence[Task]) -> tuple[Task, ...]:
-    plan = run.plant.plan
-    newest = max((plan.start, *(task.iteration for task in window)))
-    return plan.tasks(newest + 1) if window and newest < plan.iterations else ()
 
 
 def crew_of(run: SimulatedRun) -> Crew:
@@ -130,10 +138,6 @@ def count_failures(run: SimulatedRun, failed: Sequence[Claim]) -> None:
         found.append(Failure(claim.task, claim.number, kind, "simulated"))
 
 
-def _is_left(run: SimulatedRun, failures: Sequence[Failure]) -> bool:
-    return is_left_to_passes([failure.kind for failure in failures], run.plant.max_attempts)
-
-
 def wanted_workers(plant: Plant) -> dict[str, int]:
     """Return the number of workers that a run is to have, by job kind."""
     plan = plant.plan
@@ -147,10 +151,12 @@ def _most(plant: Plant, job_kind: str) -> int:
     return min(plant.plan.num_shards, plant.kinds[job_kind].parallelism or plant.plan.num_shards)
 
 
-def _estimates(run: SimulatedRun, tasks: Sequence[Task], committed: Collection[Task]) -> dict[str, Estimate]:
-    kinds = [kind for kind in wanted_workers(run.plant) if kind != PREPARE.job_kind]
-    early = [kind for kind in kinds if run.kind(kind).start_early]
-    progress, beats = run.progress, run.all_beats()
+def _estimates(run: SimulatedRun, terms: Terms, committed: Collection[Task]) -> dict[str, Estimate]:
+    kinds, early = (
+        [kind for kind in found if kind != PREPARE.job_kind] for found in (terms.wanted, terms.early)
+    )
+    progress, plan = run.progress, run.plant.plan
     return estimates_of(
-        run.plant.plan, kinds, early, beats, tasks, committed, progress.at, progress.passages, run.now
+        *(plan, kinds, early, run.known.all_beats(), progress.tasks, committed),
+        *(progress.at, progress.passages, run.now),
     )

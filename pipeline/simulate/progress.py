@@ -7,8 +7,10 @@ first.
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from pipeline.orchestrate.driver import around
+from pipeline.orchestrate.situation import at_hand
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import Frontier
@@ -57,6 +59,12 @@ class Progress:
     """When the attempt that won began."""
     computing: dict[Task, float] = field(default_factory=dict)
     """When it had loaded what it needs."""
+    window: tuple[Task, ...] = ()
+    """Tasks that a pass considers."""
+    tasks: tuple[Task, ...] = ()
+    """These and those of the iteration after them."""
+    _around: tuple[Task, ...] = ()
+    """These and what they read."""
     _entered: int = -1
     _missing: dict[Task, int] = field(default_factory=dict)
     _readers: dict[Task, list[Task]] = field(default_factory=dict)
@@ -64,6 +72,7 @@ class Progress:
     def __post_init__(self) -> None:
         self._evaluations, self._benchmarks = self.plan.evaluation_tasks(), self.plan.benchmark_tasks()
         self._enter(1)
+        self._look_around()
 
     # --- what changes ---
 
@@ -135,8 +144,15 @@ class Progress:
             evaluated += 1
         while benchmarked < len(self._benchmarks) and self._benchmarks[benchmarked] in self.committed:
             benchmarked += 1
-        self.frontier = Frontier(updated, evaluated, benchmarked)
-        self._enter(updated + 2)
+        if (moved := Frontier(updated, evaluated, benchmarked)) != found:
+            self.frontier = moved
+            self._enter(updated + 2)
+            self._look_around()
+
+    def _look_around(self) -> None:
+        self.window = self.frontier.window(self.plan, 0)
+        self.tasks = at_hand(self.plan, self.window)
+        self._around = around(self.plan, self.tasks)
 
     # --- what is seen ---
 
@@ -149,13 +165,16 @@ class Progress:
         done = self.committed.get(task)
         return None if done is None else done.time
 
-    def seen(self, tasks: Sequence[Task]) -> dict[Task, Done]:
-        """Return the commits of tasks and of what they read."""
-        return {t: self.committed[t] for t in around(self.plan, tasks) if t in self.committed}
+    def iteration_seconds(self) -> list[float]:
+        """Return the seconds from one policy to the next, from the first on."""
+        versions = range(self.plan.start + 1, self.plan.iterations + 1)
+        times = [self.at(policy_maker(version)) for version in versions]
+        ends = [self.at(PREPARE) or 0.0, *(time for time in times if time is not None)]
+        return [after - before for before, after in pairwise(ends)]
 
-    def tasks_at_hand(self) -> tuple[Task, ...]:
-        """Return the tasks that a pass considers."""
-        return self.frontier.window(self.plan, 0)
+    def seen(self) -> dict[Task, Done]:
+        """Return the commits of the tasks at hand, those after them, and what they read."""
+        return {task: self.committed[task] for task in self._around if task in self.committed}
 
     def claims_on(self, tasks: Iterable[Task]) -> list[Claim]:
         return [claim for task in tasks for claim in self.claims.get(task, ())]

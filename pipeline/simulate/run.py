@@ -1,60 +1,34 @@
 """A run in simulated time: what its workers do. They choose, stay and leave by the rules of the program.
 
-What is made up is how long things take. Which task a worker takes is :func:`choosing.choose`, whether it
-stays :mod:`pipeline.workers.staying`, when its input comes :mod:`pipeline.workers.estimates`.
+What is made up is how long things take. Which task a worker takes, whether it stays and when its input comes
+is said by the program's rules, from what workers know (:mod:`pipeline.simulate.knowledge`).
 """
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Protocol
 
 from pipeline.run.failures import FailureKind
-from pipeline.run.records import Frontier
-from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.tasks import Stage, Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Cluster
+from pipeline.simulate.knowledge import LOOK_SECONDS, Knowledge
 from pipeline.simulate.plant import Kind, Plant
 from pipeline.simulate.progress import Progress, attempt_id
-from pipeline.simulate.results import JobRecord, Result
-from pipeline.simulate.worker import Worker
-from pipeline.workers import choosing, estimates, staying
+from pipeline.simulate.results import JobRecord
+from pipeline.simulate.worker import Surroundings, Worker
+from pipeline.workers import staying
 from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.choosing import Choice, Step, View
+from pipeline.workers.choosing import Step
 from pipeline.workers.claims import Attempt, Claim
 from pipeline.workers.handover import Handover
-from pipeline.workers.staying import ASK_SECONDS, Wait
+from pipeline.workers.staying import ASK_SECONDS
 
 _ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which a worker asks how long it will take, and whether it is to make place."""
-_INPUT_SECONDS = 30.0
-"""Seconds that a worker which did not start early waits for its first task's inputs."""
 _LEAVES_WITHIN = 120.0
 """Seconds that a worker which leaves waits for a pass."""
-_LOOK_SECONDS = 1.0
 _MOST_FAILURES = 2
-_KEPT_BEATS = 40
-_FEW = 8
-
-
-class Surroundings(Protocol):
-    """What the workers of a run have others do."""
-
-    def try_jobs(self) -> None:
-        """Have Slurm try what waits, as something has ended."""
-
-    def wish_for_pass(self) -> None: ...
-
-    def is_starting(self, worker: Worker) -> None:
-        """Have a worker start up, beside others of its node."""
-
-    def is_gone(self, worker: Worker) -> None:
-        """Note that a worker's job no longer runs."""
-
-    def has_ended(self, worker: Worker) -> None:
-        """Note that no job of an element is left."""
 
 
 @dataclass(eq=False)
@@ -66,14 +40,11 @@ class SimulatedRun:
     cluster: Cluster
     around: Surroundings = field(init=False)
     progress: Progress = field(init=False)
+    known: Knowledge = field(init=False)
     workers: dict[str, Worker] = field(default_factory=dict)
     """By element: those that run, and those that wait in the queue."""
     idle: dict[str, dict[Worker, None]] = field(default_factory=dict)
     """Workers that wait for an input, by job kind."""
-    past: dict[str, deque[Beat]] = field(default_factory=dict)
-    """Last beats of the workers of each job kind that ended last."""
-    at_work: dict[str, dict[Worker, None]] = field(default_factory=dict)
-    """Workers whose jobs run, by job kind."""
     leaving: dict[str, float] = field(default_factory=dict)
     """Names of workers that make place once they have nothing to do, and the times before which they need
     not."""
@@ -84,18 +55,10 @@ class SimulatedRun:
     jobs: list[JobRecord] = field(default_factory=list)
     committed: float = 0.0
     """When something was last committed."""
-    done: dict[str, int] = field(default_factory=dict)
-    """Tasks of each job kind that are committed."""
-    _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
-    """What workers of a kind last found that have nothing to do, and how far the run was then."""
-    _seen: tuple[float, list[Beat]] = field(default_factory=lambda: (-math.inf, []))
-    _allowances: dict[tuple[str, float], float] = field(default_factory=dict)
-    _seconds: dict[str, tuple[int, float | None]] = field(default_factory=dict)
-    _far: dict[tuple[int, str, int], tuple[float, float | None]] = field(default_factory=dict)
-    """What was last estimated for an iteration's tasks of a kind, and when."""
 
     def __post_init__(self) -> None:
         self.progress = Progress(self.plant.plan)
+        self.known = Knowledge(self.plant, self.clock, self.progress)
 
     def kind(self, job_kind: str) -> Kind:
         return self.plant.kinds[job_kind]
@@ -105,29 +68,7 @@ class SimulatedRun:
         return self.clock.now
 
     def running(self) -> Iterator[Worker]:
-        return (worker for found in self.at_work.values() for worker in found)
-
-    def beats(self, job_kind: str) -> list[Beat]:
-        """Return what workers of a kind say, those that live and the last that ended."""
-        live = [worker.beat for worker in self.at_work.get(job_kind, ())]
-        return [*self.past.get(job_kind, ()), *live]
-
-    def task_seconds(self, job_kind: str) -> float | None:
-        """Return what a task of a kind takes; asked anew once a few more are done."""
-        number, seconds = self._seconds.get(job_kind, (-1, None))
-        done = self.done.get(job_kind, 0) // _FEW
-        if number != done:
-            seconds = estimates.task_seconds(self.beats(job_kind), job_kind)
-            self._seconds[job_kind] = done, seconds
-        return seconds
-
-    def all_beats(self) -> list[Beat]:
-        """Return what all workers said when somebody last looked, which is not long ago."""
-        time, seen = self._seen
-        if self.now - time > _LOOK_SECONDS:
-            seen = [beat for job_kind in self.plant.kinds for beat in self.beats(job_kind)]
-            self._seen, self._allowances = (self.now, seen), {}
-        return seen
+        return (worker for found in self.known.at_work.values() for worker in found)
 
     # --- from the start of a job to its first look ---
 
@@ -142,7 +83,7 @@ class SimulatedRun:
             queued_seconds=max(0.0, self.now - worker.wanted),
         )
         worker.change(Doing.STARTING, self.now)
-        self.at_work.setdefault(worker.job_kind, {})[worker] = None
+        self.known.at_work.setdefault(worker.job_kind, {})[worker] = None
         kind, start = self.kind(worker.job_kind), worker.restart
         ends = self.now + kind.request.limit
         self.clock.at(max(self.now, ends - kind.signal), self._warn, worker, start)
@@ -160,7 +101,7 @@ class SimulatedRun:
         """A worker that has nothing to do looks for its next task."""
         if worker.is_warned:
             return self.leave(worker, Reason.WARNED)
-        choice = self._choose(worker)
+        choice = self.known.choose(worker)
         if choice.step is Step.DONE or choice.task is None:
             self.leave(worker, Reason.DONE)
         elif choice.step is Step.TAKE:
@@ -169,39 +110,6 @@ class SimulatedRun:
             worker.awaited = choice.task
             self._wait(worker)
         return None
-
-    def _choose(self, worker: Worker) -> Choice:
-        """Choose what a worker does next; asked once for all who find nothing where nothing has changed."""
-        job_kind, done = worker.job_kind, self.progress
-        known, state = self._found.get(job_kind), (done.frontier, done.opened[job_kind])
-        if known and known[0] == state and not done.open.get(job_kind) and not self._may_be_slow(job_kind):
-            return known[1]
-        takes_over = self.kind(job_kind).request.gpus > 0
-        choice = choosing.choose(self._view(worker, takes_over), worker.chooser(takes_over))
-        if choice.step is not Step.TAKE:
-            self._found[job_kind] = state, choice
-        return choice
-
-    def _may_be_slow(self, job_kind: str) -> bool:
-        """Whether somebody is at a task for so long that another might take it over."""
-        median = self.task_seconds(job_kind)
-        if median is None or not self.kind(job_kind).request.gpus:
-            return False
-        at_work = (w for w in self.at_work.get(job_kind, ()) if w.doing is Doing.BUSY)
-        return any(self.now - worker.since > median for worker in at_work)
-
-    def _view(self, worker: Worker, takes_over: bool) -> View:
-        done = self.progress
-        median = self.task_seconds(worker.job_kind) if takes_over else None
-        return View(
-            self.plant.plan,
-            done.frontier,
-            done.committed,
-            done.attempts,
-            self.plant.max_attempts,
-            self.now,
-            median,
-        )
 
     def wake(self, job_kinds: Iterable[str]) -> None:
         """Have workers look that wait, where there is something for them."""
@@ -223,7 +131,7 @@ class SimulatedRun:
     def _look_at_end(self, job_kind: str) -> None:
         """Have those look who may find that nothing is left for them."""
         if self.progress.frontier.updated >= self.plant.plan.iterations - 1:
-            self.clock.after(_LOOK_SECONDS, self._look_all, job_kind)
+            self.clock.after(LOOK_SECONDS, self._look_all, job_kind)
 
     def _look_all(self, job_kind: str) -> None:
         for worker in list(self.idle.get(job_kind, {})):
@@ -233,7 +141,7 @@ class SimulatedRun:
     # --- tasks ---
 
     def _take(self, worker: Worker, task: Task) -> None:
-        if not self._has_time(worker, task):
+        if not self.known.has_time(worker, task):
             return self.leave(worker, Reason.TIME)
         number = 1 + max((claim.number for claim in self.progress.claims.get(task, ())), default=0)
         attempt = attempt_id(worker.name, task, number)
@@ -251,12 +159,6 @@ class SimulatedRun:
             self.clock.at(worker.computes + share * seconds, self._fail, worker, claim)
         self._look_at_end(worker.job_kind)
         return None
-
-    def _has_time(self, worker: Worker, task: Task) -> bool:
-        kind = self.kind(worker.job_kind)
-        limit = staying.task_limit(None, self.task_seconds(worker.job_kind))
-        has_time = staying.has_time(self.now, worker.job.ends, limit, kind.signal)
-        return has_time or (worker.has_first and task == worker.first)
 
     def _load_seconds(self, worker: Worker, task: Task) -> float:
         """Return how long it takes to read the policy that a task needs; who has made it has it."""
@@ -290,7 +192,7 @@ class SimulatedRun:
     def _count_task(self, worker: Worker, is_new: bool) -> None:
         beat = worker.beat
         busy = beat.busy_seconds + self.now - worker.since
-        self.done[worker.job_kind] = self.done.get(worker.job_kind, 0) + is_new
+        self.known.done[worker.job_kind] += is_new
         worker.beat, worker.failed = replace(beat, tasks=beat.tasks + is_new, busy_seconds=busy), 0
 
     def _has_saved(self, worker: Worker, claim: Claim) -> None:
@@ -328,36 +230,12 @@ class SimulatedRun:
             return self.leave(worker, Reason.NEEDED)
         self.idle.setdefault(worker.job_kind, {})[worker] = None
         if worker.wait is None:
-            bound = self._bound(worker)
-            back = staying.coming_back_of(self.all_beats(), worker.beat)
-            allowance = self._allowance(worker, bound)
-            worker.wait = Wait(self.now, bound, None, allowance, worker.has_first, back)
+            worker.wait = self.known.wait_of(worker)
             worker.estimated = None
             self.clock.at(
                 min(self.now + 1.05 * _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now
             )
         return None
-
-    def _bound(self, worker: Worker) -> float:
-        kind = self.kind(worker.job_kind)
-        first = min(staying.FIRST_SECONDS, self.plant.linger_max)
-        least = first if kind.start_early else _INPUT_SECONDS
-        return staying.bound_of(
-            kind.linger,
-            self.plant.linger_max,
-            self.all_beats(),
-            worker.beat,
-            least if worker.has_first else 0.0,
-        )
-
-    def _allowance(self, worker: Worker, bound: float) -> float:
-        beats, key = self.all_beats(), (worker.job_kind, bound)
-        if key not in self._allowances:
-            others = [kind for kind in self.plant.plan.job_kinds if kind != worker.job_kind]
-            linger = self.kind(worker.job_kind).linger
-            found = staying.allowance_of(linger, self.plant.linger_max, bound, beats, others)
-            self._allowances[key] = found
-        return self._allowances[key]
 
     def _end_wait(self, worker: Worker) -> None:
         self.idle.get(worker.job_kind, {}).pop(worker, None)
@@ -377,23 +255,7 @@ class SimulatedRun:
     def _estimate(self, worker: Worker) -> None:
         assert worker.wait is not None
         assert worker.awaited is not None
-        worker.wait = replace(worker.wait, expected=self._expected(worker.awaited))
-
-    def _expected(self, task: Task) -> float | None:
-        """Return when the input of a task will come at the earliest; asked once for all who wait for it."""
-        key = task.iteration, task.job_kind, self.progress.rows
-        time, when = self._far.get(key, (-1.0, None))
-        if time < 0 or self.now - time > 1.0:
-            when = estimates.expected_ready(
-                self.plant.plan, task, self.progress.at, self.progress.passages, self.now, self._staying()
-            )
-            self._far = {} if len(self._far) > len(self.plant.kinds) else self._far
-            self._far[key] = self.now, when
-        return when
-
-    def _staying(self) -> frozenset[str]:
-        kinds = self.plant.plan.job_kinds
-        return frozenset(kind for kind in kinds if self.kind(kind).linger != 0)
+        worker.wait = replace(worker.wait, expected=self.known.expected(worker.awaited))
 
     # --- ends ---
 
@@ -453,10 +315,9 @@ class SimulatedRun:
     def _free(self, worker: Worker, sum_of: str = "") -> None:
         job = worker.job
         worker.change(None, self.now, sum_of)
-        del self.at_work[worker.job_kind][worker]
+        del self.known.at_work[worker.job_kind][worker]
         self._end_wait(worker)
-        kept = self.past.setdefault(worker.job_kind, deque(maxlen=_KEPT_BEATS))
-        kept.append(worker.beat)
+        self.known.note_end(worker)
         gpus = job.request.gpus * len(job.nodes)
         self.jobs.append(
             JobRecord(
@@ -528,15 +389,3 @@ class SimulatedRun:
         for claim in gone:
             self.progress.close(claim)
         self.wake(dict.fromkeys(claim.task.job_kind for claim in gone))
-
-
-def results(run: SimulatedRun, why: str, passes: int, events: int) -> Result:
-    """Return what came of a run that has ended, or stands still."""
-    done, plan = run.progress, run.plant.plan
-    ends = [done.at(PREPARE) or 0.0]
-    for version in range(plan.start + 1, plan.iterations + 1):
-        if (time := done.at(Task(version, Stage.UPDATE))) is not None:
-            ends.append(time)
-    seconds = [after - before for before, after in pairwise(ends)]
-    whole = float("inf") if why else run.committed
-    return Result(seconds, whole, why, run.jobs, passes, events)

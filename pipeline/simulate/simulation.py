@@ -10,7 +10,7 @@ from pipeline.simulate.cluster import Cluster, Job
 from pipeline.simulate.keeper import Keeper
 from pipeline.simulate.plant import Plant, Request, exponential, spread, uniform
 from pipeline.simulate.results import Result
-from pipeline.simulate.run import SimulatedRun, results
+from pipeline.simulate.run import SimulatedRun
 from pipeline.simulate.scheduling import Scheduling
 from pipeline.simulate.startups import StartUps
 
@@ -70,7 +70,9 @@ class Simulation:
 
     def _result(self, keeper: Keeper) -> Result:
         why = keeper.given_up or ("" if keeper.run.progress.is_over else "it stands still")
-        return results(keeper.run, why, keeper.passes, self.clock.done)
+        whole = math.inf if why else keeper.run.committed
+        seconds = keeper.run.progress.iteration_seconds()
+        return Result(seconds, whole, why, keeper.run.jobs, keeper.passes, self.clock.done)
 
     # --- other people ---
 

@@ -1,6 +1,7 @@
 """A worker in simulated time, from its element's submission to the end of its job: what it is."""
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from pipeline.run.tasks import Task
 from pipeline.simulate.cluster import Job
@@ -85,3 +86,21 @@ class Worker:
         self.claim, self.wait, self.unsaved, self.reason = None, None, None, None
         self.has_first, self.loaded, self.failed, self.is_warned = True, -1, 0, False
         self.beat, self.spent = replace(self.beat, tasks=0), dict.fromkeys(SUMS, 0.0)
+
+
+class Surroundings(Protocol):
+    """What the workers of a run have others do."""
+
+    def try_jobs(self) -> None:
+        """Have Slurm try what waits, as something has ended."""
+
+    def wish_for_pass(self) -> None: ...
+
+    def is_starting(self, worker: Worker) -> None:
+        """Have a worker start up, beside others of its node."""
+
+    def is_gone(self, worker: Worker) -> None:
+        """Note that a worker's job no longer runs."""
+
+    def has_ended(self, worker: Worker) -> None:
+        """Note that no job of an element is left."""

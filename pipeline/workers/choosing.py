@@ -12,6 +12,7 @@ counted that submitted it; of what another has tried since, that pass knew nothi
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from pipeline.config.job_kinds import parts_of
 from pipeline.run.failures import FailureKind
@@ -27,6 +28,8 @@ LEFT_TO_PASSES = frozenset(
     }
 )
 """Failures after which no worker takes a task by itself: the same would happen again at once."""
+SLOW_FACTOR = 2
+"""Medians after which a worker without anything to do takes a task over from one that shows no progress."""
 
 
 class Step(StrEnum):
@@ -103,8 +106,17 @@ def candidates(plan: Plan, frontier: Frontier, worker: Worker) -> tuple[Task, ..
         return plan.benchmark_tasks()[frontier.benchmarked : frontier.benchmarked + 2]
     at_hand = max(frontier.updated, plan.start) + 1
     number, pool = plan.num_shards if stage.is_sharded else 1, parts_of(worker.job_kind)[1]
-    turned = [*range(worker.shard, number), *range(min(worker.shard, number))]
-    iterations = range(at_hand, min(at_hand + 1, plan.iterations) + 1)
+    return _own_shard_first(plan.iterations, at_hand, stage, pool, number, worker.shard)
+
+
+@lru_cache(maxsize=1024)
+def _own_shard_first(
+    last: int, at_hand: int, stage: Stage, pool: str, number: int, own: int
+) -> tuple[Task, ...]:
+    """Return a stage's tasks of the iteration at hand and the next; kept, as a worker looks again and again
+    while it waits."""
+    turned = [*range(own, number), *range(min(own, number))]
+    iterations = range(at_hand, min(at_hand + 1, last) + 1)
     return tuple(Task(iteration, stage, shard, pool) for iteration in iterations for shard in turned)
 
 
@@ -124,10 +136,13 @@ def claimed(plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
 def choose(view: View, worker: Worker) -> Choice:
     """Decide what a worker does next: its own shard, else any that is ready and free, of the earliest
     iteration; else a task that another is slow at; else wait for the inputs of the next."""
-    tasks = [t for t in candidates(view.plan, view.frontier, worker) if t not in view.committed]
     ready: list[Task] = []
-    for task in tasks:
+    waiting: list[Task] = []
+    for task in candidates(view.plan, view.frontier, worker):
+        if task in view.committed:
+            continue
         if not is_ready(view, task):
+            waiting.append(task)
             continue
         ready.append(task)
         attempts = view.attempts.get(task, ())
@@ -136,7 +151,6 @@ def choose(view: View, worker: Worker) -> Choice:
     for task in ready:
         if worker.takes_over and is_slow(view, task):
             return Choice(Step.TAKE, task)
-    waiting = [task for task in tasks if task not in ready]
     if not waiting:
         return Choice(Step.DONE)
     at_hand = [task for task in waiting if task.iteration == waiting[0].iteration]
@@ -145,14 +159,18 @@ def choose(view: View, worker: Worker) -> Choice:
 
 def missing(view: View, task: Task) -> set[Task]:
     """Return the inputs of a task that are not committed."""
-    return {source for source in view.plan.inputs(task) if source not in view.committed}
+    committed = view.committed
+    return {source for source in view.plan.inputs(task) if source not in committed}
 
 
 def is_ready(view: View, task: Task) -> bool:
     """Whether a task's inputs are committed, and nothing must end before it that still runs."""
+    committed = view.committed
+    for source in view.plan.inputs(task):
+        if source not in committed:
+            return False
     before = view.plan.must_have_ended(task)
-    still_runs = before is not None and any(a.is_running for a in view.attempts.get(before, ()))
-    return not still_runs and all(source in view.committed for source in view.plan.inputs(task))
+    return before is None or not any(attempt.is_running for attempt in view.attempts.get(before, ()))
 
 
 def is_given(task: Task, attempts: Sequence[Attempt], worker: Worker) -> bool:
@@ -189,4 +207,4 @@ def is_slow(view: View, task: Task) -> bool:
     if not task.stage.is_sharded or len(running) != 1 or view.median_seconds is None:
         return False
     taken, progress = running[0].claim.time, running[0].progress
-    return view.now - taken > 2 * view.median_seconds and view.now - progress > view.median_seconds
+    return view.now - taken > SLOW_FACTOR * view.median_seconds and view.now - progress > view.median_seconds

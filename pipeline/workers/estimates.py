@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pipeline.run.plan import Plan
@@ -161,12 +162,13 @@ def expected_ready(
 
 def _one_of_each(tasks: Iterable[Task], committed_at: Callable[[Task], float | None]) -> Iterable[Task]:
     """Return one task of each kind and iteration, one that is not committed if there is any."""
-    found: dict[tuple[int, str], Task] = {}
+    done: dict[tuple[int, str, str], Task] = {}
+    undone: dict[tuple[int, str, str], Task] = {}
     for task in tasks:
-        key = task.iteration, task.job_kind
-        if key not in found or (committed_at(found[key]) is not None and committed_at(task) is None):
-            found[key] = task
-    return found.values()
+        key = task.iteration, task.stage, task.pool
+        if key not in undone:
+            (undone if committed_at(task) is None else done).setdefault(key, task)
+    return (done | undone).values()
 
 
 def startup(beats: Iterable[Beat], job_kind: str) -> Spread | None:
@@ -176,10 +178,11 @@ def startup(beats: Iterable[Beat], job_kind: str) -> Spread | None:
     known = list(beats)
     mine = [beat for beat in _newest(known, job_kind) if beat.startup_seconds and not _left_in_vain(beat)]
     near: dict[str, list[Beat]] = {beat.host: [] for beat in mine}
+    since = min((beat.started for beat in mine), default=0.0)
     for beat in known:
-        if beat.host in near:
+        if beat.started + beat.startup_seconds > since and beat.host in near:
             near[beat.host].append(beat)
-    alone = [beat for beat in mine if not any(_start_together(beat, other) for other in near[beat.host])]
+    alone = [beat for beat in mine if not _has_company(beat, near[beat.host])]
     return _spread(beat.startup_seconds for beat in alone or mine)
 
 
@@ -187,12 +190,13 @@ def _left_in_vain(beat: Beat) -> bool:
     return beat.doing is Doing.LEAVING and not beat.tasks
 
 
-def _start_together(one: Beat, other: Beat) -> bool:
-    """Whether two workers started up on one machine at the same time."""
-    if one.worker == other.worker or one.host != other.host:
-        return False
-    is_later = other.started >= one.started + one.startup_seconds
-    return not is_later and one.started < other.started + other.startup_seconds
+def _has_company(one: Beat, near: Iterable[Beat]) -> bool:
+    """Whether any of those on its machine started up at the same time."""
+    begun, ended, name = one.started, one.started + one.startup_seconds, one.worker
+    for other in near:
+        if other.started < ended and begun < other.started + other.startup_seconds and other.worker != name:
+            return True
+    return False
 
 
 def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:
@@ -218,7 +222,7 @@ def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:
 
 
 def _newest(beats: Iterable[Beat], job_kind: str) -> list[Beat]:
-    mine = sorted((beat for beat in beats if beat.job_kind == job_kind), key=lambda beat: beat.started)
+    mine = sorted([beat for beat in beats if beat.job_kind == job_kind], key=attrgetter("started"))
     return mine[-2 * _RECENT :]
 
 

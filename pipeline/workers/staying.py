@@ -96,8 +96,8 @@ def bound_of(linger: Linger, most: float, beats: Iterable[Beat], own: Beat, leas
 def coming_back_of(beats: Iterable[Beat], own: Beat) -> float:
     """Return the seconds after which a worker that leaves would be there again at the latest, in most cases;
     0 where it does not know how long the queue is."""
-    seen = list({beat.worker: beat for beat in (*beats, own)}.values())
-    queue = estimates.queue_wait(seen, own.job_kind)
+    alike = (beat for beat in (*beats, own) if beat.job_kind == own.job_kind)
+    queue = estimates.queue_wait({beat.worker: beat for beat in alike}.values(), own.job_kind)
     return own.startup_seconds + queue.late if queue else 0.0
 
 

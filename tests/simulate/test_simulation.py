@@ -1,6 +1,8 @@
 """Simulated runs: what disturbs a real one disturbs them too, and the books add up."""
 
+import sys
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -10,6 +12,9 @@ from pipeline.simulate.simulation import Simulation, simulate
 from pipeline.simulate.strategies import job_for_each_task, never_leave
 from pipeline.workers.beats import Reason
 from tests.support.plants import SECONDS, plant_with
+
+MOST_CALLS = 120_000
+"""Calls of functions for an iteration of 16 shards: about half as many again as there are."""
 
 
 def changed(plant: Plant, job_kind: str, **changes: object) -> Plant:
@@ -148,8 +153,30 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another():
 
 @pytest.mark.parametrize("shards", [4, 16])
 def test_events_grow_with_the_number_of_iterations_and_no_faster(shards):
-    events = [simulate(plant_with(64, number, shards, spread=0.3)).events for number in (10, 20, 40)]
+    events = [simulate(plant_with(64, number, shards, spread=0.3)).events for number in (6, 12, 24)]
     assert events[2] - events[1] <= 1.2 * 2 * (events[1] - events[0])
+
+
+def calls_in(plant: Plant) -> int:
+    """Return how many calls of functions a simulation takes: its cost, whatever else the machine does."""
+    calls, before = count(), sys.getprofile()
+
+    def note(frame, event, argument):
+        if event == "call":
+            next(calls)
+
+    sys.setprofile(note)
+    try:
+        simulate(plant)
+    finally:
+        sys.setprofile(before)
+    return next(calls)
+
+
+def test_a_simulation_costs_as_much_for_each_further_iteration():
+    calls = [calls_in(plant_with(32, number, 16, spread=0.3)) for number in (4, 8, 12)]
+    assert calls[2] - calls[1] <= 1.3 * (calls[1] - calls[0])
+    assert calls[2] / 12 <= MOST_CALLS
 
 
 def test_nothing_that_is_looked_through_grows_with_the_run():
@@ -160,7 +187,7 @@ def test_nothing_that_is_looked_through_grows_with_the_run():
         kept = {
             name: len(getattr(run.progress, name)) for name in ("attempts", "claims", "failures", "passages")
         }
-        return kept | {"past": len(run.all_beats()), "begun": len(simulation.keepers[0].begun_with)}
+        return kept | {"past": len(run.known.all_beats()), "begun": len(simulation.keepers[0].begun_with)}
 
     short, long = sizes(20), sizes(60)
     assert all(long[name] <= 1.5 * short[name] + 20 for name in short), (short, long)

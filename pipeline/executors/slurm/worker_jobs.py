@@ -44,7 +44,7 @@ from pipeline.executors.slurm.silence import (
 from pipeline.orchestrate.crew import Crew, failed_claims, held_tasks
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
-from pipeline.orchestrate.situation import Situation
+from pipeline.orchestrate.situation import Situation, at_hand, left_alone
 from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass_later
@@ -55,7 +55,6 @@ from pipeline.run.records import newest_row
 from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers.beats import Doing
-from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, write_handovers
 from pipeline.workers.living import forget_old, mark_gone
@@ -96,11 +95,11 @@ class WorkerJobs(SlurmJobs):
     ) -> list[Ended]:
         """Match submissions, claims and beats with Slurm's queue, and explain what ended without a commit."""
         seen, ledger = self.table.seen, self.submitter.ledger
-        at_hand = {*tasks, *self._tasks_after(tasks), *([newest] if newest else ())}
-        iterations = {task.iteration for task in at_hand} | {0}
+        considered = {*at_hand(self.run.plan, tasks), *([newest] if newest else ())}
+        iterations = {task.iteration for task in considered} | {0}
         self.table = read_table(ledger, seen, iterations, newest, seen.queue.keys())
         # In this order: a worker moves on after it has committed, and beats after it has claimed.
-        looked_at = at_hand.union(tried_again(self.run.paths, self._unwritten(newest)))
+        looked_at = considered.union(tried_again(self.run.paths, self._unwritten(newest)))
         self.claims = list(chain.from_iterable(claims_of(self.run.paths, looked_at).values()))
         self.beats = beats_of(self.run.paths, self._elements_at_hand())
         self.roster = read_roster(self.table, self.beats, self.claims)
@@ -122,12 +121,6 @@ class WorkerJobs(SlurmJobs):
             return []
         finished = range(max(first, last - _MOST_UNWRITTEN), last + 1)
         return [task for iteration in (plan.start, *finished) for task in plan.tasks(iteration)]
-
-    def _tasks_after(self, tasks: Sequence[Task]) -> tuple[Task, ...]:
-        """Return the tasks of the iteration after those at hand: workers may be ahead of the passes."""
-        plan = self.run.plan
-        newest = max((plan.start, *(task.iteration for task in tasks)))
-        return plan.tasks(newest + 1) if tasks and newest < plan.iterations else ()
 
     def _elements_at_hand(self) -> set[str]:
         """Return the names of elements that are in the queue, ended unexplained or have claimed a task."""
@@ -261,10 +254,10 @@ class WorkerJobs(SlurmJobs):
         self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
 
     def _situation(self, seen: Observation) -> Situation:
-        tasks, now = (*seen.tasks, *self._tasks_after(seen.tasks)), self.table.seen.time
+        tasks, now = at_hand(self.run.plan, seen.tasks), self.table.seen.time
         return Situation(
             plan=self.run.plan,
-            tasks=sorted(tasks, key=lambda task: task.iteration),
+            tasks=tasks,
             crew=self.roster.crew,
             held=self.held,
             committed=seen.committed.keys() - seen.corrupt.keys(),
@@ -276,15 +269,10 @@ class WorkerJobs(SlurmJobs):
             now=now,
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
-            left={task for task, failures in self.failures.items() if self._is_left(failures)},
+            left=left_alone(self.failures, self.run.config.attempts_of),
             others=held_by(self.table.seen.others),
             foreign=lacking_room(self.table.seen.others),
         )
-
-    def _is_left(self, failures: Sequence[Failure]) -> bool:
-        """Whether workers leave a task with these failures alone; here rather one task too many."""
-        most = self.run.config.attempts_of(failures[0].task.job_kind) if failures else 1
-        return is_left_to_passes([failure.kind for failure in failures], most)
 
     def _is_new(self, submission: Submission) -> bool:
         return submission.invocation == self.table.seen.control.invocation

@@ -1,0 +1,168 @@
+"""What the workers of a simulated run know, and what the program's rules make of it: which task one takes,
+how long it stays, when its input comes. Nothing is done here.
+
+What is asked again and again by many workers at once is asked once, and kept for as long as a look takes.
+"""
+
+import math
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from pipeline.run.records import Frontier
+from pipeline.run.tasks import Task
+from pipeline.simulate.clock import Clock
+from pipeline.simulate.plant import Plant
+from pipeline.simulate.progress import Progress
+from pipeline.simulate.worker import Worker
+from pipeline.workers import choosing, estimates, staying
+from pipeline.workers.beats import Beat, Doing
+from pipeline.workers.choosing import Choice, Step, View
+from pipeline.workers.staying import Wait
+
+_INPUT_SECONDS = 30.0
+"""Seconds that a worker which did not start early waits for its first task's inputs."""
+LOOK_SECONDS = 1.0
+"""Seconds between two looks at everything."""
+_KEPT_BEATS = 40
+_FEW = 8
+
+
+@dataclass(eq=False)
+class Knowledge:
+    """What workers have said and done, and how far the run is."""
+
+    plant: Plant
+    clock: Clock
+    progress: Progress
+    at_work: dict[str, dict[Worker, None]] = field(default_factory=dict)
+    """Workers whose jobs run, by job kind."""
+    past: dict[str, deque[Beat]] = field(default_factory=dict)
+    """Last beats of the workers of each job kind that ended last."""
+    done: Counter[str] = field(default_factory=Counter)
+    """Tasks of each job kind that are committed."""
+    _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
+    """What workers of a kind last found that have nothing to do, and how far the run was then."""
+    _seen: tuple[float, list[Beat]] = field(default_factory=lambda: (-math.inf, []))
+    _allowances: dict[tuple[str, float], float] = field(default_factory=dict)
+    _seconds: dict[str, tuple[int, float | None]] = field(default_factory=dict)
+    _far: dict[tuple[int, str, int], tuple[float, float | None]] = field(default_factory=dict)
+    """What was last estimated for an iteration's tasks of a kind, and when."""
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    # --- what workers say ---
+
+    def note_end(self, worker: Worker) -> None:
+        """Keep what a worker said last."""
+        self.past.setdefault(worker.job_kind, deque(maxlen=_KEPT_BEATS)).append(worker.beat)
+
+    def beats(self, job_kind: str) -> list[Beat]:
+        """Return what workers of a kind say, those that live and the last that ended."""
+        live = [worker.beat for worker in self.at_work.get(job_kind, ())]
+        return [*self.past.get(job_kind, ()), *live]
+
+    def task_seconds(self, job_kind: str) -> float | None:
+        """Return what a task of a kind takes; asked anew once a few more are done."""
+        number, seconds = self._seconds.get(job_kind, (-1, None))
+        done = self.done[job_kind] // _FEW
+        if number != done:
+            seconds = estimates.task_seconds(self.beats(job_kind), job_kind)
+            self._seconds[job_kind] = done, seconds
+        return seconds
+
+    def all_beats(self) -> list[Beat]:
+        """Return what all workers said when somebody last looked, which is not long ago."""
+        time, seen = self._seen
+        if self.now - time > LOOK_SECONDS:
+            seen = [beat for job_kind in self.plant.kinds for beat in self.beats(job_kind)]
+            self._seen, self._allowances = (self.now, seen), {}
+        return seen
+
+    # --- what a worker does next ---
+
+    def choose(self, worker: Worker) -> Choice:
+        """Choose what a worker does next; asked once for all who find nothing where nothing has changed."""
+        job_kind, done = worker.job_kind, self.progress
+        known, state = self._found.get(job_kind), (done.frontier, done.opened[job_kind])
+        if known and known[0] == state and not done.open.get(job_kind) and not self._may_be_slow(job_kind):
+            return known[1]
+        takes_over = self.plant.kinds[job_kind].request.gpus > 0
+        choice = choosing.choose(self._view(worker, takes_over), worker.chooser(takes_over))
+        if choice.step is not Step.TAKE:
+            self._found[job_kind] = state, choice
+        return choice
+
+    def _may_be_slow(self, job_kind: str) -> bool:
+        """Whether somebody is at a task for so long that another might take it over: see
+        :func:`choosing.is_slow`, which looks at more."""
+        median = self.task_seconds(job_kind)
+        if median is None or not self.plant.kinds[job_kind].request.gpus:
+            return False
+        at_work = (w for w in self.at_work.get(job_kind, ()) if w.doing is Doing.BUSY)
+        return any(self.now - worker.since > choosing.SLOW_FACTOR * median for worker in at_work)
+
+    def _view(self, worker: Worker, takes_over: bool) -> View:
+        done = self.progress
+        median = self.task_seconds(worker.job_kind) if takes_over else None
+        return View(
+            self.plant.plan,
+            done.frontier,
+            done.committed,
+            done.attempts,
+            self.plant.max_attempts,
+            self.now,
+            median,
+        )
+
+    def has_time(self, worker: Worker, task: Task) -> bool:
+        kind = self.plant.kinds[worker.job_kind]
+        limit = staying.task_limit(None, self.task_seconds(worker.job_kind))
+        has_time = staying.has_time(self.now, worker.job.ends, limit, kind.signal)
+        return has_time or (worker.has_first and task == worker.first)
+
+    # --- how long it stays ---
+
+    def wait_of(self, worker: Worker) -> Wait:
+        """Return the wait that a worker begins now."""
+        bound = self._bound(worker)
+        back = staying.coming_back_of(self.all_beats(), worker.beat)
+        return Wait(self.now, bound, None, self._allowance(worker, bound), worker.has_first, back)
+
+    def _bound(self, worker: Worker) -> float:
+        kind = self.plant.kinds[worker.job_kind]
+        first = min(staying.FIRST_SECONDS, self.plant.linger_max)
+        least = first if kind.start_early else _INPUT_SECONDS
+        return staying.bound_of(
+            kind.linger,
+            self.plant.linger_max,
+            self.all_beats(),
+            worker.beat,
+            least if worker.has_first else 0.0,
+        )
+
+    def _allowance(self, worker: Worker, bound: float) -> float:
+        beats, key = self.all_beats(), (worker.job_kind, bound)
+        if key not in self._allowances:
+            others = [kind for kind in self.plant.plan.job_kinds if kind != worker.job_kind]
+            linger = self.plant.kinds[worker.job_kind].linger
+            found = staying.allowance_of(linger, self.plant.linger_max, bound, beats, others)
+            self._allowances[key] = found
+        return self._allowances[key]
+
+    def expected(self, task: Task) -> float | None:
+        """Return when the input of a task will come at the earliest; asked once for all who wait for it."""
+        key = task.iteration, task.job_kind, self.progress.rows
+        time, when = self._far.get(key, (-1.0, None))
+        if time < 0 or self.now - time > 1.0:
+            when = estimates.expected_ready(
+                self.plant.plan, task, self.progress.at, self.progress.passages, self.now, self._staying()
+            )
+            self._far = {} if len(self._far) > len(self.plant.kinds) else self._far
+            self._far[key] = self.now, when
+        return when
+
+    def _staying(self) -> frozenset[str]:
+        kinds = self.plant.plan.job_kinds
+        return frozenset(kind for kind in kinds if self.plant.kinds[kind].linger != 0)
