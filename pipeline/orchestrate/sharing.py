@@ -15,7 +15,7 @@ from itertools import groupby
 from pipeline.orchestrate.places import Need, Room, count, place_all
 
 _WORTH = 0.02
-"""Share of an iteration that the last worker of a kind is to save: one that saves less only holds its place."""
+"""Share of an iteration that a kind's further workers are to save: those who save less only hold places."""
 
 
 @dataclass(frozen=True)

@@ -261,19 +261,24 @@ def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Loo
         recent = kept.recent if kept else ()
         if kept is not None and is_usable(kept, max_age, since, now):
             return kept
-        if question is not None and question.failed is not None:
-            if question.asked >= since and 0 <= now - question.asked < allowed_age(max_age, recent, now):
-                raise question.error()
+        if question is not None and _is_refusal(question, since, now, allowed_age(max_age, recent, now)):
+            raise question.error()
         waited = time.monotonic() - began
         is_tired = waited >= patience_with_others
         if is_tired or max_age <= 0 or question is None or not question.is_open(now):
             rest, left = resting(recent, now) if may_rest else 0.0, max(patience - waited, patience / 2)
             own = Question(os.urandom(8).hex(), now, now + rest + left + _GRACE)
             if shelf.claim(own, question) or is_tired:
-                time.sleep(rest)
+                if rest:
+                    time.sleep(rest)
                 return _ask(shelf, own, left)
         time.sleep(poll)
         poll = min(_LONGEST_POLL, _POLL_GROWTH * poll)
+
+
+def _is_refusal(question: Question, since: float, now: float, age: float) -> bool:
+    """Whether somebody got no answer just now, so that there is no need to ask."""
+    return question.failed is not None and question.asked >= since and 0 <= now - question.asked < age
 
 
 def _ask(shelf: Shelf, question: Question, patience: float) -> Look:

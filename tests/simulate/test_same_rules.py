@@ -58,7 +58,16 @@ RULES = {
         lambda real: lambda s, m, d: ((), real(s, m, d)[1]),
     ),
     "staffing: who starts early": (staffing, "_early", lambda real: always(None)),
-    "staffing: how many of each kind": (staffing, "targets_by_group", lambda real: always({})),
+    "staffing: how many of each kind": (
+        staffing,
+        "targets_by_group",
+        lambda real: lambda works, room: dict.fromkeys(works, 1),
+    ),
+    "staffing: who is worth a place": (
+        staffing,
+        "worthwhile",
+        lambda real: lambda works, most: dict.fromkeys(most, 1),
+    ),
     "expectations: what a pass expects": (
         expectations,
         "_estimate",

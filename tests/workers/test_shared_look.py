@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pipeline.run.paths import RunPaths
 from pipeline.workers import looking, outside
 from pipeline.workers.looking import (
+    FROM_NOW,
     PASS_AGE,
     PERSON_AGE,
     WORKER_AGE,
@@ -27,6 +28,7 @@ from pipeline.workers.looking import (
     claim_place,
     is_usable,
     look,
+    resting,
 )
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout
 from slurm.sealing import sealed, unsealed
@@ -107,6 +109,26 @@ def test_however_many_look_a_minute_has_few_questions(looks):
             asked.append(now)
             kept = Look(now, "", tuple(one for one in (*kept.recent, now) if now - one < 60))
     assert all(sum(first <= one < first + 60 for one in asked) <= 10 for first in asked)
+
+
+@given(st.lists(st.floats(0.01, 5), min_size=100))
+def test_however_many_need_an_answer_of_now_a_minute_has_few_questions(pauses):
+    """Driver jobs of any number of runs: those who come while one rests before it asks get its answer."""
+    now, asked = 1000.0, []
+    for pause in pauses:
+        now += pause
+        if not asked or now > asked[-1]:
+            asked.append(now + resting(asked, now))
+    assert all(sum(first <= one < first + 60 for one in asked) <= 13 for first in asked)
+
+
+def test_who_needs_an_answer_of_now_gets_that_of_who_asks_later_and_none_of_before(paths, squeue, clock):
+    before = look(paths, PASS_AGE, 10.0)
+    clock[0] += 0.5
+    of_now = look(paths, FROM_NOW, 10.0)
+    assert of_now.asked > before.asked
+    clock[0] += 0.5
+    assert look(paths, PASS_AGE, 10.0) == of_now
 
 
 def test_an_answer_is_used_again_until_it_is_too_old(paths, squeue, clock):

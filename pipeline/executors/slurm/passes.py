@@ -132,8 +132,8 @@ def until_settled(make: Callable[[Accounts], Pass], note: Callable[[str], None])
 
 
 def _if_young(seen: Look | None) -> Look | None:
-    """Return a look unless it grew old while another driver held the lease, or is from before this job's start
-    (by the clock of another node it may not be)."""
+    """Return a look unless it grew old while another driver held the lease, or is from before this job's
+    start, which clocks of other nodes may not show."""
     if seen is None or time.time() - seen.asked >= _OLDEST_LOOK:
         return None
     own = os.environ.get("SLURM_ARRAY_JOB_ID")
