@@ -62,7 +62,8 @@ def staff(seen: Situation) -> Staffing:
 
 def _targets(seen: Situation) -> dict[str, int]:
     """Return the most workers of each kind that there are to be."""
-    works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs}
+    is_over = {PREPARE.job_kind} if PREPARE in seen.committed else set()
+    works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs and kind not in is_over}
     found = worthwhile(works, targets_by_group(works, room_of(seen.nodes, seen.others)))
     most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
     for kind in most:  # inputs before what reads them

@@ -15,8 +15,10 @@ from pipeline.simulate.results import Result
 from pipeline.simulate.simulation import simulate
 from pipeline.simulate.strategies import BASELINES
 
-_TASKS = 400
+_TASKS = 800
 """Tasks of a run, about: fewer iterations where there are many shards."""
+_ITERATIONS = (8, 16)
+"""Least and most of a run: what is learned of a cluster in the first ones is to pay in the others."""
 MOST_TIMES = 1.3
 """A run may take so many times what it takes with the best of the simple strategies."""
 MOST_IN_VAIN = 0.05
@@ -53,7 +55,8 @@ def plant_of(seed: str, number: int) -> Plant:
     draw = Draw(seed, number)
     shards = draw.whole("shards", 1, 256)
     pools = ("judge",) if draw.is_one_of("pools", 6) else ()
-    iterations = max(4, min(10, _TASKS // (shards * (2 + len(pools)))))
+    least, most = _ITERATIONS
+    iterations = max(least, min(most, _TASKS // (shards * (2 + len(pools)))))
     plan = Plan(iterations, shards, draw.pick("every", 0, 0, 1, 2, 4), pools=pools)
     kinds = ("prepare", *plan.job_kinds, *(("evaluate",) if plan.evaluate_every else ()))
     nodes, partitions, where = _cluster(draw, kinds)

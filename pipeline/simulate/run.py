@@ -191,9 +191,15 @@ class SimulatedRun:
 
     def _count_task(self, worker: Worker, is_new: bool) -> None:
         beat = worker.beat
-        busy = beat.busy_seconds + self.now - worker.since
+        loaded = 0.0 if beat.tasks else worker.computes - worker.since  # by its first task: it started up
         self.known.done[worker.job_kind] += is_new
-        worker.beat, worker.failed = replace(beat, tasks=beat.tasks + is_new, busy_seconds=busy), 0
+        worker.failed = 0
+        worker.beat = replace(
+            beat,
+            tasks=beat.tasks + is_new,
+            startup_seconds=beat.startup_seconds + loaded,
+            busy_seconds=beat.busy_seconds + self.now - worker.since - loaded,
+        )
 
     def _has_saved(self, worker: Worker, claim: Claim) -> None:
         """The state behind a policy is written."""
