@@ -49,6 +49,8 @@ _BACK_OFF_SECONDS = 1.0
 _LONGEST_MESSAGE = 300
 _LEAST_SECONDS = 0.25
 """Seconds without which a command is not started: it would only be ended before its answer."""
+_LEAST_OF_SBATCH = 2.5
+"""The same for sbatch: of one that is ended nobody knows whether the job is there."""
 _POLL_SECONDS = 0.02
 _MOST_SAID = 1 << 20
 _QUIET_SECONDS = 0.2
@@ -140,7 +142,7 @@ def run_command(
 
 
 def _run_within(arguments: Sequence[str], timeout: float, input: str | None, patience: Patience) -> str:
-    if patience.left < _LEAST_SECONDS:
+    if patience.left < (_LEAST_OF_SBATCH if arguments[0] == "sbatch" else _LEAST_SECONDS):
         raise NotStarted(arguments, None, "not started, as Slurm has been waited for long enough for now")
     began = time.monotonic()
     try:

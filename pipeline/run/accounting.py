@@ -31,7 +31,7 @@ class Accounting:
 
 def read_accounting(paths: RunPaths, invocation: int) -> Accounting:
     """Return what was learned in this invocation; nothing, where that cannot be read."""
-    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+    with contextlib.suppress(OSError, ValueError, TypeError):
         found = converted(Accounting, unsealed(read_newest(paths.slurm / "accounting.json")))
         if found.invocation == invocation:
             return found

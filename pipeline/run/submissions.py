@@ -240,6 +240,11 @@ def job_kind_of(name: str) -> str:
     return name.rsplit(".", 3)[1]
 
 
+def is_driver_job(name: str) -> bool:
+    """Whether a job, of whatever run, only makes passes."""
+    return bool(run_id_of(name)) and job_kind_of(name) in DRIVERS
+
+
 def chunks_of(shards: Sequence[int], chunk_size: int) -> dict[int, list[int]]:
     """Return chunk -> array indices, such that index + chunk * chunk_size is the shard."""
     chunks: dict[int, list[int]] = {}

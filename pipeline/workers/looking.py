@@ -76,20 +76,26 @@ class Look:
 
 @dataclass(frozen=True)
 class Question:
-    """Claim of somebody who asks, or has asked in vain."""
+    """Claim of somebody who asks, rests before that, or has asked in vain."""
 
     token: str
     asked: float
-    """Unix time."""
+    """Unix time; of who rests the end of that."""
     until: float
     """Unix time after which there will be no answer."""
+    recent: tuple[float, ...] = ()
+    """Unix times of the questions before, those without an answer too."""
     failed: str | None = None
     """Reason why there was no answer; None while it may come."""
     is_timeout: bool = False
 
-    def is_open(self, now: float) -> bool:
-        """Whether an answer may still come."""
-        return self.failed is None and self.asked <= now <= self.until
+    def is_open(self, now: float, rest: float = 0.0) -> bool:
+        """Whether an answer may still come.
+
+        Args:
+            rest: seconds that who asks may rest before; else one that rests is none.
+        """
+        return self.failed is None and self.asked <= now + rest and now <= self.until
 
     def error(self) -> SlurmError:
         return (SlurmTimeout if self.is_timeout else SlurmError)(["squeue"], None, self.failed or "")
@@ -111,7 +117,7 @@ def resting(recent: Sequence[float], now: float) -> float:
     Args:
         recent: unix times of questions, the newest last.
     """
-    past = [asked for asked in recent if 0 <= now - asked < _MINUTE]
+    past = _within_a_minute(recent, now)
     return max(0.0, past[-1] + _step(_RESTS, past, now, 0.0) - now) if past else 0.0
 
 
@@ -224,7 +230,7 @@ _PLACES_KEPT = 60
 
 def claim_place(paths: RunPaths, element: str, now: float) -> bool:
     """Make known to a user's other runs that this one makes place for a job that waits. False where another
-    does: two who leave for one job would start up again for nothing. It counts for the minute.
+    does: two who leave for one job would start up again for nothing. It counts for this minute and the next.
 
     Args:
         paths: of the run that makes place.
@@ -235,21 +241,22 @@ def claim_place(paths: RunPaths, element: str, now: float) -> bool:
     for shelf in _shelves(paths):
         with contextlib.suppress(OSError):  # then each decides for itself
             _forget_places(shelf.folder, minute)
-            path = shelf.folder / f"place-{element}-{minute}"
+            before, path = (shelf.folder / f"place-{element}-{when}" for when in (minute - 1, minute))
+            if is_there(before) and read_newest(before).decode() != name:
+                return False
             return link_once(path, name) or read_newest(path).decode() == name
     return True
 
 
 def _forget_places(folder: Path, minute: int) -> None:
     for found in filter(None, map(_PLACE.fullmatch, names_in(folder))):
-        if not 0 <= minute - int(found[1]) < _PLACES_KEPT:
+        if not -1 <= minute - int(found[1]) < _PLACES_KEPT:  # another node's clock may be ahead
             (folder / found[0]).unlink(missing_ok=True)
 
 
-def _times_up_to(asked: float, before: Look | None) -> tuple[float, ...]:
-    """Return the times of the questions of the last minute, this one included."""
-    recent = before.recent if before else ()
-    return (*(moment for moment in recent if 0 <= asked - moment < _MINUTE), asked)
+def _within_a_minute(moments: Sequence[float], now: float) -> tuple[float, ...]:
+    """Return the times of the last minute, the newest last."""
+    return tuple(sorted(moment for moment in set(moments) if 0 <= now - moment < _MINUTE))
 
 
 def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Look:
@@ -258,22 +265,34 @@ def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Loo
     patience_with_others = patience / 2 + (_RESTS[0][1] if may_rest else 0.0)
     while True:
         now, kept, question = time.time(), shelf.kept(), shelf.question()
-        recent = kept.recent if kept else ()
+        in_vain = (*question.recent, question.asked) if question and question.failed is not None else ()
+        recent = _within_a_minute((*in_vain, *(kept.recent if kept else ())), now)
         if kept is not None and is_usable(kept, max_age, since, now):
             return kept
         if question is not None and _is_refusal(question, since, now, allowed_age(max_age, recent, now)):
             raise question.error()
         waited = time.monotonic() - began
         is_tired = waited >= patience_with_others
-        if is_tired or max_age <= 0 or question is None or not question.is_open(now):
+        is_awaited = question is not None and question.is_open(now, _RESTS[0][1] if may_rest else 0.0)
+        if is_tired or max_age <= 0 or not is_awaited:
             rest, left = resting(recent, now) if may_rest else 0.0, max(patience - waited, patience / 2)
-            own = Question(os.urandom(8).hex(), now, now + rest + left + _GRACE)
+            own = Question(os.urandom(8).hex(), now + rest, now + rest + left + _GRACE, recent)
             if shelf.claim(own, question) or is_tired:
-                if rest:
-                    time.sleep(rest)
-                return _ask(shelf, own, left)
+                return _rested(shelf, own, since, rest) or _ask(shelf, own, left)
         time.sleep(poll)
         poll = min(_LONGEST_POLL, _POLL_GROWTH * poll)
+
+
+def _rested(shelf: Shelf, own: Question, since: float, rest: float) -> Look | None:
+    """Rest before a question. Returns the answer that somebody else, who did not rest, has got meanwhile."""
+    if not rest:
+        return None
+    time.sleep(rest)
+    kept = shelf.kept()
+    if kept is None or not is_usable(kept, FROM_NOW, since, time.time()):
+        return None
+    shelf.settle(own)
+    return kept
 
 
 def _is_refusal(question: Question, since: float, now: float, age: float) -> bool:
@@ -286,7 +305,8 @@ def _ask(shelf: Shelf, question: Question, patience: float) -> Look:
     failed: SlurmError | None = None
     asked = time.time()
     try:
-        answer = Look(asked, ask_queue(patience), _times_up_to(asked, shelf.kept()))
+        before = (*question.recent, *(kept.recent if (kept := shelf.kept()) else ()))
+        answer = Look(asked, ask_queue(patience), (*_within_a_minute(before, asked), asked))
         with contextlib.suppress(OSError):
             shelf.keep(answer)
         return answer
@@ -321,8 +341,8 @@ def _is_writable(folder: Path, home: Path) -> bool:
     """Whether a folder is ours; it is made where nothing is there, but not in somebody else's home."""
     if _is_own(folder):
         return True
-    above = next((path for path in (home, *home.parents) if path.is_dir()), home)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # a home that jobs may not even look at, say
+        above = next((path for path in (home, *home.parents) if path.is_dir()), home)
         if _is_own(above):
             make_folder(folder)
             return _is_own(folder)

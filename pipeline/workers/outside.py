@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
 from pipeline.run.paths import RunPaths
-from pipeline.run.submissions import is_job_of
+from pipeline.run.submissions import is_driver_job, is_job_of
 from pipeline.run.tasks import Task
 from pipeline.workers.afterwards import Afterwards
 from slurm.tasklist import ELIGIBLE, KNOWN, STARTED, attempt_id
@@ -112,6 +112,7 @@ def slurm_queue(paths: RunPaths, run_id: str, array: str, index: int) -> Queue |
     own = next((e for e in elements if (e.array_id, e.index) == (array, index) and e.started), None)
     if own is None:  # it has started since
         return None
-    others = (e for e in elements if not is_job_of(run_id, e.name) and lacks_room(e.reason))
-    waiting = frozenset(f"{e.array_id}_{e.index}" for e in others if phase_of(e.state) is Phase.PENDING)
+    others = (e for e in elements if not is_job_of(run_id, e.name) and not is_driver_job(e.name))
+    full = (e for e in others if lacks_room(e.reason) and phase_of(e.state) is Phase.PENDING)
+    waiting = frozenset(f"{e.array_id}_{e.index}" for e in full)
     return Queue(own.started + own.time_limit if own.started and own.time_limit else None, waiting)

@@ -4,23 +4,26 @@ cancelled or put back since. Workers' beats and claims are newer than the look.
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from pipeline.executors.slurm import passes
 from pipeline.executors.slurm.crew import as_heard_of
 from pipeline.executors.slurm.job_table import Snapshot, read_table, take_snapshot
+from pipeline.executors.slurm.passes import make_pass
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.endings import read_endings
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.workers import looking
-from pipeline.workers.looking import Look
+from pipeline.workers.looking import FROM_NOW, Look
 from slurm.commands import SlurmTimeout
 from slurm.query import Element
 from slurm.states import SlurmState
 from tests.support.toyslurm import Element as ToyElement
 from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
-from tests.support.toyworld import MIN_JOB_AGE, Luck, in_job, is_driver, pass_over
+from tests.support.toyworld import MIN_JOB_AGE, Luck, Watcher, in_job, is_driver, pass_over
 
 
 @pytest.fixture
@@ -152,6 +155,36 @@ def test_before_something_is_judged_that_is_not_shown_there_is_another_look(worl
     assert max(asked) <= 5.0, "the lease is held meanwhile"
     judged = claim.attempt in read_endings(world.run.paths, [claim.task.iteration])
     assert judged == (answer == "it is gone")
+
+
+def test_where_squeue_has_no_time_under_the_lease_a_look_between_two_passes_confirms(world, monkeypatch):
+    """squeue takes 20 s: more than there is while the lease is held."""
+    element, worker = working(world)
+    claim = worker.claim
+    world.slurm.end(element, SlurmState.FAILED, 137)
+    time.sleep(MIN_JOB_AGE)
+    world.slurm.forget_ended()
+    real = looking.ask_queue
+
+    def slow(timeout: float) -> str:
+        if timeout < 20:
+            raise SlurmTimeout(["squeue"], None, f"no answer in {timeout:g} s")
+        return real(timeout)
+
+    monkeypatch.setattr(looking, "ask_queue", slow)
+    make_pass(world.run, Watcher(world.story), FROM_NOW)
+    assert claim.attempt in read_endings(world.run.paths, [claim.task.iteration])
+
+
+def test_who_makes_passes_decides_by_a_look_that_shows_others_of_its_array_as_waiting(world, monkeypatch):
+    states = {0: SlurmState.RUNNING, 3: SlurmState.PENDING}
+    seen = Look(time.time(), "")
+    vars(seen)["elements"] = [SimpleNamespace(array_id="7", index=i, state=s) for i, s in states.items()]
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    assert passes._if_young(seen) is seen
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert passes._if_young(seen) is None, "it has started since"
 
 
 def test_a_driver_job_that_is_shown_as_waiting_leaves_another_behind(world):

@@ -227,6 +227,37 @@ def test_where_squeue_hangs_not_everybody_tries(paths, squeue, clock):
     assert len(squeue.asked) == 3
 
 
+def test_questions_without_an_answer_count_as_questions(paths, squeue, clock):
+    """Driver jobs start, one each second, while the controller is away."""
+    squeue.act = lambda: (_ for _ in ()).throw(SlurmTimeout(["squeue"], None, "unable to contact"))
+    until = clock[0] + 60.0
+    while clock[0] < until:
+        with pytest.raises(SlurmTimeout):
+            look(paths, FROM_NOW, 10.0)
+        clock[0] += 1.0
+    assert len(squeue.asked) <= 13
+
+
+def test_who_rests_takes_the_answer_of_who_does_not_and_holds_no_person_up(paths, squeue, clock, monkeypatch):
+    for _ in range(8):
+        look(paths, 0.0, 10.0)
+        clock[0] += 1.0
+    real, rests = time.sleep, []
+
+    def a_person_asks(seconds: float) -> None:
+        rests.append(seconds)
+        monkeypatch.setattr(time, "sleep", real)
+        clock[0] += seconds / 2
+        assert look(paths, PASS_AGE, 10.0).asked == clock[0], "at once, though somebody rests"
+        clock[0] += seconds / 2
+
+    monkeypatch.setattr(time, "sleep", a_person_asks)
+    found = look(paths, FROM_NOW, 10.0)
+    assert rests == [pytest.approx(11.0)]
+    assert found.asked == clock[0] - rests[0] / 2
+    assert len(squeue.asked) == 9
+
+
 def test_an_error_is_an_error_for_all_who_waited_and_no_squeue_is_no_answer(paths, squeue, clock):
     def fails() -> str:
         raise SlurmError(["squeue"], 1, "Invalid user id")
@@ -272,12 +303,14 @@ def looking_umask() -> int:
     return mask
 
 
-@pytest.mark.parametrize("why", ["no name", "no home", "read-only", "full", "another's"])
+@pytest.mark.parametrize("why", ["no name", "no home", "unreadable", "read-only", "full", "another's"])
 def test_where_the_users_cache_takes_nothing_a_run_has_its_own(paths, squeue, tmp_path, monkeypatch, why):
     if why == "no name":
         run_on("", paths.root, monkeypatch)
     elif why == "no home":
         monkeypatch.delenv("HOME")
+    elif why == "unreadable":  # as a home to which a job has no ticket: even to look there is an error
+        monkeypatch.setenv("HOME", f"/{'x' * 300}")
     elif why == "read-only":
         (tmp_path / "home/.cache").write_text("no folder can be made here")
     elif why == "another's":
@@ -391,7 +424,8 @@ def test_of_two_runs_one_makes_place_for_a_job_and_knows_that_it_does(paths, tmp
     assert claim_place(paths, "10_0", 6010.0), "its next pass"
     assert not claim_place(other, "10_0", 6010.0)
     assert claim_place(other, "10_1", 6010.0)
-    assert claim_place(other, "10_0", 6060.0), "it still waits: the first came to nothing"
+    assert not claim_place(other, "10_0", 6060.0), "who makes place may have just begun with it"
+    assert claim_place(other, "10_0", 6120.0), "it still waits: the first came to nothing"
     assert claim_place(other, "12_0", 6060.0 + 7200), "and what is long over is forgotten"
     left = [path.name for path in (tmp_path / "home").rglob("place-*")]
     assert [name.rpartition("-")[0] for name in left] == ["place-12_0"]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
@@ -14,7 +13,7 @@ from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.situation import Foreign
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
-from pipeline.run.submissions import Submission, job_kind_of, run_id_of
+from pipeline.run.submissions import Submission, is_driver_job
 from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
@@ -84,13 +83,9 @@ def held_by(elements: Iterable[Element]) -> list[Held]:
 def lacking_room(elements: Iterable[Element]) -> list[Foreign]:
     """Return the jobs that wait for room, in the order in which they were submitted; without driver jobs,
     which ask for so little that nobody leaves for them. Pure."""
-    waiting = [e for e in elements if is_pending(e) and lacks_room(e.reason) and not _is_driver(e)]
+    waiting = [e for e in elements if is_pending(e) and lacks_room(e.reason) and not is_driver_job(e.name)]
     waiting.sort(key=lambda e: (e.submitted or 0.0, e.array_id, e.index))
     return [Foreign(worker_of(e).element, _asked_by(e)) for e in waiting]
-
-
-def _is_driver(element: Element) -> bool:
-    return bool(run_id_of(element.name)) and job_kind_of(element.name) in DRIVERS
 
 
 def _asked_by(element: Element) -> Need:

@@ -56,6 +56,8 @@ class SlurmJobs:
     """The job that Slurm refused in this pass; the rest of the pass was done all the same."""
     first_look: Look | None = None
     """Look at the queue from before the lease was taken; None: the pass looks itself."""
+    is_second_look: bool = False
+    """Whether that comes after another one, and is believed as it is."""
     second_look: Look | None = None
     """Look by which it was confirmed that elements are gone."""
 
@@ -88,11 +90,11 @@ class SlurmJobs:
     def query(self) -> None:
         """Take the snapshot that the pass decides by."""
         seen, self.first_look = self.first_look, None
-        if seen is not None and not self._is_watched_in(seen):
+        if seen is not None and not self.is_second_look and not self._is_watched_in(seen):
             seen = None  # after this pass there may be no other, so nothing is taken for granted
         look_now = seen or look(self.run.paths, 0.0, SECOND_PATIENCE)
-        ledger = self.submitter.ledger
-        snapshot = take_snapshot(self.run, look_now, is_fresh=seen is None).expecting(ledger.load({0}))
+        is_fresh, ledger = seen is None or self.is_second_look, self.submitter.ledger
+        snapshot = take_snapshot(self.run, look_now, is_fresh).expecting(ledger.load({0}))
         self.table = JobTable(ledger, snapshot)
         if self.needs_watchdogs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice

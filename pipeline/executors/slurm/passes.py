@@ -87,16 +87,21 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
 def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
     """Make a pass, and again while another is due at once or Slurm does not answer. What has to be waited for
     is waited for between them, without the lease: squeue's answer is, too."""
-    patience = FIRST_PATIENCE
+    patience, had_no_time = FIRST_PATIENCE, False
 
     def make(accounts: Accounts) -> Pass:
-        nonlocal patience
+        nonlocal patience, had_no_time
         read_limits_of(run.paths)  # once in each invocation: a pass needs them, but need not ask for them
         errands, given, patience = Errands(watcher.note), patience, _USUAL_PATIENCE
         try:
-            seen = None if read_control(run.paths).cancelled else look(run.paths, max_age, given)
+            is_second, had_no_time = had_no_time, False
+            age = 0.0 if is_second else max_age
+            seen = None if read_control(run.paths).cancelled else look(run.paths, age, given)
             with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                done = leased_pass(run, watcher, lease, errands, accounts, _if_young(seen))
+                done = leased_pass(run, watcher, lease, errands, accounts, _if_young(seen), is_second)
+        except SlurmTimeout:  # perhaps of the second look, for which there is little time under the lease
+            had_no_time = True
+            raise
         finally:
             failed = errands.finish()
         if done.outcome and failed:  # what is left of a run that is over no other pass would see
@@ -136,8 +141,8 @@ def _if_young(seen: Look | None) -> Look | None:
     start, which clocks of other nodes may not show."""
     if seen is None or time.time() - seen.asked >= _OLDEST_LOOK:
         return None
-    own = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return None if any(is_pending(e) and e.array_id == own for e in seen.elements) else seen
+    own = tuple(os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
+    return None if any(is_pending(e) and (e.array_id, str(e.index)) == own for e in seen.elements) else seen
 
 
 def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
@@ -163,6 +168,7 @@ def leased_pass(
     errands: Errands,
     accounts: Accounts,
     seen: Look | None = None,
+    is_second: bool = False,
 ) -> Pass:
     """Make a pass as the holder of the lease. Another is due at once (``is_unsettled``) to launch what was
     taken back, or where a job may have been submitted (by a lost driver, say) that is not in the queue yet.
@@ -171,6 +177,8 @@ def leased_pass(
         errands: what is left to run beside it, and for the caller to finish once the lease is released.
         accounts: what accounting has said of jobs before.
         seen: a look at the queue from before the lease was taken; None: the pass looks itself.
+        is_second: whether that is one of now, after a pass that had another: it is believed without a further
+            one, for which squeue has little time while the lease is held.
 
     Raises:
         Unanswered: accounting is to be asked, and the pass made again.
@@ -182,7 +190,8 @@ def leased_pass(
     run = upgrade(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
-    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts, first_look=seen)
+    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts)
+    jobs.first_look, jobs.is_second_look = seen, is_second
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
     with within(PASS_SECONDS):
         return _act(Driver(run, jobs, watcher, books), jobs)

@@ -69,7 +69,7 @@ def look_again(
 
 def read_silences(paths: RunPaths) -> dict[str, Silence]:
     """Return what earlier passes have noted; a spoilt file holds nothing: they are looked at again."""
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = unsealed(read_newest(_file(paths)))
         return {name: converted(Silence, silence) for name, silence in content["silent"].items()}
     return {}

@@ -31,10 +31,10 @@ from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone, explain
 from pipeline.executors.slurm.expectations import early_kinds, read_estimates
 from pipeline.executors.slurm.job_table import read_table
-from pipeline.executors.slurm.jobs import SlurmJobs
+from pipeline.executors.slurm.jobs import SECOND_PATIENCE, SlurmJobs
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.nodes_at_hand import nodes_of
-from pipeline.executors.slurm.queue import is_live
+from pipeline.executors.slurm.queue import is_live, is_pending
 from pipeline.executors.slurm.silence import (
     LOOK_AGAIN_SECONDS,
     look_again,
@@ -58,7 +58,7 @@ from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, write_handovers
 from pipeline.workers.living import forget_old, mark_gone
-from pipeline.workers.looking import claim_place
+from pipeline.workers.looking import claim_place, look
 from slurm.commands import SlurmError
 from slurm.ringing import elements_of, parse_worker
 from slurm.submission import array_expression, start_now
@@ -223,13 +223,13 @@ class WorkerJobs(SlurmJobs):
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
         )
         self._hand_over(decided.handovers)
-        self._end_silent()
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
         elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
         submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
+        self._end_silent()
 
     def _withdraw(self, names: Sequence[str]) -> None:
         """Cancel elements that wait. That they end without having done their task is no failure."""
@@ -248,7 +248,8 @@ class WorkerJobs(SlurmJobs):
         see too only one makes place."""
         paths, now = self.run.paths, self.table.seen.time
         handovers = [h for h in decided if not h.job or claim_place(paths, h.job, now)]
-        write_handovers(paths, handovers)
+        with contextlib.suppress(OSError):  # who cannot read it stays
+            write_handovers(paths, handovers)
         idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
         leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
         self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
@@ -302,12 +303,24 @@ class WorkerJobs(SlurmJobs):
             return
         paths = self.run.paths
         ended, silences = look_again(silent, read_silences(paths), socket.gethostname(), time.time())
-        note_silences(paths, silences)
-        if ended:
-            self.note(f"workers {', '.join(ended)} have not been heard of for minutes, and are cancelled")
-            self.errands.cancel(ended, only_pending=False)
+        with contextlib.suppress(OSError):  # then a later pass begins anew
+            note_silences(paths, silences)
+        if still := self._still_running(ended):
+            self.note(f"workers {', '.join(still)} have not been heard of for minutes, and are cancelled")
+            self.errands.cancel(still, only_pending=False)
         if len(ended) < len(silent):
             ask_for_pass_later(paths, LOOK_AGAIN_SECONDS)
+
+    def _still_running(self, elements: Sequence[str]) -> list[str]:
+        """Return those of some elements that run on with the workers which this pass sees there, by a look of
+        now: one that is back in the queue by then is not to be cancelled."""
+        seen = self.table.seen
+        if not elements or seen.is_fresh:
+            return list(elements)
+        known = {str(worker_of(e)) for of_name in seen.queue.values() for e in of_name}
+        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
+        running = [worker_of(e) for e in self.second_look.elements if is_live(e) and not is_pending(e)]
+        return [w.element for w in running if w.element in elements and str(w) in known]
 
     def withdraw(self) -> int:
         """Cancel every job that waits, and end workers that do nothing; what is computed may be committed."""
