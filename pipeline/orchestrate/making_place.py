@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.orchestrate.crew import Worker
+from pipeline.orchestrate.crew import Pending, Worker
 from pipeline.orchestrate.places import Candidate, Held, Need, make_room, place, room_of, with_end_of
 from pipeline.orchestrate.situation import Demand, Estimate, Situation
 from pipeline.workers.beats import Doing
@@ -95,8 +95,8 @@ class Places:
             return True
         if kind == whom:
             return False
-        if worker.doing is Doing.BUSY:
-            return self.seen.done_by(kind) <= at < self.seen.next_input(kind)
+        if worker.doing is Doing.BUSY:  # for another run's job one of another run may wait already
+            return bool(whom) and self.seen.done_by(kind) <= at < self.seen.next_input(kind)
         if not self.seen.open_tasks(kind) and self.seen.waits_for(kind, whom):
             return True  # whatever is expected: its input comes from there
         return self._there[kind] > self.most.get(kind, 0) or at < self.seen.next_use(kind)
@@ -118,18 +118,43 @@ def make_places(
     what is to be submitted: early ones for which there is a place, the others in any case."""
     places = Places(seen, most, _free_room(seen), _candidates(seen))
     full = {e.job_kind for e in seen.crew.pending if e.lacks_room}
-    for element in seen.crew.pending:
-        kind = element.job_kind
-        if kind in seen.needs and seen.has_task(element) and (element.begin or 0.0) <= seen.now:
-            at = seen.now if seen.is_ready(element.first) else seen.next_use(kind)
-            quick = 0.0 if element.lacks_room else _quick(seen, kind)
-            whom = Handover("", kind, element.since + quick if quick else 0.0, element.name)
-            places.find(seen.needs[kind], whom, at, is_full=element.lacks_room)
+    waiting = [e for e in seen.crew.pending if e.job_kind in seen.needs and seen.has_task(e)]
+    for element in waiting:
+        if (element.begin or 0.0) <= seen.now:
+            _find_for(places, element)
     for foreign in seen.foreign:
         places.find(foreign.need, Handover("", "", job=foreign.name), seen.now, is_full=True)
-    placed: list[Demand] = []
+    placed = _placed(places, [demand for demand in demands if demand.must_come], full)
+    for element in waiting:
+        if (element.begin or 0.0) > seen.now:
+            _find_for(places, element)
+    placed += _placed(places, [demand for demand in demands if not demand.must_come], full, placed)
+    return tuple(places.leaving), placed
+
+
+def _find_for(places: Places, element: Pending) -> None:
+    """Give an element of the queue a place."""
+    seen, kind = places.seen, element.job_kind
+    at = seen.now if seen.is_ready(element.first) else seen.next_use(kind)
+    quick = 0.0 if element.lacks_room else _quick(seen, kind)
+    since = max(element.since, element.begin or 0.0)
+    is_later = (element.begin or 0.0) > seen.now
+    whom = Handover("", kind, since + quick if quick or is_later else 0.0, element.name)
+    places.find(seen.needs[kind], whom, at, is_full=element.lacks_room)
+
+
+def _placed(
+    places: Places, demands: Sequence[Demand], full: Collection[str], before: Sequence[Demand] = ()
+) -> list[Demand]:
+    """Return those demands that are to be submitted.
+
+    Args:
+        full: job kinds for which Slurm has found no free place.
+        before: what is submitted in any case.
+    """
+    seen, placed = places.seen, list[Demand]()
     for demand in demands:
-        if not demand.must_come and _lacks_others(seen, demand, placed):
+        if not demand.must_come and _lacks_others(seen, demand, [*before, *placed]):
             continue
         kind, found = demand.job_kind, len(demand.tasks)
         places.leave(demand.replaces, kind)
@@ -139,7 +164,7 @@ def make_places(
             found = sum(places.find(need, whom, demand.at, is_full=kind in full) for _ in demand.tasks)
         if demand.must_come or found:
             placed.append(demand if demand.must_come else replace(demand, tasks=demand.tasks[-found:]))
-    return tuple(places.leaving), placed
+    return placed
 
 
 def _lacks_others(seen: Situation, demand: Demand, placed: Sequence[Demand]) -> bool:
@@ -165,9 +190,12 @@ def _free_room(seen: Situation) -> dict[str, Node]:
 
 def _candidates(seen: Situation) -> list[Candidate]:
     """Return the workers that leave, then those that have nothing to do, then those that are at work: of each
-    first those whose next task is furthest away, and those whose start was not in vain."""
+    first those whose next task is furthest away, and those whose start was not in vain. Nobody gets the place
+    of one whose node takes no more jobs."""
     order = {Doing.LEAVING: 0, Doing.WAITING: 1, Doing.BUSY: 2}
+    known = {node.name for node in seen.nodes}
     found = [w for w in seen.crew.workers if w.job_kind in seen.needs and w.doing in order]
+    found = [w for w in found if not known or known.issuperset(w.nodes)]
     found.sort(key=lambda w: (order[w.doing], -seen.next_input(w.job_kind), not w.has_worked, w.name))
     return [Candidate(w.name, w.nodes, seen.needs[w.job_kind]) for w in found]
 

@@ -25,8 +25,10 @@ class Work:
     need: Need
     wanted: int
     """Most workers that have something to do at once."""
+    tasks: int
+    """Its tasks in an iteration that has any."""
     seconds: float | None
-    """Seconds that its tasks take one after the other; None if unknown."""
+    """Seconds that these take one after the other; None if unknown."""
     coming_back: float | None
     """Seconds until a worker of it is there that is not: in the queue, and to start. None if unknown."""
     share: float = 1.0
@@ -50,9 +52,9 @@ def targets(works: Mapping[str, Work], room: Room) -> dict[str, int]:
 
 
 def _alone(work: Work, room: Room) -> int:
-    """Return how many workers of a kind have places where there is nobody else. One at least: the nodes may
-    not say all, and a job that never fits is for Slurm to refuse."""
-    return max(1, count(room, work.need, work.wanted)) if room else work.wanted
+    """Return how many workers of a kind have places where there is nobody else. Where that is none, all: the
+    nodes may not say all, and a job that never fits is for Slurm to refuse."""
+    return count(room, work.need, work.wanted) or work.wanted if room else work.wanted
 
 
 def fits_all(works: Mapping[str, Work], numbers: Mapping[str, int], room: Room) -> bool:
@@ -90,12 +92,18 @@ def _shared(works: Mapping[str, Work], most: Mapping[str, int], room: Room) -> d
 
 
 def _gain(work: Work, number: int) -> float:
-    return _passage(work, number) - _passage(work, number + 1)
+    """Return what another worker saves of a stage, as if its tasks could be divided: of those that save
+    nothing alone several may save much."""
+    return work.share * (work.seconds or 0.0) / (number * (number + 1))
 
 
 def _passage(work: Work, number: int) -> float:
-    """Return the seconds of a stage in an iteration, with so many workers."""
-    return work.share * (work.seconds or 0.0) / number
+    """Return the seconds of a stage in an iteration, with so many workers: each has one task at a time."""
+    return _round(work) * math.ceil(work.tasks / number)
+
+
+def _round(work: Work) -> float:
+    return work.share * (work.seconds or 0.0) / work.tasks
 
 
 def _seconds(works: Mapping[str, Work], numbers: Mapping[str, int]) -> float:
@@ -131,16 +139,22 @@ def targets_by_group(works: Mapping[str, Work], room: Room) -> dict[str, int]:
 
 def worthwhile(works: Mapping[str, Work], most: Mapping[str, int]) -> dict[str, int]:
     """Return the least numbers of workers with which no stage takes much longer than with ``most``: by a
-    fiftieth of an iteration. Where it is not known what takes how long, that is ``most``."""
+    fiftieth of an iteration. Where it is not known what takes how long, that is ``most``.
+
+    Args:
+        works: of the kinds that an iteration is a chain of.
+    """
     if any(work.seconds is None for work in works.values()):
         return dict(most)
     allowed = _WORTH * _seconds(works, most)
-    return {kind: _least(work, most[kind], allowed) for kind, work in works.items()}
+    return {**most, **{kind: _least(work, most[kind], allowed) for kind, work in works.items()}}
 
 
 def _least(work: Work, most: int, allowed: float) -> int:
-    """Return the least n with T / n <= T / most + allowed, T being the stage's work."""
-    work_seconds = _passage(work, 1)
-    if not work_seconds:
+    """Return the least number of workers whose rounds take no longer than those of ``most`` and what is
+    allowed."""
+    seconds = _round(work)
+    if not seconds:
         return most
-    return min(most, max(1, math.ceil(work_seconds / (work_seconds / most + allowed))))
+    rounds = int((_passage(work, most) + allowed) / seconds)
+    return min(most, math.ceil(work.tasks / max(1, rounds)))

@@ -62,14 +62,21 @@ def staff(seen: Situation) -> Staffing:
 
 def _targets(seen: Situation) -> dict[str, int]:
     """Return the most workers of each kind that there are to be."""
-    is_over = {PREPARE.job_kind} if PREPARE in seen.committed else set()
-    works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs and kind not in is_over}
-    found = worthwhile(works, targets_by_group(works, room_of(seen.nodes, seen.others)))
+    works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs and _has_work(seen, kind)}
+    chain = {kind: work for kind, work in works.items() if kind in seen.plan.job_kinds}
+    found = worthwhile(chain, targets_by_group(works, room_of(seen.nodes, seen.others)))
     most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
     for kind in most:  # inputs before what reads them
         keeping_up = [_keep_up(seen, kind, source, most) for source in _upstream(seen, kind)]
         most[kind] = min([most[kind], *keeping_up])
     return most
+
+
+def _has_work(seen: Situation, job_kind: str) -> bool:
+    """Whether a kind needs places at all: not prepare once it is over, nor an evaluation that never comes."""
+    if job_kind == PREPARE.job_kind:
+        return PREPARE not in seen.committed
+    return seen.plan.share_of_iterations(job_kind) > 0
 
 
 def _upstream(seen: Situation, job_kind: str) -> list[str]:
@@ -90,9 +97,8 @@ def _work(seen: Situation, job_kind: str) -> Work:
     seconds = None if estimate.task is None else tasks * estimate.task
     share = seen.plan.share_of_iterations(job_kind)
     if not share:  # prepare, which is there once
-        seconds, back = 0.0, 0.0
-        return Work(seen.needs[job_kind], seen.wanted[job_kind], seconds, back, share)
-    return Work(seen.needs[job_kind], seen.wanted[job_kind], seconds, estimate.coming_back, share)
+        return Work(seen.needs[job_kind], seen.wanted[job_kind], 1, 0.0, 0.0, share)
+    return Work(seen.needs[job_kind], seen.wanted[job_kind], tasks, seconds, estimate.coming_back, share)
 
 
 # --- who is wanted -------------------------------------------------------------------------------------
@@ -188,7 +194,8 @@ def _withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
 
 def _is_too_early(seen: Situation, element: Pending) -> bool:
     """Whether an element that waits for its input is in the queue with one that must have a place before."""
-    if not seen.has_task(element) or seen.is_ready(element.first):
+    is_later = element.begin is not None and element.begin > seen.now  # it takes nobody's place yet
+    if is_later or not seen.has_task(element) or seen.is_ready(element.first):
         return False
     late = {
         one.job_kind

@@ -1,5 +1,6 @@
 """Passes of a simulated run: who makes them and when, what they take, and the driver jobs behind workers."""
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from pipeline.workers.overdue import is_overdue
 _MOST_REST = 5.0
 """Seconds between two passes at most; else as long as a pass took."""
 _OVERDUE_SECONDS = 60.5
+_RECENT = 8
+"""Iterations of which it is known what one takes."""
 
 
 @dataclass(eq=False)
@@ -144,7 +147,9 @@ class Keeper:
         """Those who wait ask for a pass where none has been made for long."""
         if self.given_up or (self.run.progress.is_over and not self.run.workers):
             return
-        if is_overdue(self._last, self.clock.now, None) and any(self.run.idle.values()):
+        recent = self.run.progress.iteration_seconds()[-_RECENT:]
+        usual = statistics.median(recent) if recent else None
+        if is_overdue(self._last, self.clock.now, usual) and any(self.run.idle.values()):
             self.wish_for_pass()
         self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
 

@@ -132,8 +132,9 @@ class Verdict:
 
     @property
     def times(self) -> float:
-        """How many times as long it takes as with the best strategy."""
-        return self.result.seconds / self.best_seconds
+        """How many times as long it takes as with the best strategy; 1 where none of them is as quick: they
+        are carried on no longer than that."""
+        return max(1.0, self.result.seconds / self.best_seconds)
 
 
 def judge(seed: str, number: int) -> Verdict:

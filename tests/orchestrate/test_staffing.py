@@ -327,6 +327,17 @@ def test_nobody_leaves_for_what_is_wanted_later_than_its_own_next_task():
     assert leaving(decided) == {"8_0r0": "rollout"}
     assert [(order.tasks, order.begin) for order in decided.orders] == [((NEXT_ROLLOUTS[3],), 129.0)]
     assert [one.at for one in decided.handovers] == [129.0], "and not before that job may start"
+    sent = [Pending("11_3", NEXT_ROLLOUTS[3], begin=129.0)]
+    later = hand_over(
+        *([at_work, idle], REWARDED, [claim(UPDATE, "9_0r0")]),
+        estimates=expected,
+        wanted=one_each,
+        pending=sent,
+        now=110.0,
+    )
+    assert [(one.worker, one.job, one.at) for one in later.handovers] == [("8_0r0", "11_3", 129.0)], (
+        "so it stays"
+    )
 
 
 def test_an_early_start_waits_for_nobody_s_place():
@@ -352,6 +363,9 @@ def test_a_job_of_another_run_gets_the_place_of_who_waits_and_none_of_who_works(
     waits, works = at(waiting("7_0r0", ROLLOUTS[0])), at(busy("9_0r0", UPDATE))
     decided = hand_over([waits, works], done, claims, foreign=[job], estimates={"rollout": Estimate(140.0)})
     assert [(one.worker, one.job) for one in decided.handovers] == [("7_0r0", "other.run")]
+    assert (
+        hand_over([works], done, claims, foreign=[job], estimates={"update": Estimate(140.0)}).handovers == ()
+    )
     large = replace(job, need=replace(job.need, gpus=4))
     assert hand_over([waits, works], done, claims, foreign=[large]).handovers == (), "it would not start"
 
@@ -374,6 +388,23 @@ def test_nothing_is_queued_for_what_live_workers_take_sooner_than_a_new_one_star
     slow = {"rollout": Estimate(None, 2.0, 10.0, task=60.0)}
     more = hand_over(one, [PREPARE], estimates=slow, nodes=nodes, wanted={"rollout": 4}, early=())
     assert [order.tasks for order in more.orders] == [tuple(ROLLOUTS[1:])]
+
+
+def test_no_place_is_kept_for_an_evaluation_that_never_comes():
+    task = {kind: Estimate(None, 1.0, 10.0, task=2.0) for kind in TWO_EACH}
+    places = {**ONE_PLACE, "evaluate": ("gpu",)}
+    wanted = {"rollout": 4, "evaluate": 1}
+    given = {"places": places, "wanted": wanted, "estimates": task, "early": ()}
+    assert [len(order.tasks) for order in hand_over([], [PREPARE], **given).orders] == [2]
+
+
+def test_who_begins_later_is_in_nobody_s_way_before():
+    """Withdrawn it would not be sent again."""
+    later = Pending("11_0", NEXT_ROLLOUTS[0], begin=1000.0)
+    lacking = Pending("8_3", REWARDS[3], lacks_room=True)
+    done = [PREPARE, *ROLLOUTS, *REWARDS[:3]]
+    assert hand_over([], done, pending=[later, lacking]).withdrawn == ()
+    assert hand_over([], done, pending=[later, lacking], now=1000.0).withdrawn == ("11_0",)
 
 
 def test_there_are_no_more_elements_than_places():
