@@ -83,8 +83,8 @@ def lose_a_node(run: SlurmRun, hold: Hold) -> None:
     run.wait_for(lambda: restarts_of(run, element_of(lost)) == 1, "its job in the queue again")
     hold.end()
     wait_until_committed(run, lost)
-    workers = names_in(folder_of(RunPaths(run.root)))
-    assert f"{lost.worker}{GONE}" in workers, run.story()
+    marks = folder_of(RunPaths(run.root))
+    run.wait_for(lambda: f"{lost.worker}{GONE}" in names_in(marks), "a pass that has seen it gone")
     assert not [b for b in others_of(run, lost) if b.host == lost.host], "somebody is where no node is"
 
     hold.begin()

@@ -30,7 +30,7 @@ from pipeline.executors.slurm.crew import (
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone, explain
 from pipeline.executors.slurm.expectations import early_kinds, read_estimates
-from pipeline.executors.slurm.job_table import read_table
+from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
 from pipeline.executors.slurm.jobs import SECOND_PATIENCE, SlurmJobs
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.nodes_at_hand import nodes_of
@@ -94,21 +94,46 @@ class WorkerJobs(SlurmJobs):
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
     ) -> list[Ended]:
         """Match submissions, claims and beats with Slurm's queue, and explain what ended without a commit."""
-        seen, ledger = self.table.seen, self.submitter.ledger
         considered = {*at_hand(self.run.plan, tasks), *([newest] if newest else ())}
         iterations = {task.iteration for task in considered} | {0}
-        self.table = read_table(ledger, seen, iterations, newest, seen.queue.keys())
-        # In this order: a worker moves on after it has committed, and beats after it has claimed.
         looked_at = considered.union(tried_again(self.run.paths, self._unwritten(newest)))
-        self.claims = list(chain.from_iterable(claims_of(self.run.paths, looked_at).values()))
-        self.beats = beats_of(self.run.paths, self._elements_at_hand())
-        self.roster = read_roster(self.table, self.beats, self.claims)
+        self._read(iterations, looked_at, newest)
         committed = set(committed_of(sorted(looked_at)))
+        if not self.table.seen.is_fresh and self._is_in_doubt(committed):
+            self._look_again()
+            self._read(iterations, looked_at, newest)
+            committed = set(committed_of(sorted(looked_at)))
         found = [*self._judge_claims(committed), *self._judge_elements(committed_of)]
         self.held = held_tasks(self.claims, self.roster.crew, committed)
         self.table.live = {task: self.roster.lives[name] for task, name in self.held.items()}
         self.failures = self._all_failures(iterations)
         return found
+
+    def _read(self, iterations: set[int], looked_at: Collection[Task], newest: Task | None) -> None:
+        """Read what matches the queue that this pass sees. In this order: a worker moves on after it has
+        committed, and beats after it has claimed."""
+        seen = self.table.seen
+        self.table = read_table(self.submitter.ledger, seen, iterations, newest, seen.queue.keys())
+        self.claims = list(chain.from_iterable(claims_of(self.run.paths, looked_at).values()))
+        self.beats = beats_of(self.run.paths, self._elements_at_hand())
+        self.roster = read_roster(self.table, self.beats, self.claims)
+
+    def _is_in_doubt(self, committed: Collection[Task]) -> bool:
+        """Whether somebody who is shown as running was last heard of at a task that another has done: it may
+        have been killed since this pass's look at the queue, and with the iteration's row its claim goes."""
+        at_work = {beat.attempt for beat in self.beats.values() if beat.doing is Doing.BUSY}
+        known = {worker.name for worker in self.roster.crew.workers}
+        tried = Counter(claim.task for claim in self.claims)
+        return any(
+            tried[one.task] > 1 and one.task in committed and one.attempt in at_work and one.worker in known
+            for one in self.claims
+        )
+
+    def _look_again(self) -> None:
+        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
+        ledger = self.submitter.ledger
+        seen = take_snapshot(self.run, self.second_look, is_fresh=True).expecting(ledger.load({0}))
+        self.table = JobTable(ledger, seen)
 
     def _unwritten(self, newest: Task | None) -> list[Task]:
         """Return the tasks of the last finished iterations that have no row yet, and those before the first
