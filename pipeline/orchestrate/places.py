@@ -84,7 +84,8 @@ def place_all(room: Room, need: Need, number: int) -> Room | None:
     """Return what is left once so many jobs of a kind have taken their places, as :func:`place` gives them;
     None where not all have one."""
     if need.num_nodes > 1:
-        return _place_one_by_one(room, need, number)
+        placed, rest = _place_one_by_one(room, need, number)
+        return rest if placed == number else None
     left = dict(room)
     for node in room.values():
         if number and need.fits(node):
@@ -94,20 +95,21 @@ def place_all(room: Room, need: Need, number: int) -> Room | None:
     return None if number else left
 
 
-def _place_one_by_one(room: Room, need: Need, number: int) -> Room | None:
-    left: Room | None = room
-    for _ in range(number):
-        left = place(left or {}, need)
+def _place_one_by_one(room: Room, need: Need, most: int) -> tuple[int, Room]:
+    """Place jobs until one more finds no place. Returns how many have one, and what they leave."""
+    for number in range(most):
+        left = place(room, need)
         if left is None:
-            return None
-    return left
+            return number, room
+        room = left
+    return most, room
 
 
 def count(room: Room, need: Need, most: int) -> int:
     """Count the jobs of a kind that fit at once, up to ``most``."""
     left = dict(room)
     if need.num_nodes > 1:
-        return _count_one_by_one(left, need, most)
+        return _place_one_by_one(left, need, most)[0]
     found = 0
     for node in left.values():
         if need.fits(node):
@@ -115,15 +117,6 @@ def count(room: Room, need: Need, most: int) -> int:
         if found >= most:
             return most
     return found
-
-
-def _count_one_by_one(room: Room, need: Need, most: int) -> int:
-    left: Room | None = room
-    for number in range(most):
-        left = place(left or {}, need)
-        if left is None:
-            return number
-    return most
 
 
 def _count_on(node: Node, need: Need) -> int:
