@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from pipeline.doctor.findings import Finding, ok, problem, skipped, warning
-from pipeline.executors.slurm.queue import look_at_queue
+from pipeline.executors.slurm.queue import look_at_queue, worker_of
 from pipeline.run.directory import Run
 from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import WORK_STAGES
-from pipeline.status.slurm import worker_name
 from pipeline.status.text import workers_in_words
 from pipeline.text import duration
 from pipeline.workers.beats import Beat, Doing
@@ -28,12 +27,13 @@ def look_at_workers(run: Run) -> list[Finding]:
     queue = look_at_queue(run, patience=20.0)
     if queue.unanswered is not None:
         return [skipped("workers", f"Slurm does not answer: {queue.unanswered}")]
-    return list(judge_workers(beats, queue.elements, time.time()))
+    heard = queue.with_heard(beat.worker for beat in beats)
+    return list(judge_workers(beats, heard.elements, time.time()))
 
 
 def judge_workers(beats: Sequence[Beat], elements: Sequence[Element], now: float) -> Iterator[Finding]:
     """Judge workers by their beats and the jobs in the queue. Pure."""
-    running = {worker_name(e): e for e in elements if phase_of(e.state) is Phase.RUNNING and is_of_stage(e)}
+    running = {str(worker_of(e)): e for e in elements if phase_of(e.state) is Phase.RUNNING and is_of_stage(e)}
     known = {beat.worker: beat for beat in beats}
     silent = [b for b in beats if b.worker in running and is_silent(b, now)]
     unsaid = [e for name, e in running.items() if name not in known and is_old(e, now)]

@@ -58,7 +58,8 @@ def _live_tasks(run: Run, slurm: SlurmConfig, iterations: set[int]) -> tuple[set
 
     queue, submissions = look_at_queue(run), Ledger(run.paths).load(iterations)
     if slurm.has_workers:
-        return Crew(submissions, queue, tuple(read_beats(run.paths).values())).live, queue.unanswered
+        beats = read_beats(run.paths)
+        return Crew(submissions, queue.with_heard(beats), tuple(beats.values())).live, queue.unanswered
     elements = match(submissions, queue)
     return {task for task, element in elements.items() if is_live(element)}, queue.unanswered
 

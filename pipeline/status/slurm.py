@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.job_kinds import GUARD
-from pipeline.executors.slurm.queue import Queue, is_live
+from pipeline.executors.slurm.queue import Queue, is_live, worker_of
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.control import Control
@@ -141,12 +141,7 @@ def running_workers(queue: Queue) -> frozenset[str]:
 
 def running_elements(queue: Queue) -> dict[str, Element]:
     """Return the elements that run, by the names that they have as workers."""
-    return {worker_name(e): e for e in queue.live if phase_of(e.state) is Phase.RUNNING}
-
-
-def worker_name(element: Element) -> str:
-    """Return the name of the worker that an element is (:mod:`pipeline.workers.beats`)."""
-    return f"{element.array_id}_{element.index}r{element.restarts or 0}"
+    return {str(worker_of(e)): e for e in queue.live if phase_of(e.state) is Phase.RUNNING}
 
 
 def drivers_of(submissions: Sequence[Submission], queue: Queue) -> Iterator[DriverJob]:

@@ -276,8 +276,9 @@ class StatusReader:
         from pipeline.run.submissions import Ledger
         from pipeline.status.slurm import SlurmStatus, drivers_of, running_workers, state_of
 
-        run, seen, control = self.run, queue or Queue(), read_control(self.run.paths)
-        live, beats = seen.live, tuple(self._beats.read().values())
+        run, heard, control = self.run, self._beats.read(), read_control(self.run.paths)
+        seen = (queue or Queue()).with_heard(heard)
+        live, beats = seen.live, tuple(heard.values())
         submissions = Ledger(run.paths).load(
             {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
         )

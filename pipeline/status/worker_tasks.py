@@ -5,14 +5,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.executors.slurm.queue import Queue, is_live
+from pipeline.executors.slurm.queue import Queue, is_live, worker_of
 from pipeline.run.commits import Record
 from pipeline.run.endings import ClaimEnding
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, parse_task
 from pipeline.status.lanes import TaskState
-from pipeline.status.slurm import match, ready_since, running_elements, worker_name
+from pipeline.status.slurm import match, ready_since, running_elements
 from pipeline.status.trainer_state import Writer
 from pipeline.workers.beats import Beat, Doing
 from slurm.query import Element
@@ -65,7 +65,7 @@ def _at_work(queue: Queue, beats: Iterable[Beat]) -> Iterator[tuple[Task, tuple[
 def _beginning(submissions: Sequence[Submission], queue: Queue, beats: Iterable[Beat]) -> dict[Task, Element]:
     moved_on = {beat.worker for beat in beats if beat.doing is not Doing.STARTING}
     begins = {(s.name, index): s.begin_of(index) for s in submissions for index in s.indices}
-    live = (e for e in queue.elements if is_live(e) and worker_name(e) not in moved_on)
+    live = (e for e in queue.elements if is_live(e) and str(worker_of(e)) not in moved_on)
     shown = [_with_reason(element, begins.get((element.name, element.index))) for element in live]
     return match(submissions, Queue(shown))
 

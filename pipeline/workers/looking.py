@@ -129,7 +129,7 @@ def _step(steps: Sequence[tuple[int, float]], recent: Sequence[float], now: floa
 
 def is_usable(look: Look, max_age: float, since: float, now: float) -> bool:
     """Whether a kept answer is young enough. Pure. One that will be asked in the future is not."""
-    return look.asked >= since and 0 <= now - look.asked < allowed_age(max_age, look.recent, now)
+    return look.asked > since and 0 <= now - look.asked < allowed_age(max_age, look.recent, now)
 
 
 def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0, is_view: bool = False) -> Look:

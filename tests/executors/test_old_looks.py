@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.executors.slurm import passes
-from pipeline.executors.slurm.crew import as_heard_of
+from pipeline.executors.slurm.queue import as_heard_of, newest_starts
 from pipeline.executors.slurm.job_table import Snapshot, read_table, take_snapshot
 from pipeline.executors.slurm.passes import make_pass
 from pipeline.run import journal
@@ -110,9 +110,12 @@ def test_restarts_that_were_heard_of_count():
     given = {"name": "n", "reason": "None", "node": "n1", "partition": "p", "exit_code": None, "signal": None}
     times = dict.fromkeys(("submitted", "started", "ended", "time_limit"))
     shown = Element("7", 1, state=SlurmState.PENDING, restarts=1, **given, **times)
-    assert as_heard_of(shown, ["7_1r0", "7_2r5", "77_1r9", "host-12"]) == shown
-    assert as_heard_of(shown, ["7_1r1"]) == shown, "whether it has started, its beats say"
-    assert as_heard_of(shown, ["7_1r0", "7_1r3"]) == replace(shown, state=SlurmState.RUNNING, restarts=3)
+    running = replace(shown, state=SlurmState.RUNNING)
+    assert as_heard_of(shown, newest_starts(["7_1r0", "7_2r5", "77_1r9", "host-12"])) == shown
+    assert as_heard_of(shown, newest_starts(["7_1r1"])) == running
+    assert as_heard_of(shown, newest_starts(["7_1r3", "7_1r0"])) == replace(running, restarts=3)
+    ended = replace(shown, state=SlurmState.COMPLETED)
+    assert as_heard_of(ended, newest_starts(["7_1r1"])) == ended
 
 
 def test_an_end_that_is_not_shown_yet_is_judged_by_a_later_pass(world):

@@ -14,9 +14,8 @@ from pipeline.executors.slurm.crew import (
     beats_of,
     broken_attempts,
     silent_workers,
-    worker_of,
 )
-from pipeline.executors.slurm.queue import look_at_queue
+from pipeline.executors.slurm.queue import look_at_queue, worker_of
 from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal

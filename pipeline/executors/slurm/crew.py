@@ -7,7 +7,7 @@ from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
-from pipeline.executors.slurm.queue import is_live, is_pending
+from pipeline.executors.slurm.queue import as_heard_of, is_live, is_pending, newest_starts, worker_of
 from pipeline.orchestrate.crew import Crew, Pending, Worker
 from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.situation import Foreign
@@ -21,7 +21,7 @@ from pipeline.workers.reading import read_beats
 from slurm.limits import parse_gres, parse_memory
 from slurm.nodes import node_names
 from slurm.query import Element
-from slurm.ringing import WorkerName, parse_worker
+from slurm.ringing import parse_worker
 from slurm.states import SlurmState, lacks_room
 
 SILENT_SECONDS = 300.0
@@ -112,11 +112,11 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
     An element that the queue showed as pending, and that has beaten or claimed something since, has started.
     """
     workers, pending, lives = [], [], {}
-    heard_of = {*beats, *(claim.worker for claim in claims)}
+    heard_of = newest_starts([*beats, *(claim.worker for claim in claims)])
     for submission, index, element in _live_elements(table):
         first = submission.task(index)
         element = element and as_heard_of(element, heard_of)
-        started = element is not None and (not is_pending(element) or str(worker_of(element)) in heard_of)
+        started = element is not None and not is_pending(element)
         name = _name(submission, index, element, started)
         lives[name] = Live(submission, ArrayElement(element.array_id if element else "", index), element)
         if started:
@@ -127,17 +127,6 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
             begin = submission.begin_of(index)
             pending.append(Pending(name, first, begin, max(submission.created, begin or 0.0), waits))
     return Roster(Crew(workers, pending), lives)
-
-
-def as_heard_of(element: Element, workers: Iterable[str]) -> Element:
-    """Return an element as running, with the number of restarts of the newest of its workers that was heard
-    of, if that is more than the queue showed. Pure."""
-    mine = (name for worker in workers if (name := parse_worker(worker)))
-    restarts = [w.restart for w in mine if (w.array, w.index) == (element.array_id, element.index)]
-    newest = max(restarts, default=0)
-    if newest <= (element.restarts or 0):
-        return element
-    return replace(element, state=SlurmState.RUNNING, restarts=newest)
 
 
 def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element | None]]:
@@ -154,10 +143,6 @@ def _name(submission: Submission, index: int, element: Element | None, has_start
     if element is None:
         return f"{submission.name}_{index}"
     return str(worker_of(element)) if has_started else worker_of(element).element
-
-
-def worker_of(element: Element) -> WorkerName:
-    return WorkerName(element.array_id, element.index, element.restarts or 0)
 
 
 def _worker(name: str, first: Task, beat: Beat | None, nodes: tuple[str, ...]) -> Worker:

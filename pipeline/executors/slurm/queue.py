@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.run import journal
@@ -12,6 +12,7 @@ from pipeline.run.submissions import SUBMITTED, is_job_of, run_id_of
 from pipeline.workers.looking import PERSON_AGE, Look, look
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
+from slurm.ringing import WorkerName, parse_worker
 from slurm.states import Phase, SlurmState, UnknownState, phase_of
 from slurm.submission import cancel
 
@@ -50,6 +51,32 @@ def is_live(element: Element) -> bool:
 
 def is_pending(element: Element) -> bool:
     return phase_of(element.state) is Phase.PENDING
+
+
+def worker_of(element: Element) -> WorkerName:
+    return WorkerName(element.array_id, element.index, element.restarts or 0)
+
+
+Starts = Mapping[tuple[str, int], int]
+"""Number of restarts of the newest worker of each element, by array id and index."""
+
+
+def newest_starts(workers: Iterable[str]) -> Starts:
+    """Return the newest of the starts of elements whose workers were heard of. Pure."""
+    newest: dict[tuple[str, int], int] = {}
+    for name in filter(None, map(parse_worker, workers)):
+        key = (name.array, name.index)
+        newest[key] = max(name.restart, newest.get(key, 0))
+    return newest
+
+
+def as_heard_of(element: Element, heard_of: Starts) -> Element:
+    """Return an element as running, with the number of restarts of the newest of its workers that was heard
+    of, where the queue showed it as waiting for that start, or before it. Pure."""
+    newest, shown = heard_of.get((element.array_id, element.index), -1), element.restarts or 0
+    if newest < shown or (newest == shown and not is_pending(element)):
+        return element
+    return replace(element, state=SlurmState.RUNNING, restarts=newest)
 
 
 def cancel_all(run: Run) -> int:
@@ -102,6 +129,11 @@ class Queue:
     @property
     def live(self) -> list[Element]:
         return [element for element in self.elements if is_live(element)]
+
+    def with_heard(self, workers: Iterable[str]) -> "Queue":
+        """Return it with what workers that were heard of since tell of their elements (:func:`as_heard_of`)."""
+        heard_of = newest_starts(workers)
+        return replace(self, elements=[as_heard_of(element, heard_of) for element in self.elements])
 
 
 def look_at_queue(run: Run, max_age: float = PERSON_AGE, patience: float = _PATIENCE) -> Queue:

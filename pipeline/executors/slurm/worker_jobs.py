@@ -25,7 +25,6 @@ from pipeline.executors.slurm.crew import (
     silent_workers,
     split_unclaimed,
     wanted_workers,
-    worker_of,
 )
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone, explain
@@ -34,7 +33,7 @@ from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapsh
 from pipeline.executors.slurm.jobs import SECOND_PATIENCE, SlurmJobs
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.nodes_at_hand import nodes_of
-from pipeline.executors.slurm.queue import is_live, is_pending
+from pipeline.executors.slurm.queue import is_live, is_pending, worker_of
 from pipeline.executors.slurm.silence import (
     LOOK_AGAIN_SECONDS,
     look_again,
