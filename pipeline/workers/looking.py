@@ -264,7 +264,8 @@ def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Loo
     began, poll, may_rest = time.monotonic(), _FIRST_POLL, max_age == FROM_NOW
     patience_with_others = patience / 2 + (_RESTS[0][1] if may_rest else 0.0)
     while True:
-        now, kept, question = time.time(), shelf.kept(), shelf.question()
+        kept, question = shelf.kept(), shelf.question()
+        now = time.time()  # after what was read: that is of the past
         in_vain = (*question.recent, question.asked) if question and question.failed is not None else ()
         recent = _within_a_minute((*in_vain, *(kept.recent if kept else ())), now)
         if kept is not None and is_usable(kept, max_age, since, now):
