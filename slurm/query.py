@@ -119,6 +119,7 @@ QUEUE_FORMAT = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
 
 def _squeue(*filters: str, timeout: float = _PATIENCE, retries: int | None = None) -> str:
     options = ["-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={QUEUE_FORMAT}"]
+    options.append("--array-unique")  # else who was put back shows the restarts and reasons of those it waits with
     retries = _retries(timeout) if retries is None else retries
     return run_command(["squeue", *options, *filters], timeout=timeout, retries=retries)
 
@@ -129,7 +130,8 @@ def _retries(timeout: float) -> int:
 
 
 def parse_queue(text: str, is_ours: Callable[[str], bool] = lambda name: True) -> list[Element]:
-    """Parse the elements in squeue's output. A line of several pending elements yields each of them."""
+    """Parse the elements in squeue's output. A line of several pending elements, which have
+    never been anything else, yields each of them."""
     return [element for row in _queue_rows(text) if is_ours(row[-1]) for element in _queued(row)]
 
 
