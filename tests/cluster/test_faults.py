@@ -224,7 +224,7 @@ def test_sbatch_times_out(cluster, make_run, chance, tmp_path, fault, times):
     calls = calls_of_sbatch(run)
     lost = max(0, min(calls - after, times)) if fault == "request-lost" else 0
     assert calls == len(run.jobs_ever()) + lost
-    assert not failed(run)
+    assert not failed(run), run.story()
 
 
 @pytest.mark.soak
