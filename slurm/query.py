@@ -119,7 +119,7 @@ QUEUE_FORMAT = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
 
 def _squeue(*filters: str, timeout: float = _PATIENCE, retries: int | None = None) -> str:
     options = ["-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={QUEUE_FORMAT}"]
-    options.append("--array-unique")  # else who was put back shows the restarts and reasons of those it waits with
+    options.append("--array-unique")  # else who was put back shows restarts and reasons of another
     retries = _retries(timeout) if retries is None else retries
     return run_command(["squeue", *options, *filters], timeout=timeout, retries=retries)
 

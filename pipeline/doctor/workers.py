@@ -33,7 +33,8 @@ def look_at_workers(run: Run) -> list[Finding]:
 
 def judge_workers(beats: Sequence[Beat], elements: Sequence[Element], now: float) -> Iterator[Finding]:
     """Judge workers by their beats and the jobs in the queue. Pure."""
-    running = {str(worker_of(e)): e for e in elements if phase_of(e.state) is Phase.RUNNING and is_of_stage(e)}
+    at_work = (e for e in elements if phase_of(e.state) is Phase.RUNNING and is_of_stage(e))
+    running = {str(worker_of(element)): element for element in at_work}
     known = {beat.worker: beat for beat in beats}
     silent = [b for b in beats if b.worker in running and is_silent(b, now)]
     unsaid = [e for name, e in running.items() if name not in known and is_old(e, now)]

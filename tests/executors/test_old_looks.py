@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.executors.slurm import passes
-from pipeline.executors.slurm.queue import as_heard_of, newest_starts
 from pipeline.executors.slurm.job_table import Snapshot, read_table, take_snapshot
 from pipeline.executors.slurm.passes import make_pass
+from pipeline.executors.slurm.queue import as_heard_of, newest_starts
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.endings import read_endings

@@ -1,7 +1,7 @@
 """The workers of a run at one moment: what Slurm shows of their jobs, and what their beats say."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.dependencies import ArrayElement
