@@ -131,7 +131,7 @@ class Queue:
         return [element for element in self.elements if is_live(element)]
 
     def with_heard(self, workers: Iterable[str]) -> "Queue":
-        """Return it with what workers that were heard of since tell of their elements (:func:`as_heard_of`)."""
+        """Return it with elements as their workers were heard of since (:func:`as_heard_of`)."""
         heard_of = newest_starts(workers)
         return replace(self, elements=[as_heard_of(element, heard_of) for element in self.elements])
 
