@@ -148,9 +148,11 @@ def _newest_start(paths: RunPaths) -> float:
 
 
 def read_last(paths: RunPaths) -> LastPass:
+    """Read what is known of the newest pass. Where its file cannot be read, that is nothing: it says when the
+    next is due, which is no reason that there be none."""
     try:
         return LastPass(**unsealed(read_newest(_last(paths))))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError):
         return LastPass()
 
 

@@ -137,12 +137,12 @@ def until_settled(make: Callable[[Accounts], Pass], note: Callable[[str], None])
 
 
 def _if_young(seen: Look | None) -> Look | None:
-    """Return a look unless it grew old while another driver held the lease, or shows elements of this job's
-    array as waiting: it may be from before this job's start, which clocks of other nodes may not show."""
+    """Return a look unless it grew old while another driver held the lease, or shows this job as waiting: it
+    is from before this job's start, which clocks of other nodes may not show."""
     if seen is None or time.time() - seen.asked >= _OLDEST_LOOK:
         return None
-    own = os.environ.get("SLURM_ARRAY_JOB_ID")
-    return None if any(is_pending(e) and e.array_id == own for e in seen.elements) else seen
+    own = tuple(os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
+    return None if any(is_pending(e) and (e.array_id, str(e.index)) == own for e in seen.elements) else seen
 
 
 def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:

@@ -53,7 +53,7 @@ from pipeline.run.failures import Failure
 from pipeline.run.records import newest_row
 from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers.beats import Doing
+from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, write_handovers
 from pipeline.workers.living import forget_old, mark_gone
@@ -118,15 +118,22 @@ class WorkerJobs(SlurmJobs):
         self.roster = read_roster(self.table, self.beats, self.claims)
 
     def _is_in_doubt(self, committed: Collection[Task]) -> bool:
-        """Whether somebody who is shown as running was last heard of at a task that another has done: it may
-        have been killed since this pass's look at the queue, and with the iteration's row its claim goes."""
+        """Whether this pass may have to judge the end of somebody whom its look at the queue shows as running.
+
+        Who was last heard of at a task that another has done may have been killed since, and with the
+        iteration's row its claim goes. Of who was warned Slurm alone knows why.
+        """
         at_work = {beat.attempt for beat in self.beats.values() if beat.doing is Doing.BUSY}
+        warned = {beat.worker for beat in self.beats.values() if beat.reason is Reason.WARNED}
         known = {worker.name for worker in self.roster.crew.workers}
         tried = Counter(claim.task for claim in self.claims)
-        return any(
-            tried[one.task] > 1 and one.task in committed and one.attempt in at_work and one.worker in known
-            for one in self.claims
-        )
+
+        def is_doubtful(claim: Claim) -> bool:
+            if claim.task in committed:
+                return tried[claim.task] > 1 and claim.attempt in at_work
+            return claim.worker in warned
+
+        return any(is_doubtful(claim) for claim in self.claims if claim.worker in known)
 
     def _look_again(self) -> None:
         self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
