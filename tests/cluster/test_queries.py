@@ -69,7 +69,7 @@ def test_a_users_runs_ask_hardly_more_often_than_one(cluster_with_accounting, ma
     for run in runs:
         run.submit()
     began = time.time()
-    wait_for(lambda: time.time() - began > 2 * _SECONDS, "two minutes", 200)
+    wait_for(lambda: time.time() - began > 1.2 * _SECONDS, "two minutes", 200)
     for run in runs:
         run.command("cancel", run.root)
     assert any(run.rows() for run in runs), runs[0].story()

@@ -179,14 +179,17 @@ def test_where_squeue_has_no_time_under_the_lease_a_look_between_two_passes_conf
     assert claim.attempt in read_endings(world.run.paths, [claim.task.iteration])
 
 
-def test_who_makes_passes_takes_no_look_that_shows_its_own_job_as_waiting(world, monkeypatch):
+def test_a_driver_job_takes_no_look_that_shows_it_as_waiting(world, monkeypatch):
     seen = Look(time.time(), "")
     vars(seen)["elements"] = [SimpleNamespace(array_id="7", index=3, state=SlurmState.PENDING)]
+    monkeypatch.setenv("SLURM_JOB_NAME", "run.0123456789ab.0.driver.1.0")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     assert passes._if_young(seen) is seen
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert passes._if_young(seen) is None, "it has started since"
+    monkeypatch.setenv("SLURM_JOB_NAME", "run.0123456789ab.1.rollout.1.0")
+    assert passes._if_young(seen) is seen, "a worker's start is known by its beat"
 
 
 def test_a_driver_job_that_is_shown_as_waiting_leaves_another_behind(world):

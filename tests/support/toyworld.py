@@ -357,7 +357,11 @@ class World:
 @contextlib.contextmanager
 def in_job(element: Element) -> Iterator[None]:
     """Have the environment that Slurm gives an element."""
-    given = {"SLURM_ARRAY_JOB_ID": element.job.id, "SLURM_ARRAY_TASK_ID": str(element.index)}
+    given = {
+        "SLURM_ARRAY_JOB_ID": element.job.id,
+        "SLURM_ARRAY_TASK_ID": str(element.index),
+        "SLURM_JOB_NAME": element.job.name,
+    }
     before = {name: os.environ.pop(name, None) for name in given}
     os.environ.update(given)
     try:

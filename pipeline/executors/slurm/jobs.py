@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.dependencies import DependencyUpdate, committed_in, rewire
 from pipeline.executors.slurm.exit_reasons import Accounts, Gone, explain
-from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
+from pipeline.executors.slurm.job_table import JobTable, Snapshot, read_table, take_snapshot
 from pipeline.executors.slurm.launcher import Launcher
-from pipeline.executors.slurm.queue import arrays_of, is_live, is_pending
+from pipeline.executors.slurm.queue import arrays_of, is_live
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.jobs import CommittedOf, Ended
@@ -22,7 +22,7 @@ from pipeline.run import journal
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run
 from pipeline.run.failures import Failure
-from pipeline.run.submissions import Ending, is_job_of, job_kind_of
+from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers.looking import Look, look
 from slurm.commands import SlurmError, SlurmTimeout
@@ -90,20 +90,24 @@ class SlurmJobs:
     def query(self) -> None:
         """Take the snapshot that the pass decides by."""
         seen, self.first_look = self.first_look, None
-        if seen is not None and not self.is_second_look and not self._is_watched_in(seen):
-            seen = None  # after this pass there may be no other, so nothing is taken for granted
-        look_now = seen or look(self.run.paths, 0.0, SECOND_PATIENCE)
-        is_fresh, ledger = seen is None or self.is_second_look, self.submitter.ledger
-        snapshot = take_snapshot(self.run, look_now, is_fresh).expecting(ledger.load({0}))
+        ledger = self.submitter.ledger
+        submitted = ledger.load({0})
+        snapshot = self._from_before(seen, submitted) if seen else None
+        if snapshot is None:
+            now = look(self.run.paths, 0.0, SECOND_PATIENCE)
+            snapshot = take_snapshot(self.run, now, is_fresh=True)
         self.table = JobTable(ledger, snapshot)
         if self.needs_watchdogs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
             self.watchdogs.ensure(snapshot)
 
-    def _is_watched_in(self, seen: Look) -> bool:
-        """Whether a look shows a driver job of the run that waits."""
-        ours = (e for e in seen.elements if is_job_of(self.run.identity.id, e.name) and is_pending(e))
-        return any(job_kind_of(element.name) in DRIVERS for element in ours)
+    def _from_before(self, seen: Look, submitted: Sequence[Submission]) -> Snapshot | None:
+        """Return what a look shows that was taken before the lease was; None where it is to be taken again:
+        after a pass which finds no driver job that waits there may be no other, so nothing is taken for
+        granted. Of a run that has submitted nothing, nothing can have changed."""
+        is_fresh = self.is_second_look or not submitted
+        snapshot = take_snapshot(self.run, seen, is_fresh).expecting(submitted)
+        return snapshot if is_fresh or any(map(snapshot.count_pending, DRIVERS)) else None
 
     def collect_ended(
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None

@@ -25,7 +25,7 @@ from pipeline.run.directory import Run, slurm_settings, upgrade
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
 from pipeline.run.records import newest_commit_on_disk
-from pipeline.run.submissions import read_limits_of
+from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
 from pipeline.workers.looking import PASS_AGE, Look, look
@@ -137,10 +137,12 @@ def until_settled(make: Callable[[Accounts], Pass], note: Callable[[str], None])
 
 
 def _if_young(seen: Look | None) -> Look | None:
-    """Return a look unless it grew old while another driver held the lease, or shows this job as waiting: it
-    is from before this job's start, which clocks of other nodes may not show."""
+    """Return a look unless it grew old while another driver held the lease, or shows this driver job as
+    waiting: it is from before the end of what has started it, which clocks of other nodes may not show."""
     if seen is None or time.time() - seen.asked >= _OLDEST_LOOK:
         return None
+    if not is_driver_job(os.environ.get("SLURM_JOB_NAME", "")):
+        return seen
     own = tuple(os.environ.get(f"SLURM_ARRAY_{part}_ID") for part in ("JOB", "TASK"))
     return None if any(is_pending(e) and (e.array_id, str(e.index)) == own for e in seen.elements) else seen
 

@@ -118,7 +118,7 @@ class WorkerJobs(SlurmJobs):
         self.roster = read_roster(self.table, self.beats, self.claims)
 
     def _is_in_doubt(self, committed: Collection[Task]) -> bool:
-        """Whether this pass may have to judge the end of somebody whom its look at the queue shows as running.
+        """Whether this pass may have to judge the end of somebody whom its look shows as running.
 
         Who was last heard of at a task that another has done may have been killed since, and with the
         iteration's row its claim goes. Of who was warned Slurm alone knows why.
