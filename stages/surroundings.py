@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.run.directory import Run
 from pipeline.workers.outside import Queue
-from pipeline.workers.staying import ASK_SECONDS
+from pipeline.workers.staying import ASK_SECONDS, QUEUE_SECONDS
 from stages.noticing import Notices
 
 _LOCAL = frozenset(
@@ -59,7 +59,7 @@ class Asking:
         self._lacking = now
         return now - before
 
-    def ask_again(self, after: float = ASK_SECONDS) -> None:
+    def ask_again(self, after: float = QUEUE_SECONDS) -> None:
         """Ask, unless the last question is younger than ``after`` seconds, or not answered yet."""
         now = time.monotonic()
         if now - self._asked < after or (self._thread is not None and self._thread.is_alive()):

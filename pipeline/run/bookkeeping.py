@@ -100,9 +100,12 @@ def ask_for_pass(paths: RunPaths, at_once: bool = False) -> bool:
 
 def ask_for_pass_later(paths: RunPaths, seconds: float) -> None:
     """Write down that there is to be a pass in some seconds, if none was made until then. Of two such wishes
-    the newer counts."""
+    the sooner counts."""
+    now = time.time()
+    if now < (_later_at(paths) or 0.0) <= now + seconds:
+        return
     make_folder(_folder(paths))
-    replace_durably(_later(paths), f"{time.time() + seconds}\n")
+    replace_durably(_later(paths), f"{now + seconds}\n")
 
 
 def is_wanted(paths: RunPaths) -> bool:
@@ -112,9 +115,15 @@ def is_wanted(paths: RunPaths) -> bool:
 
 
 def _is_time(paths: RunPaths, now: float) -> bool:
+    at = _later_at(paths)
+    return at is not None and not 0 < at - now <= _LONGEST_LATER
+
+
+def _later_at(paths: RunPaths) -> float | None:
+    """Return when there is to be a pass (unix time); None where that is not known."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        return not 0 < float(read_newest(_later(paths))) - now <= _LONGEST_LATER
-    return False
+        return float(read_newest(_later(paths)))
+    return None
 
 
 def _is_urgent(paths: RunPaths) -> bool:

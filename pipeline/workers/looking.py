@@ -24,11 +24,12 @@ from typing import Any
 from pipeline.config.conversion import converted
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.paths import RunPaths
-from pipeline.run.submissions import cluster_of
+from pipeline.run.submissions import cluster_of, run_id_of
 from slurm.commands import SlurmError, SlurmTimeout
 from slurm.query import QUEUE_FORMAT, Element, ask_queue, parse_known, parse_queue
 from slurm.sealing import sealed, unsealed
 from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
+from slurm.states import Phase, phase_of
 
 PASS_AGE = 3.0
 """Seconds that an answer may be old for a pass that a worker has asked for: workers say by beats and claims,
@@ -39,8 +40,9 @@ FROM_NOW = math.inf
 started."""
 PERSON_AGE = 5.0
 """Seconds for a single command of a person."""
-WORKER_AGE = 30.0
-"""Seconds for a worker, which needs to know of its own end, hours away, alone."""
+WORKER_AGE = 10.0
+"""Seconds for a worker that waits: it wants to know of its own end, hours away, and of others who wait for a
+place."""
 _MINUTE = 60.0
 _WIDENINGS = ((9, 4.0), (6, 2.0))
 """Numbers of questions within the last minute, and by what the age that an answer may have is multiplied from
@@ -48,6 +50,11 @@ there on: with ages of 3 and 5 s that makes nine a minute."""
 _RESTS = ((8, 12.0), (5, 5.0))
 """Numbers of questions within the last minute, and the least seconds from there on between two of them: about
 twelve a minute, if all who ask need an answer of now."""
+_REFUSALS = 3.0
+"""Times the age that an answer may have, for how long nobody asks again where there was none: squeue that
+hangs does so for longer than some want to know of old."""
+_SEVERAL = 2.4
+"""Times as many questions a minute as for one run, if the user has several: about thirty for all of them."""
 _GRACE = 2.0
 """Seconds beyond its patience after which who has claimed to ask is taken to be gone."""
 _FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.02, 0.5, 1.5
@@ -63,6 +70,8 @@ class Look:
     """squeue's output."""
     recent: tuple[float, ...] = ()
     """Unix times of the questions of the minute up to this one."""
+    runs: int = 1
+    """Number of the user's runs that have jobs, 1 if none has."""
 
     @cached_property
     def elements(self) -> tuple[Element, ...]:
@@ -101,35 +110,45 @@ class Question:
         return (SlurmTimeout if self.is_timeout else SlurmError)(["squeue"], None, self.failed or "")
 
 
-def allowed_age(max_age: float, recent: Sequence[float], now: float) -> float:
+def allowed_age(max_age: float, recent: Sequence[float], now: float, runs: int = 1) -> float:
     """Return how old an answer may be, in seconds. Pure.
 
     Args:
         max_age: what is asked for.
         recent: unix times of questions.
+        runs: number of the user's runs.
     """
-    return max_age * _step(_WIDENINGS, recent, now, 1.0)
+    return max_age * _step(_WIDENINGS, recent, now, 1.0, runs)
 
 
-def resting(recent: Sequence[float], now: float) -> float:
+def resting(recent: Sequence[float], now: float, runs: int = 1) -> float:
     """Return the seconds until the next question is due. Pure.
 
     Args:
         recent: unix times of questions, the newest last.
+        runs: number of the user's runs.
     """
     past = _within_a_minute(recent, now)
-    return max(0.0, past[-1] + _step(_RESTS, past, now, 0.0) - now) if past else 0.0
+    return max(0.0, past[-1] + _step(_RESTS, past, now, 0.0, runs) - now) if past else 0.0
 
 
-def _step(steps: Sequence[tuple[int, float]], recent: Sequence[float], now: float, first: float) -> float:
+def _step(
+    steps: Sequence[tuple[int, float]], recent: Sequence[float], now: float, first: float, runs: int
+) -> float:
     """Return what steps give for the number of questions within the last minute."""
-    count = sum(0 <= now - asked < _MINUTE for asked in recent)
+    count = sum(0 <= now - asked < _MINUTE for asked in recent) / min(_SEVERAL, max(1, runs))
     return next((value for least, value in steps if count >= least), first)
+
+
+def runs_in(text: str) -> int:
+    """Count the runs that have jobs which wait or run, by squeue's output; at least 1. Pure."""
+    live = (e for e in parse_known(text) if phase_of(e.state) is not Phase.ENDED)
+    return max(1, len({run_id_of(element.name) for element in live} - {""}))
 
 
 def is_usable(look: Look, max_age: float, since: float, now: float) -> bool:
     """Whether a kept answer is young enough. Pure. One that will be asked in the future is not."""
-    return look.asked > since and 0 <= now - look.asked < allowed_age(max_age, look.recent, now)
+    return look.asked > since and 0 <= now - look.asked < allowed_age(max_age, look.recent, now, look.runs)
 
 
 def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0, is_view: bool = False) -> Look:
@@ -181,9 +200,8 @@ class Shelf:
         there = self.kept()
         if there is not None and answer.asked < there.asked <= time.time():
             return
-        content = {"asked": answer.asked, "text": answer.text, "recent": answer.recent}
         about = {"format": QUEUE_FORMAT, "user": os.getuid()}
-        replace_durably(self._path("json"), sealed({**content, **about}))
+        replace_durably(self._path("json"), sealed({**asdict(answer), **about}))
 
     def question(self) -> Question | None:
         """Return the claim of who asks."""
@@ -270,13 +288,14 @@ def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Loo
         recent = _within_a_minute((*in_vain, *(kept.recent if kept else ())), now)
         if kept is not None and is_usable(kept, max_age, since, now):
             return kept
-        if question is not None and _is_refusal(question, since, now, allowed_age(max_age, recent, now)):
+        if question is not None and _is_refusal(question, since, now, _REFUSALS * max_age):
             raise question.error()
         waited = time.monotonic() - began
         is_tired = waited >= patience_with_others
         is_awaited = question is not None and question.is_open(now, _RESTS[0][1] if may_rest else 0.0)
         if is_tired or max_age <= 0 or not is_awaited:
-            rest, left = resting(recent, now) if may_rest else 0.0, max(patience - waited, patience / 2)
+            rest = resting(recent, now, kept.runs if kept else 1) if may_rest else 0.0
+            left = max(patience - waited, patience / 2)
             own = Question(os.urandom(8).hex(), now + rest, now + rest + left + _GRACE, recent)
             if shelf.claim(own, question) or is_tired:
                 return _rested(shelf, own, since, rest) or _ask(shelf, own, left)
@@ -307,7 +326,8 @@ def _ask(shelf: Shelf, question: Question, patience: float) -> Look:
     asked = time.time()
     try:
         before = (*question.recent, *(kept.recent if (kept := shelf.kept()) else ()))
-        answer = Look(asked, ask_queue(patience), (*_within_a_minute(before, asked), asked))
+        text = ask_queue(patience)
+        answer = Look(asked, text, (*_within_a_minute(before, asked), asked), runs_in(text))
         with contextlib.suppress(OSError):
             shelf.keep(answer)
         return answer

@@ -14,7 +14,10 @@ from pipeline.workers.beats import Beat, Reason
 FIRST_SECONDS = 600.0
 """Seconds that a worker which has started early waits for its first input, if it may wait so long at all."""
 ASK_SECONDS = 30.0
-"""Seconds between two questions to Slurm, and between two looks at the package."""
+"""Seconds between two looks at the package, and between two estimates of when an input comes."""
+QUEUE_SECONDS = 10.0
+"""Seconds between two looks at the queue of who waits: for that long it may keep a place that another run of
+the same user waits for, before it asks for the pass that sees so."""
 _MOST_ALLOWED = 2.0
 FIRST_POLL, _FIRST_POLL_ON_NETWORK = 0.01, 0.03
 _LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0

@@ -88,6 +88,11 @@ def test_a_wish_for_later_is_one_from_then_on_and_no_clock_that_is_ahead_puts_it
     ask_for_pass_later(paths, 45.0)
     now[0] += 46.0
     assert is_wanted(paths)
+    take_turn(paths, lambda: None)
+    for seconds in (45.0, 5.0, 45.0):
+        ask_for_pass_later(paths, seconds)
+    now[0] += 6.0
+    assert is_wanted(paths), "of several the soonest counts"
     now[0] = 10.0
     assert is_wanted(paths), "whoever wrote it has a clock that is far ahead"
 

@@ -16,7 +16,7 @@ from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of, note_submitted
 from pipeline.run.tasks import Stage, Task, parse_task
-from pipeline.workers.looking import Look
+from pipeline.workers.looking import PASS_AGE, Look, allowed_age
 from slurm.query import Element, find_by_name
 from slurm.states import SlurmState
 
@@ -36,6 +36,8 @@ class Snapshot:
     """Elements of the run as they were when squeue was called, and those expected since."""
     asked: float = 0.0
     """Unix time when squeue was called."""
+    renewed: float = 0.0
+    """Unix time from which on a pass that a worker asks for gets a newer look."""
     others: Sequence[Element] = ()
     """Elements of this user's that wait or run and are of no stage of the run."""
     is_fresh: bool = True
@@ -99,7 +101,8 @@ def take_snapshot(run: Run, seen: Look, is_fresh: bool) -> Snapshot:
     """Read people's requests, and what a look at the queue shows of the run."""
     queue = _corrected(run_queue(run, seen), os.environ)
     others = [e for e in seen.elements if is_live(e) and not _is_of_stage(run, e)]
-    return Snapshot(time.time(), read_control(run.paths), queue, seen.asked, others, is_fresh)
+    renewed = seen.asked + allowed_age(PASS_AGE, seen.recent, seen.asked, seen.runs)
+    return Snapshot(time.time(), read_control(run.paths), queue, seen.asked, renewed, others, is_fresh)
 
 
 def _is_of_stage(run: Run, element: Element) -> bool:

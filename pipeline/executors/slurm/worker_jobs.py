@@ -64,6 +64,8 @@ from slurm.submission import array_expression, start_now
 
 _ROW_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
+_SOON_SECONDS = 1.0
+"""Least seconds until a pass that follows another: so long Slurm takes to start what was submitted."""
 _MOST_UNWRITTEN = 100
 """Finished iterations without a row that are looked at: more there are only where rows cannot be written."""
 
@@ -261,6 +263,15 @@ class WorkerJobs(SlurmJobs):
         arrays = {*live_arrays(elements, self.table.submissions), *submitted}
         self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
         self._end_silent()
+        self._follow_up()
+
+    def _follow_up(self) -> None:
+        """Have another pass come where somebody waits without a task, and something was submitted or has
+        started since this one's look: who makes place for what then waits is not known yet."""
+        seen, crew = self.table.seen, self.roster.crew
+        moments = (*(s.created for s in self.table.submissions), *(b.started for b in self.beats.values()))
+        if max(moments, default=0.0) > seen.asked and any(w.doing is Doing.WAITING for w in crew.workers):
+            ask_for_pass_later(self.run.paths, max(_SOON_SECONDS, seen.renewed - time.time()))
 
     def _withdraw(self, names: Sequence[str]) -> None:
         """Cancel elements that wait. That they end without having done their task is no failure."""
