@@ -30,7 +30,8 @@ class Staffing:
     handovers: tuple[Handover, ...] = ()
     """Workers that make place for others once they have nothing to do."""
     withdrawn: tuple[str, ...] = ()
-    """Names of pending elements that have nothing to do, where another stage waits for such a place."""
+    """Names of pending elements that have nothing to do, where another stage waits for such a place, and of
+    those that are more than there are to be."""
 
 
 def staff(seen: Situation) -> Staffing:

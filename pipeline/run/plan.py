@@ -139,9 +139,6 @@ class Plan:
         """Return the iterations whose policies are evaluated, ascending: first, last, and every Nth."""
         return _due(self.start, self.iterations, self.evaluate_every)
 
-    def evaluation_before(self, iteration: int) -> int | None:
-        return _due_before(iteration, self.start, self.evaluate_every)
-
     def evaluation_tasks(self) -> tuple[Task, ...]:
         return tuple(Task(iteration, Stage.EVALUATE) for iteration in self.evaluations())
 

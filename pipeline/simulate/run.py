@@ -237,7 +237,6 @@ class SimulatedRun:
         self.idle.setdefault(worker.job_kind, {})[worker] = None
         if worker.wait is None:
             worker.wait = self.known.wait_of(worker)
-            worker.estimated = None
             self.clock.at(
                 min(self.now + 1.05 * _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now
             )

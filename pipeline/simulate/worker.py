@@ -47,8 +47,6 @@ class Worker:
     """Tasks that have failed in a row."""
     is_warned: bool = False
     wait: Wait | None = None
-    estimated: float | None = None
-    """When it last asked when its input will come."""
     awaited: Task | None = None
     reason: Reason | None = None
     beat: Beat = field(default_factory=lambda: Beat("", "", "", 0, 0.0))

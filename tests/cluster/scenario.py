@@ -385,20 +385,6 @@ def outside_slurm(text: str) -> list[str]:
     return found
 
 
-def attempts_of(job: Job) -> set[tuple[str, int]]:
-    """(node, restarts) of the Python processes of a job."""
-    mine = set(processes_of(job))
-    found = [v for pid, v in processes() if pid in mine and is_python(pid)]
-    return {(v["SLURMD_NODENAME"], int(v.get("SLURM_RESTART_COUNT", 0))) for v in found}
-
-
-def is_python(pid: int) -> bool:
-    try:
-        return b"slurm.element" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
 def kill_job(job: Job) -> bool:
     """kill -9 of a job's processes. False if they were gone already."""
     found = list(processes_of(job))
