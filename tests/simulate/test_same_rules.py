@@ -1,17 +1,23 @@
-"""The simulator has no rules of its own: change one of the program's, and a simulated run changes too."""
+"""The simulator has no rules of its own: change one of the program's, and both its passes and a simulated run
+change."""
 
 import functools
 
 import pytest
 
-from pipeline.orchestrate import expectations, staffing
+from pipeline.executors.slurm import expectations as slurm_expectations
+from pipeline.executors.slurm import worker_jobs
+from pipeline.orchestrate import driver, expectations, staffing
 from pipeline.orchestrate.reconcile import Actions
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage
-from pipeline.simulate import passes
+from pipeline.simulate import knowledge, passes
 from pipeline.simulate.simulation import simulate
 from pipeline.workers import choosing, estimates, staying
+from stages import pulling, waiting
 from tests.support.plants import plant_with
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck
 
 PLANT = plant_with(3, shards=4, spread=0.5, every=2, state_seconds=5.0, failures=0.1, disturbed_every=100.0)
 
@@ -87,3 +93,50 @@ def test_a_changed_rule_changes_the_simulation(rule, monkeypatch):
     expected = as_it_is()
     monkeypatch.setattr(where, name, change(getattr(where, name)))
     assert outcome() != expected
+
+
+TOLD = {
+    "plan: what a reward waits for": (Plan, "inputs"),
+    "reconcile: what is due": (driver, "reconcile"),
+    "crew: which claims failed": (worker_jobs, "failed_claims"),
+    "staffing: who starts early": (staffing, "_early"),
+}
+"""Rules that show on a toy without nodes, on which tasks take no time, and where the program finds them."""
+
+
+def test_what_decides_is_the_same():
+    assert passes.staff is worker_jobs.staff
+    assert passes.held_tasks is worker_jobs.held_tasks
+    assert passes.estimates_of is slurm_expectations.estimates_of
+    assert knowledge.staying is waiting.staying
+    assert knowledge.choosing is pulling.choosing
+
+
+def told(folder, monkeypatch) -> list[str]:
+    """Return what happens on the toy Slurm with the program's own passes, until it ends or for a while."""
+    world = make_worker_world(folder, monkeypatch, 5, Luck(mishaps=2))
+    try:
+        world.submit()
+        for _ in range(150):
+            if world.outcome is not None or not world.happen():
+                break
+    except AssertionError as error:  # a run that stands still, or fails
+        world.story.append(str(error)[:80])
+    return [line.replace(world.run.identity.id, "RUN") for line in world.story]
+
+
+@pytest.mark.parametrize("rule", TOLD)
+def test_a_changed_rule_changes_what_passes_do(rule, monkeypatch, tmp_path, clock):
+    (where, name), (_, _, change) = TOLD[rule], RULES[rule]
+    with monkeypatch.context() as before:
+        expected = told(tmp_path / "run", before)
+    (tmp_path / "run").rename(tmp_path / "before")
+    monkeypatch.setattr(where, name, change(getattr(where, name)))
+    assert told(tmp_path / "run", monkeypatch) != expected
+
+
+def test_without_a_change_passes_do_the_same(monkeypatch, tmp_path, clock):
+    with monkeypatch.context() as before:
+        expected = told(tmp_path / "run", before)
+    (tmp_path / "run").rename(tmp_path / "before")
+    assert told(tmp_path / "run", monkeypatch) == expected
