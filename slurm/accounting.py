@@ -3,15 +3,8 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from slurm.query import (
-    Element,
-    ask_accounting,
-    count_gpus,
-    count_resource,
-    in_batches,
-    split_accounting,
-    unix_time,
-)
+from slurm.ended import ask_accounting, in_batches, split_accounting
+from slurm.query import Element, count_gpus, count_resource, unix_time
 from slurm.states import Phase, SlurmState, parse_state, phase_of
 
 _FIELDS = (

@@ -13,7 +13,8 @@ from typing import Any
 
 from slurm import probe_task
 from slurm.commands import SlurmError
-from slurm.query import Element, NoAccounting, read_ended, read_queue
+from slurm.ended import NoAccounting, read_ended
+from slurm.query import Element, read_queue
 from slurm.sharedfiles import is_there, read_newest, read_shared, size_of
 from slurm.states import Phase, exit_in_words, phase_of, reason_in_words
 from slurm.submission import Array, Option, Refused, cancel, literal, render, submit

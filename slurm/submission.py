@@ -14,8 +14,8 @@ from pathlib import Path
 from string import Template
 
 from slurm.commands import NotStarted, SlurmError, SlurmMissing, SlurmTimeout, run_command
+from slurm.ended import find_by_name
 from slurm.errors import UserError
-from slurm.query import find_by_name
 from slurm.signals import cancel_command, is_over
 
 SUBMIT_SECONDS = 60.0

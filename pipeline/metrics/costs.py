@@ -21,7 +21,8 @@ from pipeline.workers.reading import BeatReader, read_beats
 from pipeline.workers.summary import spent_by_job_kind, worked_on
 from slurm.accounting import Record, Usage, read_records, shown_records, summarize
 from slurm.commands import SlurmError, within
-from slurm.query import Element, NoAccounting
+from slurm.ended import NoAccounting
+from slurm.query import Element
 
 Key = tuple[int, str]
 """Iteration, and a job kind: a stage, a pool's scores (``score-big``) or "driver"."""

@@ -11,7 +11,8 @@ from pipeline.run.journal import tail
 from pipeline.run.tasks import PREPARE
 from pipeline.text import printable
 from slurm.commands import SlurmError, SlurmMissing
-from slurm.query import Element, NoAccounting, read_ended
+from slurm.ended import NoAccounting, read_ended
+from slurm.query import Element
 from slurm.sharedfiles import is_there
 from slurm.states import UnknownState, exit_in_words
 

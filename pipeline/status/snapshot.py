@@ -387,7 +387,7 @@ def states_lost(events: Sequence[Mapping[str, Any]]) -> Iterator[int]:
 
 def _all_costs(run: Run) -> "Costs":
     from pipeline.metrics.costs import read_costs
-    from slurm.query import NoAccounting
+    from slurm.ended import NoAccounting
 
     if not run.config.slurm:
         raise RunError("costs come from Slurm's accounting, and this run's tasks ran on this machine")

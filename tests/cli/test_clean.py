@@ -34,7 +34,7 @@ def cluster(monkeypatch):
     def run(command, *arguments, **options):
         return CONFIG.format(name[0]) if command[0] == "scontrol" else ""
 
-    for module in ("slurm.query", "slurm.limits"):
+    for module in ("slurm.query", "slurm.ended", "slurm.limits"):
         monkeypatch.setattr(f"{module}.run_command", run)
     return name
 

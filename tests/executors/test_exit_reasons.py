@@ -20,7 +20,8 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing, Reason
-from slurm.query import Element, NoAccounting, NoAnswer
+from slurm.ended import NoAccounting, NoAnswer
+from slurm.query import Element
 from slurm.states import Phase, SlurmState, phase_of
 from tests.support.beats import beat
 from tests.support.scripted import imagined_run

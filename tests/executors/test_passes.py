@@ -11,7 +11,7 @@ from pipeline.run.control import begin_invocation
 from pipeline.run.lease import holder_of
 from slurm import commands
 from slurm.commands import SlurmTimeout
-from slurm.query import NoAnswer
+from slurm.ended import NoAnswer
 from slurm.states import SlurmState
 from tests.support.toyworkers import WorkerWorld, make_worker_world
 from tests.support.toyworld import MIN_JOB_AGE, Luck, Watcher, is_driver

@@ -22,7 +22,8 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
 from slurm.accounting import Record
 from slurm.commands import SlurmTimeout
-from slurm.query import Element, NoAccounting
+from slurm.ended import NoAccounting
+from slurm.query import Element
 from slurm.states import SlurmState
 
 HOUR = 3600.0

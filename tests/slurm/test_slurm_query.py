@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm import accounting, commands, limits, query
+from slurm import accounting, commands, ended, limits, query
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, clean_environment, run_command
+from slurm.ended import NoAccounting, parse_accounting
 from slurm.limits import (
     format_duration,
     parse_duration,
@@ -23,7 +24,7 @@ from slurm.limits import (
     parse_memory,
     parse_partitions,
 )
-from slurm.query import Element, NoAccounting, expand, parse_accounting, parse_queue
+from slurm.query import Element, expand, parse_queue
 from slurm.states import (
     Phase,
     SlurmState,
@@ -503,9 +504,9 @@ def test_accounting_where_memory_ran_out():
 def test_requeued_elements_have_not_ended(programs, tmp_path):
     (tmp_path / "out").write_text(HAND_WRITTEN)
     programs(sacct=f"cat {tmp_path}/out")
-    ended = query.read_ended(["7", "8", "9", "10", "11", "12"])
-    assert sorted(ended) == [("12", 0), ("7", 0), ("8", 3), ("9", 0)]
-    assert (ended["12", 0].started, ended["12", 0].time_limit, ended["12", 0].node) == (None, None, "")
+    found = ended.read_ended(["7", "8", "9", "10", "11", "12"])
+    assert sorted(found) == [("12", 0), ("7", 0), ("8", 3), ("9", 0)]
+    assert (found["12", 0].started, found["12", 0].time_limit, found["12", 0].node) == (None, None, "")
     assert parse_accounting(HAND_WRITTEN)["10", 1].restarts == 1
 
 
@@ -521,7 +522,7 @@ def test_requeued_elements_have_not_ended(programs, tmp_path):
 def test_no_accounting_is_not_an_empty_answer(programs, words):
     programs(sacct=f'echo "{words}" >&2; exit 1')
     with pytest.raises(NoAccounting, match=r"^sacct failed: "):
-        query.read_ended(["1"])
+        ended.read_ended(["1"])
     with pytest.raises(NoAccounting):
         accounting.read_records(["1"])
 
@@ -529,22 +530,22 @@ def test_no_accounting_is_not_an_empty_answer(programs, words):
 def test_no_accounting_without_sacct(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoAccounting, match="not on this machine's PATH"):
-        query.read_ended(["1"])
+        ended.read_ended(["1"])
 
 
 def test_other_errors_of_accounting_stay_errors(programs):
     programs(sacct="echo 'sacct: error: Invalid field requested: \"Nope\"' >&2; exit 1")
     with pytest.raises(SlurmError, match="Invalid field"):
-        query.read_ended(["1"])
+        ended.read_ended(["1"])
 
 
 def test_calls_do_not_grow_with_jobs(programs):
     programs(sacct="")
-    assert query.read_ended([]) == {}
+    assert ended.read_ended([]) == {}
     assert commands.calls == {}
-    query.read_ended([str(number) for number in range(1000)])
+    ended.read_ended([str(number) for number in range(1000)])
     assert commands.calls == {"sacct": 1}
-    query.read_ended([str(number) for number in range(2500)])
+    ended.read_ended([str(number) for number in range(2500)])
     assert commands.calls == {"sacct": 4}
 
 
@@ -558,13 +559,13 @@ def test_find_by_name(programs):
         squeue="\n".join(f"echo '{line}'" for line in lines),
         sacct='echo "$@" | grep -q -- "--name=b,c " && echo "5_[0-3]|PENDING|0:0|5|U|U|60|gpu|||b"',
     )
-    assert query.find_by_name(["a", "b", "c"]) == {"a": "9", "b": "5"}
+    assert ended.find_by_name(["a", "b", "c"]) == {"a": "9", "b": "5"}
     assert commands.calls == {"squeue": 1, "sacct": 1}
 
 
 def test_find_by_name_without_accounting(programs):
     programs(squeue="", sacct="echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    assert query.find_by_name(["a"]) == {}
+    assert ended.find_by_name(["a"]) == {}
 
 
 # --- usage ---

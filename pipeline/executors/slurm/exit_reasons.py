@@ -12,7 +12,8 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, task_key
 from slurm.commands import SlurmError
-from slurm.query import Element, NoAccounting, NoAnswer, read_ended
+from slurm.ended import NoAccounting, NoAnswer, read_ended
+from slurm.query import Element
 from slurm.states import Phase, SlurmState, exit_in_words, phase_of
 
 KINDS: Mapping[SlurmState, FailureKind] = {

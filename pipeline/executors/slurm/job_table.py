@@ -17,7 +17,8 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of, note_submitted
 from pipeline.run.tasks import Stage, Task, parse_task
 from pipeline.workers.looking import PASS_AGE, Look, allowed_age
-from slurm.query import Element, find_by_name
+from slurm.ended import find_by_name
+from slurm.query import Element
 from slurm.states import SlurmState
 
 _ARRIVAL_SECONDS = 30.0
