@@ -5,6 +5,7 @@ how short passes are where none does is measured elsewhere.
 """
 
 import json
+import os
 import re
 import threading
 import time
@@ -22,6 +23,8 @@ from tests.cluster.scenario import Hold, SlurmRun, assert_same_policy, room_on, 
 
 SHIMS = Path(__file__).parent / "shims" / "hanging"
 HELD, HEARD_OF = 15.0, 20.0
+SHORT = 5.0
+"""Most seconds of a pass where no command hangs, on a machine with nothing beside it."""
 NOTES = """#!/bin/bash
 trap 'echo rung >>"NOTES-$SLURM_ARRAY_TASK_ID"' USR1
 : >"NOTES-$SLURM_ARRAY_TASK_ID"
@@ -131,7 +134,8 @@ def test_a_pass_is_short_while_two_hundred_elements_wait(cluster, make_run, comp
     with leases.watched():
         run.wait_until_complete()
     assert_same_policy(run, complete_run)
-    assert max(leases.held.values()) <= HELD, leases
+    print(f"passes held the lease for {sorted(leases.held.values())} s")
+    assert max(leases.held.values()) <= (SHORT if "SOAK_ROUNDS" in os.environ else HELD), leases
     assert leases.silent <= HEARD_OF
 
 
