@@ -74,6 +74,10 @@ class Lease:
     _seen_at: float = field(default_factory=time.monotonic)
     """When its holder last gave a sign (monotonic)."""
 
+    @property
+    def number(self) -> int:
+        return int(self.path.stem)
+
     def beat(self) -> None:
         """Renew the heartbeat, which shows that the holder is alive, at most every HEARTBEAT_SECONDS.
 
@@ -157,6 +161,17 @@ def acquire(folder: Path) -> Lease:
         if int(older.stem) < number:
             older.unlink(missing_ok=True)
     return Lease(path, holder)
+
+
+def free_number(folder: Path) -> int | None:
+    """Return the number of the newest lease, 0 where there is none; None while somebody holds it.
+
+    Who gets the next number later knows that nobody has held it meanwhile.
+    """
+    newest = _newest(folder)
+    if newest is None:
+        return 0
+    return None if _held_because(newest) else int(newest.stem)
 
 
 def holder_of(folder: Path) -> str | None:

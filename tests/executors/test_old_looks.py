@@ -15,6 +15,7 @@ from pipeline.executors.slurm.queue import as_heard_of, newest_starts
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.endings import read_endings
+from pipeline.run.lease import hold
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.workers import looking
 from pipeline.workers.looking import FROM_NOW, Look
@@ -177,6 +178,28 @@ def test_where_squeue_has_no_time_under_the_lease_a_look_between_two_passes_conf
     monkeypatch.setattr(looking, "ask_queue", slow)
     make_pass(world.run, Watcher(world.story), FROM_NOW)
     assert claim.attempt in read_endings(world.run.paths, [claim.task.iteration])
+
+
+def test_a_look_between_two_passes_is_believed_only_if_nobody_held_the_lease_since(world, monkeypatch):
+    """Another submits the run, and its workers begin, while this one waits for squeue's second answer."""
+    real, answers = looking.ask_queue, iter(["none", "of before"])
+
+    def ask(timeout: float) -> str:
+        answer = next(answers, "")
+        if answer == "none":
+            raise SlurmTimeout(["squeue"], None, "no answer in 10 s")
+        shown = real(timeout)
+        if answer == "of before":
+            with hold(world.run.paths.locks):
+                working(world)
+        return shown
+
+    monkeypatch.setattr(looking, "ask_queue", ask)
+    make_pass(world.run, Watcher(world.story), 0.0)
+    assert next(answers, None) is None
+    assert not failures(world)
+    names = [(one.iteration, one.job_kind) for one in submissions(world.run) if one.is_of_stage]
+    assert len(names) == len(set(names)), "nothing is submitted twice"
 
 
 def test_a_driver_job_takes_no_look_that_shows_it_as_waiting(world, monkeypatch):

@@ -56,8 +56,8 @@ class SlurmJobs:
     """The job that Slurm refused in this pass; the rest of the pass was done all the same."""
     first_look: Look | None = None
     """Look at the queue from before the lease was taken; None: the pass looks itself."""
-    is_second_look: bool = False
-    """Whether that comes after another one, and is believed as it is."""
+    is_alone: bool = False
+    """Whether nobody has held the lease since that was asked for."""
     second_look: Look | None = None
     """Look by which it was confirmed that elements are gone."""
 
@@ -104,10 +104,9 @@ class SlurmJobs:
     def _from_before(self, seen: Look, submitted: Sequence[Submission]) -> Snapshot | None:
         """Return what a look shows that was taken before the lease was; None where it is to be taken again:
         after a pass which finds no driver job that waits there may be no other, so nothing is taken for
-        granted. Of a run that has submitted nothing, nothing can have changed."""
-        is_fresh = self.is_second_look or not submitted
-        snapshot = take_snapshot(self.run, seen, is_fresh).expecting(submitted)
-        return snapshot if is_fresh or any(map(snapshot.count_pending, DRIVERS)) else None
+        granted."""
+        snapshot = take_snapshot(self.run, seen, is_fresh=self.is_alone).expecting(submitted)
+        return snapshot if self.is_alone or any(map(snapshot.count_pending, DRIVERS)) else None
 
     def collect_ended(
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None

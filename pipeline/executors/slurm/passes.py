@@ -23,7 +23,7 @@ from pipeline.run.bookkeeping import ask_for_pass
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run, slurm_settings, upgrade
 from pipeline.run.failures import Failure
-from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
+from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
@@ -94,11 +94,12 @@ def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
         read_limits_of(run.paths)  # once in each invocation: a pass needs them, but need not ask for them
         errands, given, patience = Errands(watcher.note), patience, _USUAL_PATIENCE
         try:
-            is_second, had_no_time = had_no_time, False
-            age = 0.0 if is_second else max_age
+            age, had_no_time = 0.0 if had_no_time else max_age, False
+            before = free_number(run.paths.locks) if age == 0.0 else None
             seen = None if read_control(run.paths).cancelled else look(run.paths, age, given)
             with hold(run.paths.locks, LEASE_PATIENCE) as lease:
-                done = leased_pass(run, watcher, lease, errands, accounts, _if_young(seen), is_second)
+                is_alone = before is not None and lease.number == before + 1
+                done = leased_pass(run, watcher, lease, errands, accounts, _if_young(seen), is_alone)
         except SlurmTimeout:  # perhaps of the second look, for which there is little time under the lease
             had_no_time = True
             raise
@@ -170,7 +171,7 @@ def leased_pass(
     errands: Errands,
     accounts: Accounts,
     seen: Look | None = None,
-    is_second: bool = False,
+    is_alone: bool = False,
 ) -> Pass:
     """Make a pass as the holder of the lease. Another is due at once (``is_unsettled``) to launch what was
     taken back, or where a job may have been submitted (by a lost driver, say) that is not in the queue yet.
@@ -179,8 +180,8 @@ def leased_pass(
         errands: what is left to run beside it, and for the caller to finish once the lease is released.
         accounts: what accounting has said of jobs before.
         seen: a look at the queue from before the lease was taken; None: the pass looks itself.
-        is_second: whether that is one of now, after a pass that had another: it is believed without a further
-            one, for which squeue has little time while the lease is held.
+        is_alone: whether nobody has held the lease since it was asked for: it is as one that is taken under
+            the lease, for which squeue has little time.
 
     Raises:
         Unanswered: accounting is to be asked, and the pass made again.
@@ -193,7 +194,7 @@ def leased_pass(
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
     jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts)
-    jobs.first_look, jobs.is_second_look = seen, is_second
+    jobs.first_look, jobs.is_alone = seen, is_alone
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
     with within(PASS_SECONDS):
         return _act(Driver(run, jobs, watcher, books), jobs)
