@@ -21,6 +21,7 @@ from pipeline.run.lease import (
     LeaseHeld,
     LeaseLost,
     acquire,
+    free_number,
     hold,
     holder_of,
 )
@@ -138,6 +139,15 @@ def test_a_released_lease_is_free(tmp_path):
     assert "released" in json.loads((tmp_path / "000001.json").read_text())
     with hold(tmp_path) as second:
         assert second.path.name == "000002.json"
+
+
+def test_who_gets_the_number_after_a_free_one_knows_that_nobody_was_between(tmp_path):
+    assert free_number(tmp_path) == 0
+    with hold(tmp_path) as first:
+        assert (first.number, free_number(tmp_path)) == (1, None)
+    assert free_number(tmp_path) == 1
+    with hold(tmp_path) as second:
+        assert second.number == 2
 
 
 def test_an_error_in_the_driver_releases_too(tmp_path):
