@@ -23,6 +23,7 @@ from tests.cluster.scenario import (
     held_at_work,
     is_used,
     outside_slurm,
+    read_lines,
     room_on,
     staying,
     take,
@@ -148,6 +149,10 @@ def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
     # Told of, though another did it at once. Who was found waiting may have begun something meanwhile.
     assert (computing.task, "killed") in failed(run), run.story()
     assert {kind for _, kind in failed(run)} <= {"killed", "preempted"}, run.story()
+    stages = [row["stages"] for row in read_lines(root / "spans.jsonl")]
+    assert any(of["reward"]["started"] < of["rollout"]["ended"] for of in stages), (
+        "one scored beside the next"
+    )
 
 
 def newest(run: SlurmRun) -> int:
