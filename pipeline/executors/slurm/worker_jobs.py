@@ -268,10 +268,11 @@ class WorkerJobs(SlurmJobs):
     def _follow_up(self) -> None:
         """Have another pass come where somebody waits without a task, and something was submitted or has
         started since this one's look: who makes place for what then waits is not known yet."""
-        seen, crew = self.table.seen, self.roster.crew
+        seen, now = self.table.seen, time.time()
         moments = (*(s.created for s in self.table.submissions), *(b.started for b in self.beats.values()))
-        if max(moments, default=0.0) > seen.asked and any(w.doing is Doing.WAITING for w in crew.workers):
-            ask_for_pass_later(self.run.paths, max(_SOON_SECONDS, seen.renewed - time.time()))
+        is_behind = any(seen.asked < moment <= now for moment in moments)  # of a clock that is ahead: no
+        if is_behind and any(worker.doing is Doing.WAITING for worker in self.roster.crew.workers):
+            ask_for_pass_later(self.run.paths, max(_SOON_SECONDS, seen.renewed - now))
 
     def _withdraw(self, names: Sequence[str]) -> None:
         """Cancel elements that wait. That they end without having done their task is no failure."""
