@@ -13,6 +13,7 @@ from pipeline.executors.slurm.job_table import Snapshot, read_table, take_snapsh
 from pipeline.executors.slurm.passes import make_pass
 from pipeline.executors.slurm.queue import as_heard_of, newest_starts
 from pipeline.run import journal
+from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run
 from pipeline.run.endings import read_endings
 from pipeline.run.lease import hold
@@ -236,6 +237,19 @@ def test_what_was_cancelled_since_waits_until_the_next_look(world):
     pass_over(world.run, world.story, before)
     assert len(submissions(world.run)) == there
     pass_over(world.run, world.story, look_of(world))
+    world.live_on()
+    world.check_is_complete()
+
+
+def test_who_submits_again_what_was_cancelled_just_now_is_not_told_that_it_waits(world):
+    world.submit()
+    there = len(submissions(world.run))
+    for element in world.slurm.elements(SlurmState.PENDING):
+        world.slurm.end(element, SlurmState.CANCELLED)
+    world.slurm.forget_ended()
+    begin_invocation(world.run.paths)
+    pass_over(world.run, world.story, look_of(world))
+    assert len(submissions(world.run)) > there
     world.live_on()
     world.check_is_complete()
 

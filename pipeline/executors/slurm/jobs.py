@@ -103,10 +103,13 @@ class SlurmJobs:
 
     def _from_before(self, seen: Look, submitted: Sequence[Submission]) -> Snapshot | None:
         """Return what a look shows that was taken before the lease was; None where it is to be taken again:
-        after a pass which finds no driver job that waits there may be no other, so nothing is taken for
-        granted."""
-        snapshot = take_snapshot(self.run, seen, is_fresh=self.is_alone).expecting(submitted)
-        return snapshot if self.is_alone or any(map(snapshot.count_pending, DRIVERS)) else None
+        after a pass which finds no driver job that waits, and none that was submitted since, there may be no
+        other, so nothing is taken for granted."""
+        snapshot = take_snapshot(self.run, seen, is_fresh=self.is_alone)
+        since = (s for s in submitted if s.job_kind in DRIVERS and s.state.job and s.created > seen.asked)
+        if self.is_alone or any(map(snapshot.count_pending, DRIVERS)) or any(since):
+            return snapshot.expecting(submitted)
+        return None
 
     def collect_ended(
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
