@@ -102,7 +102,8 @@ def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) ->
     preempted = held_at_work(run, hold, "rollout", other_than=[unseen])
     run.cluster.kill_slurmd(unseen.host)
     set_state(run.cluster, SPARE, "resume")
-    at_work(run, lambda beat: beat.host == SPARE and beat.task == unseen.task)
+    slow = (unseen.task, preempted.task)  # one of them, as nobody knows yet that somebody is cut off
+    at_work(run, lambda beat: beat.host == SPARE and beat.task in slow)
     take_the_place_of(run, element_of(preempted), preempted.host)
     at_work(run, lambda beat: beat.task == preempted.task and beat.worker != preempted.worker)
     at_work(run, lambda beat: beat.task == unseen.task and beat.worker == unseen.worker)
