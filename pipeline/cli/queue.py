@@ -70,7 +70,7 @@ def cancel_run(run: Run) -> str:
     with hold(run.paths.locks, LEASE_PATIENCE):
         has_ended = is_complete(run)
         write_control(run.paths, replace(read_control(run.paths), cancelled=True))
-    count = cancel_all(run)  # no pass submits anything from here on
+        count = cancel_all(run)  # under the lease: else the jobs of who submits again just now go too
     journal.event(run.paths.events, "cancelled", arrays=count)
     if has_ended:
         left = f"cancelled {count} jobs that were left" if count else "there is nothing to cancel"

@@ -20,7 +20,7 @@ def job_for_each_task(plant: Plant) -> Plant:
 
 
 def one_worker_a_place(plant: Plant) -> Plant:
-    """Of no kind more workers than there are places for it; they stay for as long as coming back costs."""
+    """Each kind has at most as many workers as places; they stay for as long as coming back costs."""
     cluster = Cluster(plant.nodes, plant.partitions, plant.limits)
     kinds = {
         name: replace(kind, parallelism=_most(plant, kind, cluster)) for name, kind in plant.kinds.items()
