@@ -23,7 +23,7 @@ from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.failures import DISK_EXIT, is_of_disk
 from pipeline.run.records import FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers import choosing, estimates
+from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason, process_space
 from pipeline.workers.choosing import Step, View
 from pipeline.workers.claims import (
@@ -45,7 +45,7 @@ from stages.pulse import Pulse
 from stages.runner import Arguments, parse
 from stages.surroundings import Bell, Output, flush_output
 from stages.task_limit import TaskLimit
-from stages.waiting import INPUT_SECONDS, Waiting
+from stages.waiting import Waiting
 from stages.worker import Source, work
 
 _BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0
@@ -335,7 +335,9 @@ class Pulling:
         files = self.run.paths.task(claim.task)
         self.output.turn_to(files.log(claim.number))
         failure = files.failure(claim.number)
-        return Arguments(claim.task, self.run.paths.root, claim.attempt, failure, INPUT_SECONDS, stays=True)
+        return Arguments(
+            claim.task, self.run.paths.root, claim.attempt, failure, staying.INPUT_SECONDS, stays=True
+        )
 
 
 def pulling(first: Arguments, started: float) -> Pulling:

@@ -13,19 +13,17 @@ from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
 from pipeline.run.durable import is_there, make_folder, names_in, opened_folder, private_file
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers import estimates, staying
+from pipeline.workers import estimates, passages, staying
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
 from pipeline.workers.handover import is_to_leave
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
-from pipeline.workers.staying import ASK_SECONDS, Wait
+from pipeline.workers.staying import ASK_SECONDS, Terms, Wait
 from stages.noticing import Notices
 from stages.pulse import Pulse
 from stages.surroundings import Asking, Bell, Package, is_network, keeps_listings
 
-INPUT_SECONDS = 30.0
-"""Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
 _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which one who waits looks at everything again, and not only at what it waits for."""
 _TOLD_SECONDS = 0.5
@@ -157,30 +155,18 @@ class Waiting:
     def _begin(self, task: Task, is_first: bool) -> Wait:
         key = task_key(task)
         if self.wait is None:
-            bound = self._bound(is_first)
-            back = staying.coming_back_of(self.crew.beats.values(), self.pulse.beat)
-            self.wait = Wait(time.monotonic(), bound, None, self._allowance(bound), is_first, back)
+            beats = list(self.crew.beats.values())
+            others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
+            costs = [estimates.coming_back(beats, kind) for kind in others]
+            terms = Terms(self.settings.linger, self.linger_max, self.settings.start_early)
+            began, own = time.monotonic(), self.pulse.beat
+            self.wait = staying.begin_wait(terms, began, is_first, beats, own, costs)
         if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
             until = time.time() + self.wait.until - time.monotonic()
             self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=until)
+            if is_first:  # what is wanted sooner may wait for this place
+                self.outside.wanted()
         return self.wait
-
-    def _bound(self, is_first: bool) -> float:
-        """Return the seconds that it waits at most; before its first task it was submitted to wait."""
-        first = min(staying.FIRST_SECONDS, self.linger_max)
-        least = first if self.settings.start_early else INPUT_SECONDS
-        return staying.bound_of(
-            self.settings.linger,
-            self.linger_max,
-            self.crew.beats.values(),
-            self.pulse.beat,
-            least if is_first else 0.0,
-        )
-
-    def _allowance(self, bound: float) -> float:
-        others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
-        beats = list(self.crew.beats.values())
-        return staying.allowance_of(self.settings.linger, self.linger_max, bound, beats, others)
 
     def _has_come(self, choice: Choice, awaited: _Awaited) -> bool:
         """Whether a task that it waits for is ready. A folder that the run has moved away when it went back
@@ -225,9 +211,9 @@ class Waiting:
             return
         self._estimated = task, now
         with contextlib.suppress(OSError):
-            seen = estimates.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
+            seen = passages.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
             moment = time.time()
-            when = estimates.expected_ready(
+            when = passages.expected_ready(
                 self.run.plan, task, self._committed_at, seen, moment, self._staying()
             )
             self.wait = replace(self.wait, expected=None if when is None else now + when - moment)

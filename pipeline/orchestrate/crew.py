@@ -1,11 +1,12 @@
 """Workers of a run at one moment, and the tasks that they hold. Pure: no clock, queue or disk is read."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from pipeline.run.tasks import Task
+from pipeline.run.plan import Plan
+from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim
 
@@ -100,6 +101,20 @@ class Crew:
     def without(self, names: Collection[str]) -> "Crew":
         """Return the crew without some pending elements."""
         return replace(self, pending=[element for element in self.pending if element.name not in names])
+
+
+def wanted_workers(plan: Plan, most_of: Callable[[str], int | None]) -> dict[str, int]:
+    """Return the number of workers that a run is to have where there are places for all, by job kind.
+
+    Args:
+        most_of: returns the most that the settings allow of a sharded job kind at once; None: no limit.
+    """
+    wanted = {}
+    benchmarks = (Stage.BENCHMARK,) if plan.benchmark_every else ()
+    for job_kind in map(str, (PREPARE.job_kind, *plan.job_kinds, Stage.EVALUATE, *benchmarks)):
+        is_sharded = any(t.job_kind == job_kind and t.stage.is_sharded for t in plan.tasks(plan.iterations))
+        wanted[job_kind] = min(plan.num_shards, most_of(job_kind) or plan.num_shards) if is_sharded else 1
+    return wanted
 
 
 def held_tasks(claims: Iterable[Claim], crew: Crew, is_committed: Collection[Task]) -> dict[Task, str]:

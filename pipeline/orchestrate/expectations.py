@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Sequence
 from pipeline.orchestrate.situation import Estimate, by_kind
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Task
-from pipeline.workers import estimates
+from pipeline.workers import estimates, passages
 from pipeline.workers.beats import Beat
-from pipeline.workers.estimates import Passage
+from pipeline.workers.passages import Passage
 
 
 def estimates_of(
@@ -33,19 +33,26 @@ def estimates_of(
     """
     undone, said = by_kind([task for task in tasks if task not in committed]), by_kind(beats)
 
-    def next_input(job_kind: str) -> float | None:
+    def input_at(job_kind: str, of_first: bool) -> float | None:
         mine = undone.get(job_kind, ())
         missing = (task for task in mine if any(source not in committed for source in plan.inputs(task)))
         task = next(missing, None)
         if task is None:
             return None
-        return estimates.expected_ready(plan, task, committed_at, seen, now, early=early)
+        return passages.expected_ready(plan, task, committed_at, seen, now, None, early, of_first)
 
-    return {kind: _estimate(beats, said.get(kind, ()), kind, next_input(kind)) for kind in kinds}
+    return {
+        kind: _estimate(beats, said.get(kind, ()), kind, input_at(kind, True), input_at(kind, False))
+        for kind in kinds
+    }
 
 
 def _estimate(
-    beats: Sequence[Beat], own: Sequence[Beat], job_kind: str, next_input: float | None
+    beats: Sequence[Beat],
+    own: Sequence[Beat],
+    job_kind: str,
+    next_input: float | None,
+    last_input: float | None,
 ) -> Estimate:
     """Return what is expected of a job kind.
 
@@ -60,4 +67,6 @@ def _estimate(
         start.median if start else None,
         estimates.task_seconds(own, job_kind),
         wait.least if wait else 0.0,
+        estimates.startup_together(own, job_kind),
+        last_input,
     )

@@ -4,6 +4,7 @@ A worker leaves only for a job that would start in its place, that is wanted now
 has been given this place: everything is decided here, at once, for all.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,16 @@ from dataclasses import dataclass, field, replace
 from pipeline.orchestrate.crew import Pending, Worker
 from pipeline.orchestrate.places import Candidate, Held, Need, make_room, place, room_of, with_end_of
 from pipeline.orchestrate.situation import Demand, Estimate, Situation
+from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
 from slurm.nodes import Node
 
 _SOON = 3.0
 """Seconds in the queue that are no reason to leave later: leaving takes as long."""
+_PATIENCE = 10
+"""What is measured of policies takes a place of the chain of iterations once it has waited so many times what
+that costs: a tenth of the time is lost by it at most."""
 _NOTHING = Need(frozenset(), cpus=0)
 
 
@@ -32,6 +37,8 @@ class Places:
     leaving: list[Handover] = field(default_factory=list)
     in_vain: set[tuple[Need, str, float, bool]] = field(default_factory=set)
     """What was looked for and not found: places and who may leave only get fewer."""
+    lacking: set[str] = field(default_factory=set)
+    """Job kinds of which something that is wanted now has found no place."""
 
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
@@ -43,6 +50,11 @@ class Places:
         known = {one.name: one for one in self.candidates}
         chosen = [known.get(name, Candidate(name, (), _NOTHING)) for name in names]
         self._leave(chosen, Handover("", job_kind))
+
+    def is_kept(self, task: Task) -> bool:
+        """Whether an early start for a task could take a place that is wanted before it."""
+        before = self.lacking & self.seen.kinds_before(task)
+        return any(self.seen.may_share(task.job_kind, kind) for kind in before)
 
     def find(self, need: Need, whom: Handover, at: float, is_full: bool = False) -> bool:
         """Give a job a place: one that is free, or that workers leave. False where it has none.
@@ -126,7 +138,7 @@ def make_places(
         places.find(foreign.need, Handover("", "", job=foreign.name), seen.now, is_full=True)
     placed = _placed(places, [demand for demand in demands if demand.must_come], full)
     for element in waiting:
-        if (element.begin or 0.0) > seen.now:
+        if (element.begin or 0.0) > seen.now and not places.is_kept(element.first):
             _find_for(places, element)
     placed += _placed(places, [demand for demand in demands if not demand.must_come], full, placed)
     return tuple(places.leaving), placed
@@ -135,12 +147,25 @@ def make_places(
 def _find_for(places: Places, element: Pending) -> None:
     """Give an element of the queue a place."""
     seen, kind = places.seen, element.job_kind
-    at = seen.now if seen.is_ready(element.first) else seen.next_use(kind)
+    at = _wanted_at(seen, element) if seen.is_ready(element.first) else seen.next_use(kind)
     quick = 0.0 if element.lacks_room else _quick(seen, kind)
     since = max(element.since, element.begin or 0.0)
     is_later = (element.begin or 0.0) > seen.now
     whom = Handover("", kind, since + quick if quick or is_later else 0.0, element.name)
-    places.find(seen.needs[kind], whom, at, is_full=element.lacks_room)
+    if not places.find(seen.needs[kind], whom, at, is_full=element.lacks_room) and at <= seen.now:
+        places.lacking.add(kind)
+
+
+def _wanted_at(seen: Situation, element: Pending) -> float:
+    """Return when an element must have a place whose task is ready (unix time). Nothing waits for what is
+    measured of policies: it has time until the others would be there again, unless it has waited for long."""
+    kind = element.job_kind
+    if kind not in seen.aside:
+        return seen.now
+    beside = [one for one in seen.plan.job_kinds if seen.may_share(kind, one)]
+    starts = [seen.estimates.get(one, Estimate()).startup or 0.0 for one in (*beside, kind)]
+    cost = 2 * max(starts) + (seen.estimates.get(kind, Estimate()).task or 0.0)
+    return seen.now if seen.now - element.since >= _PATIENCE * cost else seen.now + cost
 
 
 def _placed(
@@ -154,22 +179,28 @@ def _placed(
     """
     seen, placed = places.seen, list[Demand]()
     for demand in demands:
-        if not demand.must_come and _lacks_others(seen, demand, [*before, *placed]):
+        if not demand.must_come and _is_too_early(places, demand, [*before, *placed]):
             continue
         kind, found = demand.job_kind, len(demand.tasks)
         places.leave(demand.replaces, kind)
         quick = _quick(seen, kind)
         whom = Handover("", kind, (demand.begin or seen.now) + quick if demand.begin or quick else 0.0)
+        at = math.inf if kind in seen.aside else demand.at  # it takes nobody's place before it has waited
         if need := seen.needs.get(kind):
-            found = sum(places.find(need, whom, demand.at, is_full=kind in full) for _ in demand.tasks)
+            found = sum(places.find(need, whom, at, is_full=kind in full) for _ in demand.tasks)
+        if demand.must_come and found < len(demand.tasks):
+            places.lacking.add(kind)
         if demand.must_come or found:
             placed.append(demand if demand.must_come else replace(demand, tasks=demand.tasks[-found:]))
     return placed
 
 
-def _lacks_others(seen: Situation, demand: Demand, placed: Sequence[Demand]) -> bool:
-    """Whether an early start would take a place that an earlier stage needs: one that has work before it, no
-    worker, and may use the same nodes."""
+def _is_too_early(places: Places, demand: Demand, placed: Sequence[Demand]) -> bool:
+    """Whether an early start would take a place that an earlier stage needs: one that has work before it and
+    no worker, or not all that it wants, and may use the same nodes."""
+    seen = places.seen
+    if places.is_kept(demand.tasks[0]):
+        return True
     there = {one.job_kind for one in placed}
     before = (kind for kind in seen.kinds_before(demand.tasks[0]) if kind not in there)
     lacking = (kind for kind in before if not seen.crew.count(kind) and kind in seen.wanted)

@@ -15,7 +15,8 @@ from itertools import groupby
 from pipeline.orchestrate.places import Need, Room, count, place_all
 
 _WORTH = 0.02
-"""Share of an iteration that a kind's further workers are to save: those who save less only hold places."""
+"""Share of an iteration that further workers of a kind, or an early start, are to save: what saves less only
+holds places."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,17 @@ def targets_by_group(works: Mapping[str, Work], room: Room) -> dict[str, int]:
     for group in groups(works, room):
         found |= targets(group, room)
     return found
+
+
+def is_worthwhile(seconds: float | None, works: Mapping[str, Work], most: Mapping[str, int]) -> bool:
+    """Whether seconds that a stage takes less matter beside an iteration; where anything is unknown they do.
+
+    Args:
+        works: of the kinds that an iteration is a chain of.
+        most: workers of each kind.
+    """
+    is_unknown = seconds is None or any(work.seconds is None for work in works.values())
+    return is_unknown or (seconds or 0.0) >= _WORTH * _seconds(works, most)
 
 
 def worthwhile(works: Mapping[str, Work], most: Mapping[str, int]) -> dict[str, int]:

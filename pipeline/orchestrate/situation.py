@@ -13,7 +13,7 @@ from pipeline.orchestrate.crew import Crew, Pending, Worker
 from pipeline.orchestrate.places import Held, Need
 from pipeline.run.failures import Failure
 from pipeline.run.plan import Plan
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.choosing import is_left_to_passes
 from slurm.nodes import Node
@@ -28,11 +28,16 @@ class Estimate:
     queue_wait: float | None = None
     """A later quantile of the time from submission to start."""
     startup: float | None = None
-    """Seconds from a job's start until it can begin a task."""
+    """Seconds from a job's start until it can begin a task, where nobody starts up beside it."""
     task: float | None = None
     """Seconds that a task takes."""
     least_queue_wait: float = 0.0
     """Seconds from submission to start where nothing is in a job's way: nobody need leave before."""
+    startup_together: float | None = None
+    """What ``startup`` was beside others that started up; None: as alone."""
+    last_input: float | None = None
+    """Unix time at which the inputs of all its tasks are expected, where each waits for one task of the stage
+    before; None: as ``next_input``."""
 
     @property
     def coming_back(self) -> float | None:
@@ -40,11 +45,24 @@ class Estimate:
         return None if self.startup is None else self.startup + (self.queue_wait or 0.0)
 
     @property
-    def begin(self) -> float | None:
-        """Unix time at which to enter the queue, so as to be ready when the input is there."""
-        if self.next_input is None or self.queue_wait is None or self.startup is None:
+    def turn(self) -> float | None:
+        """Seconds that one takes at least to come back: what it waits for others to make place, who take
+        turns with it, is not counted against turns."""
+        return None if self.startup is None else self.startup + self.least_queue_wait
+
+    def has_time(self, now: float) -> bool:
+        """Whether who is submitted in time, later than now (unix time), is there for the next input."""
+        is_known = self.next_input is not None and self.turn is not None
+        return is_known and (self.next_input or 0.0) - (self.turn or 0.0) > now
+
+    def begin(self, of_last: bool = False) -> float | None:
+        """Return the unix time at which to enter the queue, so as to be ready when the next input is there,
+        or the last."""
+        at = self.next_input if self.last_input is None or not of_last else self.last_input
+        startup = self.startup if self.startup_together is None else self.startup_together
+        if at is None or self.queue_wait is None or startup is None:
             return None
-        return self.next_input - self.queue_wait - self.startup
+        return at - self.queue_wait - startup
 
 
 @dataclass(frozen=True)
@@ -132,6 +150,15 @@ class Situation:
         free = (t for t in self.undone if t not in taken and self.plan.must_have_ended(t) not in begun)
         return by_kind(task for task in free if self.is_ready(task))
 
+    def left_over(self, job_kind: str, seconds: float | None) -> int:
+        """Count the open tasks of a kind that its live workers will not have begun with in so many seconds;
+        None: now, as it is not known how long anything takes."""
+        mine = self.crew.staying.get(job_kind, ())
+        idle = sum(worker.doing is not Doing.BUSY for worker in mine)
+        each = self.estimates.get(job_kind, Estimate()).task
+        meanwhile = len(mine) * seconds / each if each and seconds is not None else 0.0
+        return max(0, math.ceil(len(self.open_tasks(job_kind)) - idle - meanwhile))
+
     def next_use(self, job_kind: str) -> float:
         """Return when there is a task for a worker of a kind that waits (unix time); infinite if that is not
         known."""
@@ -189,6 +216,11 @@ class Situation:
         seconds = self.estimates.get(job_kind, Estimate()).task
         workers = len(self.crew.staying.get(job_kind, ()))
         return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
+
+    @cached_property
+    def aside(self) -> Collection[str]:
+        """Return the job kinds that nothing waits for: what is measured of policies."""
+        return frozenset(self.wanted) - {PREPARE.job_kind, *self.plan.job_kinds}
 
     def may_share(self, job_kind: str, other: str) -> bool:
         """Whether a place of a job kind could be one of another kind's."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.executors.slurm.arrays import array_of, driver_submission, in_order, stage_submissions
-from pipeline.executors.slurm.crew import wanted_workers
+from pipeline.executors.slurm.crew import wanted_by
 from pipeline.executors.slurm.dependencies import (
     ArrayElement,
     Watch,
@@ -45,7 +45,7 @@ def _rendered(run: Run, ledger: Ledger) -> Iterator[tuple[Submission, str]]:
     config = slurm_settings(run)
     tasks, committed = _outstanding(run, max(1, config.lookahead))
     carriers: dict[Task, ArrayElement] = {}
-    wanted = wanted_workers(run.plan, config) if config.has_workers else {}
+    wanted = wanted_by(config, run.plan) if config.has_workers else {}
     for group in in_order([Launch(task, "") for task in tasks]):
         number = ledger.next_number(group[0].iteration, group[0].job_kind)
         if config.has_workers:

@@ -6,6 +6,7 @@ What is asked again and again by many workers at once is asked once, and kept fo
 
 import math
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipeline.run.records import Frontier
@@ -14,13 +15,11 @@ from pipeline.simulate.clock import Clock
 from pipeline.simulate.plant import Plant
 from pipeline.simulate.progress import Progress
 from pipeline.simulate.worker import Worker
-from pipeline.workers import choosing, estimates, staying
+from pipeline.workers import choosing, estimates, passages, staying
 from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.choosing import Choice, Step, View
-from pipeline.workers.staying import Wait
+from pipeline.workers.staying import Terms, Wait
 
-_INPUT_SECONDS = 30.0
-"""Seconds that a worker which did not start early waits for its first task's inputs."""
 LOOK_SECONDS = 1.0
 """Seconds between two looks at everything."""
 _KEPT_BEATS = 40
@@ -43,7 +42,7 @@ class Knowledge:
     _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
     """What workers of a kind last found that have nothing to do, and how far the run was then."""
     _seen: tuple[float, list[Beat]] = field(default_factory=lambda: (-math.inf, []))
-    _allowances: dict[tuple[str, float], float] = field(default_factory=dict)
+    _costs: dict[str, float | None] = field(default_factory=dict)
     _seconds: dict[str, tuple[int, float | None]] = field(default_factory=dict)
     _far: dict[tuple[int, str, int], tuple[float, float | None]] = field(default_factory=dict)
     """What was last estimated for an iteration's tasks of a kind, and when."""
@@ -77,7 +76,7 @@ class Knowledge:
         time, seen = self._seen
         if self.now - time > LOOK_SECONDS:
             seen = [beat for job_kind in self.plant.kinds for beat in self.beats(job_kind)]
-            self._seen, self._allowances = (self.now, seen), {}
+            self._seen, self._costs = (self.now, seen), {}
         return seen
 
     # --- what a worker does next ---
@@ -126,37 +125,24 @@ class Knowledge:
 
     def wait_of(self, worker: Worker) -> Wait:
         """Return the wait that a worker begins now."""
-        bound = self._bound(worker)
-        back = staying.coming_back_of(self.all_beats(), worker.beat)
-        return Wait(self.now, bound, None, self._allowance(worker, bound), worker.has_first, back)
+        kind, beats = self.plant.kinds[worker.job_kind], self.all_beats()
+        terms = Terms(kind.linger, self.plant.linger_max, kind.start_early)
+        others = (other for other in self.plant.plan.job_kinds if other != worker.job_kind)
+        costs = [self._coming_back(beats, other) for other in others]
+        return staying.begin_wait(terms, self.now, worker.has_first, beats, worker.beat, costs)
 
-    def _bound(self, worker: Worker) -> float:
-        kind = self.plant.kinds[worker.job_kind]
-        first = min(staying.FIRST_SECONDS, self.plant.linger_max)
-        least = first if kind.start_early else _INPUT_SECONDS
-        return staying.bound_of(
-            kind.linger,
-            self.plant.linger_max,
-            self.all_beats(),
-            worker.beat,
-            least if worker.has_first else 0.0,
-        )
-
-    def _allowance(self, worker: Worker, bound: float) -> float:
-        beats, key = self.all_beats(), (worker.job_kind, bound)
-        if key not in self._allowances:
-            others = [kind for kind in self.plant.plan.job_kinds if kind != worker.job_kind]
-            linger = self.plant.kinds[worker.job_kind].linger
-            found = staying.allowance_of(linger, self.plant.linger_max, bound, beats, others)
-            self._allowances[key] = found
-        return self._allowances[key]
+    def _coming_back(self, beats: Sequence[Beat], job_kind: str) -> float | None:
+        """Return what coming back costs workers of a kind; asked once for all who begin to wait."""
+        if job_kind not in self._costs:
+            self._costs[job_kind] = estimates.coming_back(beats, job_kind)
+        return self._costs[job_kind]
 
     def expected(self, task: Task) -> float | None:
         """Return when the input of a task will come at the earliest; asked once for all who wait for it."""
         key = task.iteration, task.job_kind, self.progress.rows
         time, when = self._far.get(key, (-1.0, None))
         if time < 0 or self.now - time > 1.0:
-            when = estimates.expected_ready(
+            when = passages.expected_ready(
                 self.plant.plan, task, self.progress.at, self.progress.passages, self.now, self._staying()
             )
             self._far = {} if len(self._far) > len(self.plant.kinds) else self._far

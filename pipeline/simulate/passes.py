@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks
+from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks, wanted_workers
 from pipeline.orchestrate.expectations import estimates_of
 from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.reconcile import Observation, reconcile
@@ -55,7 +55,8 @@ class Terms:
 
     @staticmethod
     def of(plant: Plant) -> "Terms":
-        wanted = wanted_workers(plant)
+        wanted = wanted_workers(plant.plan, lambda job_kind: _parallelism(plant, job_kind))
+        wanted = {kind: number for kind, number in wanted.items() if kind in plant.kinds}
         early = [kind for kind in wanted if plant.kinds[kind].start_early]
         return Terms(wanted, early, {kind: need_of(plant.kinds[kind]) for kind in wanted})
 
@@ -138,17 +139,8 @@ def count_failures(run: SimulatedRun, failed: Sequence[Claim]) -> None:
         found.append(Failure(claim.task, claim.number, kind, "simulated"))
 
 
-def wanted_workers(plant: Plant) -> dict[str, int]:
-    """Return the number of workers that a run is to have, by job kind."""
-    plan = plant.plan
-    sharded = {task.job_kind for task in plan.tasks(plan.iterations) if task.stage.is_sharded}
-    others = (Stage.EVALUATE, *((Stage.BENCHMARK,) if plan.benchmark_every else ()))
-    kinds = map(str, (PREPARE.job_kind, *plan.job_kinds, *others))
-    return {kind: _most(plant, kind) if kind in sharded else 1 for kind in kinds if kind in plant.kinds}
-
-
-def _most(plant: Plant, job_kind: str) -> int:
-    return min(plant.plan.num_shards, plant.kinds[job_kind].parallelism or plant.plan.num_shards)
+def _parallelism(plant: Plant, job_kind: str) -> int | None:
+    return plant.kinds[job_kind].parallelism if job_kind in plant.kinds else None
 
 
 def _estimates(run: SimulatedRun, terms: Terms, committed: Collection[Task]) -> dict[str, Estimate]:

@@ -15,9 +15,8 @@ from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import Frontier
 from pipeline.run.tasks import PREPARE, Task, task_key
-from pipeline.workers import estimates
 from pipeline.workers.claims import Attempt, Claim
-from pipeline.workers.estimates import Passage
+from pipeline.workers.passages import Passage, passages
 
 _KEPT_ROWS = 16
 """Iterations of which passages are kept: more than estimates look at."""
@@ -188,7 +187,7 @@ class Progress:
         ):
             self.rows += 1
             if self.rows > self.plan.start:
-                self.passages.extend(estimates.passages([self._line(self.rows)]))
+                self.passages.extend(passages([self._line(self.rows)]))
             while len(self.passages) > _KEPT_ROWS * len(self.plan.job_kinds):
                 self.passages.popleft()
             self._forget(self.rows - 1)
@@ -205,18 +204,22 @@ class Progress:
             "attempts": {
                 "job_kind": [task.job_kind for task in tasks],
                 "end": ["committed" for _ in tasks],
+                "ready": [self._ready(task) for task in tasks],
                 "computing": [self.computing[task] for task in tasks],
                 "ended": [self.committed[task].time for task in tasks],
             },
         }
 
     def _stage(self, tasks: Sequence[Task]) -> dict[str, float]:
-        ready = (max(self.committed[i].time for i in self.plan.inputs(task)) for task in tasks)
         return {
-            "ready": min(ready),
+            "ready": min(map(self._ready, tasks)),
             "started": min(self.begun[task] for task in tasks),
             "ended": max(self.committed[task].time for task in tasks),
         }
+
+    def _ready(self, task: Task) -> float:
+        """Return when the inputs of a task were there."""
+        return max(self.committed[source].time for source in self.plan.inputs(task))
 
     def _forget(self, iteration: int) -> None:
         """Forget the attempts of an iteration that is over. Its commits are kept; nobody looks at all."""

@@ -237,6 +237,8 @@ class SimulatedRun:
         self.idle.setdefault(worker.job_kind, {})[worker] = None
         if worker.wait is None:
             worker.wait = self.known.wait_of(worker)
+            if worker.has_first:
+                self.around.wish_for_pass()
             self.clock.at(
                 min(self.now + 1.05 * _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now
             )

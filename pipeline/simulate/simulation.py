@@ -1,9 +1,10 @@
 """The simulation of runs of one user on a cluster, with other people's jobs and preemptions around them."""
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import accumulate, count
 
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Cluster, Job
@@ -92,8 +93,7 @@ class Simulation:
         plant, key = self.plants[0], (self.plants[0].seed, "other", str(number))
         others = plant.others
         seconds = others.seconds * spread(_OTHERS_SPREAD, *key, "seconds")
-        names = [partition.name for partition in plant.partitions]
-        name = names[int(uniform(*key, "partition") * len(names))]
+        name = _partition_at(plant, uniform(*key, "partition"))
         has_gpus = any(node.gpus for node in plant.nodes)
         job = Job(
             f"other-{number}",
@@ -143,6 +143,18 @@ def patience_of(plant: Plant) -> float:
     return _LEAST_PATIENCE + _PATIENCE_FACTOR * (longest + plant.linger_max + plant.slurm.requeue)
 
 
-def _places(plant: Plant) -> float:
+def _partition_at(plant: Plant, share: float) -> str:
+    """Return the partition of one of other people's jobs: each has as many as it has places, so that none is
+    busier than the cluster."""
+    places = list(accumulate(_places_on(plant, partition.nodes) for partition in plant.partitions))
+    return plant.partitions[bisect_right(places, share * places[-1])].name
+
+
+def _places(plant: Plant) -> int:
     """Return how many jobs of other people the cluster holds."""
-    return sum(node.gpus for node in plant.nodes) or sum(node.cpus for node in plant.nodes)
+    return _places_on(plant, [node.name for node in plant.nodes])
+
+
+def _places_on(plant: Plant, names: Collection[str]) -> int:
+    has_gpus = any(node.gpus for node in plant.nodes)
+    return sum(node.gpus if has_gpus else node.cpus for node in plant.nodes if node.name in names)

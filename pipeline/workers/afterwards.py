@@ -62,7 +62,7 @@ class Afterwards:
             self.keeper.tend()
 
     def wanted(self) -> None:
-        """Ask for a pass: somebody outside of the run waits for a place that one of its workers may make."""
+        """Ask for a pass: somebody may wait for a place that one of the run's workers can make."""
         with self._going_on("no pass was asked for"):
             self.keeper.ask()
 

@@ -48,7 +48,8 @@ class Outside:
     """Is called after each attempt that failed, with whether this process goes on: what follows is for a pass
     to decide."""
     wanted: Callable[[], None] = lambda: None
-    """Is called where a job of another run has come to wait for room: a pass finds who makes place for it."""
+    """Is called where a job may wait for the place of this process: one of another run, or of this one while
+    there is nothing to do for who has just started. A pass finds who makes place."""
     waits: Callable[[], None] = lambda: None
     """Is called each second or so of a wait."""
     leaves: Callable[[bool], None] = lambda is_to_be_seen: None

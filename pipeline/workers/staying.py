@@ -13,11 +13,16 @@ from pipeline.workers.beats import Beat, Reason
 
 FIRST_SECONDS = 600.0
 """Seconds that a worker which has started early waits for its first input, if it may wait so long at all."""
+INPUT_SECONDS = 30.0
+"""Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
 ASK_SECONDS = 30.0
 """Seconds between two looks at the package, and between two estimates of when an input comes."""
 QUEUE_SECONDS = 10.0
 """Seconds between two looks at the queue of who waits: for that long it may keep a place that another run of
 the same user waits for, before it asks for the pass that sees so."""
+_PASS_SECONDS = 5.0
+"""Seconds that coming back takes beside the queue and the start: until a pass has submitted a job, and Slurm
+has looked at it."""
 _MOST_ALLOWED = 2.0
 FIRST_POLL, _FIRST_POLL_ON_NETWORK = 0.01, 0.03
 _LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0
@@ -61,7 +66,9 @@ def bound(linger: Linger, most: float, startup: float | None, queue: float | Non
         startup: seconds that a start takes; None if unknown.
         queue: seconds that a job waits in the queue; None if unknown.
     """
-    return min(most, (startup or 0.0) + (queue or 0.0)) if linger == "auto" else float(linger)
+    if linger != "auto":
+        return float(linger)
+    return min(most, (startup or 0.0) + (queue or 0.0) + _PASS_SECONDS)
 
 
 def allowance(linger: Linger, most: float, bound: float, others: Iterable[float | None]) -> float:
@@ -82,38 +89,41 @@ def allowance(linger: Linger, most: float, bound: float, others: Iterable[float 
     return max(0.0, min(total, _MOST_ALLOWED * bound, most - bound))
 
 
-def bound_of(linger: Linger, most: float, beats: Iterable[Beat], own: Beat, least: float = 0.0) -> float:
-    """Return the seconds that a worker waits at most, by what workers of its kind have said.
+@dataclass(frozen=True)
+class Terms:
+    """What the settings say of how long workers of a stage stay."""
+
+    linger: Linger
+    most: float
+    """Bound of an automatic one (``scheduler.linger_max``)."""
+    starts_early: bool
+
+
+def begin_wait(
+    terms: Terms,
+    began: float,
+    is_first: bool,
+    beats: Iterable[Beat],
+    own: Beat,
+    others: Iterable[float | None],
+) -> Wait:
+    """Return the wait that a worker begins.
 
     Args:
-        linger, most: as for :func:`bound`.
+        is_first: whether it has done nothing yet: then it was submitted to wait.
+        beats: what workers have said.
         own: its own beat of now; what its first task has loaded is not in the others yet.
-        least: seconds that it waits in any case: before its first task it was submitted to wait.
+        others: as for :func:`allowance`.
     """
     seen = list({beat.worker: beat for beat in (*beats, own)}.values())
     startup, queue = estimates.startup(seen, own.job_kind), estimates.queue_wait(seen, own.job_kind)
     start = max(startup.median if startup else 0.0, own.startup_seconds)
-    return max(least, bound(linger, most, start, queue.mean if queue else own.queued_seconds))
-
-
-def coming_back_of(beats: Iterable[Beat], own: Beat) -> float:
-    """Return the seconds after which a worker that leaves would be there again at the latest, in most cases;
-    0 where it does not know how long the queue is."""
-    alike = (beat for beat in (*beats, own) if beat.job_kind == own.job_kind)
-    queue = estimates.queue_wait({beat.worker: beat for beat in alike}.values(), own.job_kind)
-    return own.startup_seconds + queue.late if queue else 0.0
-
-
-def allowance_of(
-    linger: Linger, most: float, bound: float, beats: Sequence[Beat], others: Iterable[str]
-) -> float:
-    """Return the seconds beyond its bound that a worker waits, by what workers have said.
-
-    Args:
-        others: the other job kinds.
-    """
-    costs = [estimates.coming_back(beats, job_kind) for job_kind in others]
-    return allowance(linger, most, bound, costs)
+    longest = bound(terms.linger, terms.most, start, queue.mean if queue else own.queued_seconds)
+    if is_first:
+        longest = max(longest, min(FIRST_SECONDS, terms.most) if terms.starts_early else INPUT_SECONDS)
+    more = allowance(terms.linger, terms.most, longest, others)
+    coming_back = own.startup_seconds + queue.late if queue else 0.0
+    return Wait(began, longest, None, more, is_first, coming_back)
 
 
 def reason_to_leave(wait: Wait, now: float) -> Reason | None:

@@ -7,13 +7,14 @@ import pytest
 
 from pipeline.executors.slurm import expectations as slurm_expectations
 from pipeline.executors.slurm import worker_jobs
-from pipeline.orchestrate import driver, expectations, staffing
+from pipeline.orchestrate import driver, expectations, staffing, withdrawing
 from pipeline.orchestrate.reconcile import Actions
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.simulate import knowledge, passes
 from pipeline.simulate.simulation import simulate
 from pipeline.workers import choosing, estimates, staying
+from pipeline.workers import passages as inputs
 from stages import pulling, waiting
 from tests.support.plants import plant_with
 from tests.support.toyworkers import make_worker_world
@@ -63,7 +64,8 @@ RULES = {
         "make_places",
         lambda real: lambda s, m, d: ((), real(s, m, d)[1]),
     ),
-    "staffing: who starts early": (staffing, "_early", lambda real: always(None)),
+    "staffing: who starts early": (staffing, "_early", lambda real: always(())),
+    "withdrawing: who leaves the queue": (withdrawing, "_without_use", lambda real: always([])),
     "staffing: how many of each kind": (
         staffing,
         "targets_by_group",
@@ -82,7 +84,7 @@ RULES = {
     "choosing: what is free": (choosing, "is_free", lambda real: lambda a, most, is_given=False: not a),
     "staying: how long one waits": (staying, "bound", times(0.1)),
     "staying: how long for others": (staying, "allowance", times(0.0)),
-    "estimates: when an input comes": (estimates, "expected_ready", times(1.5)),
+    "passages: when an input comes": (inputs, "expected_ready", times(1.5)),
     "estimates: how long a start takes": (estimates, "startup", lambda real: always(None)),
 }
 

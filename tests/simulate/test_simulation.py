@@ -1,5 +1,6 @@
 """Simulated runs: what disturbs a real one disturbs them too, and the books add up."""
 
+import statistics
 import sys
 from dataclasses import replace
 from itertools import count
@@ -7,8 +8,8 @@ from itertools import count
 import pytest
 
 from pipeline.run.plan import Plan
-from pipeline.simulate.plant import Limits, Others, Plant, Request
-from pipeline.simulate.simulation import Simulation, simulate
+from pipeline.simulate.plant import Limits, Node, Others, Partition, Plant, Request, uniform
+from pipeline.simulate.simulation import Simulation, _partition_at, simulate
 from pipeline.simulate.strategies import job_for_each_task, never_leave
 from pipeline.workers.beats import Reason
 from tests.support.plants import SECONDS, plant_with
@@ -53,6 +54,33 @@ def test_an_evaluation_runs_beside_training_and_is_waited_for_at_the_end():
     assert [job.job_kind for job in found.jobs].count("evaluate") >= 1
     assert sum(job.tasks for job in found.jobs if job.job_kind == "evaluate") == 4
     assert found.seconds > sum(found.iterations)
+
+
+def test_an_evaluation_that_has_no_place_of_its_own_evicts_nobody_from_a_chain_that_is_quick():
+    """Three stages have the three places; to come back would take each as long as four iterations."""
+    quick = {"rollout": 4.0, "reward": 2.0, "update": 4.0}
+    plant = plant_with(3, 16, shards=1, startup=38.0, queue=0.0, every=2, seconds=SECONDS | quick)
+    found = simulate(plant)
+    assert found.is_complete
+    assert found.iterations[4:] == pytest.approx([10.0] * 12, rel=0.3)
+    assert sum(job.tasks for job in found.jobs if job.job_kind == "evaluate") == 9
+
+
+def test_who_got_its_place_before_what_it_waits_for_gives_it_back():
+    """The queue is not in order: of two jobs for the one place the second may come first."""
+    plant = plant_with(1, 8, shards=4, queue=22.0, queue_spread=0.5, seconds=SECONDS | {"reward": 15.0})
+    found = simulate(plant)
+    assert found.is_complete
+    assert max(found.iterations) < 2 * statistics.median(found.iterations)
+    assert found.without_task <= 1
+
+
+def test_no_partition_is_busier_with_others_than_the_cluster_is():
+    nodes = (Node("small", 8, 1), Node("large", 312, 39))
+    parts = (Partition("one", ("small",)), Partition("all", ("large",)))
+    plant = replace(plant_with(40), nodes=nodes, partitions=parts, others=Others(0.5, 100.0))
+    drawn = [_partition_at(plant, uniform("seed", str(number))) for number in range(4000)]
+    assert 60 <= drawn.count("one") <= 140, "a fortieth of the places, and of the jobs"
 
 
 def test_pools_score_between_rollout_and_reward():

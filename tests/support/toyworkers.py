@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pipeline.config.conversion import plain
-from pipeline.executors.slurm.crew import wanted_workers
+from pipeline.executors.slurm.crew import wanted_by
 from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import Stage, Task, task_key
@@ -236,7 +236,7 @@ class WorkerWorld(World):
         says so when it has submitted what they make it for."""
         alive = [e for e in self.slurm.elements() if not e.has_ended and not is_driver(e)]
         here = [e for e in alive if e.is_pending or self.stays(e)]
-        wanted = wanted_workers(self.run.plan, self.run.config.scheduler)
+        wanted = wanted_by(self.run.config.scheduler, self.run.plan)
         for job_kind, count in Counter(str(task_of(self.run, e).job_kind) for e in here).items():
             assert self.is_driving or count <= wanted[job_kind], self.told()
             self.most[job_kind] = max(count, self.most[job_kind])

@@ -10,13 +10,13 @@ from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
 from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.workers import estimates, staying
+from pipeline.workers import estimates, passages, staying
 from pipeline.workers.beats import Beat, Doing, Reason, write_beat
 from pipeline.workers.choosing import Choice, Step
-from pipeline.workers.estimates import Passage
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
+from pipeline.workers.passages import Passage, Took
 from pipeline.workers.staying import Wait
 from stages.pulse import Pulse
 from stages.waiting import Waiting
@@ -40,7 +40,7 @@ def test_others_are_waited_for_that_come_back_too_but_not_for_ever(most, own, ot
 @given(seconds, seconds | st.none(), seconds | st.none())
 def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
     found = staying.bound("auto", most, startup, queue)
-    assert found == min(most, (startup or 0) + (queue or 0))
+    assert found == min(most, (startup or 0) + (queue or 0) + 5), "and a pass, which submits it"
     assert staying.bound(7, most, startup, queue) == 7
 
 
@@ -133,26 +133,49 @@ LINES = [
 ]
 
 
+def passage(iteration: int, job_kind: str, *seconds: float) -> Passage:
+    return Passage(iteration, job_kind, Took(*seconds), Took(*seconds))
+
+
 def test_the_next_input_is_expected_when_the_stages_between_have_taken_their_time():
-    seen = estimates.passages(LINES)
+    seen = passages.passages(LINES)
     times = {PREPARE: 1.0, policy_maker(3): 1000.0}
     at = times.get
     rollout, update = Task(4, Stage.ROLLOUT), policy_maker(4)
-    assert estimates.expected_ready(PLAN, rollout, at, seen, 1001) == 1000
-    assert estimates.expected_ready(PLAN, update, at, seen, 1001) == 1050
-    assert estimates.expected_ready(PLAN, rollout._replace(iteration=5), at, seen, 1001) == 1080
-    assert estimates.expected_ready(PLAN, update, at, seen, 1300) == 1310  # rollouts are overdue: any moment
+    assert passages.expected_ready(PLAN, rollout, at, seen, 1001) == 1000
+    assert passages.expected_ready(PLAN, update, at, seen, 1001) == 1050
+    assert passages.expected_ready(PLAN, rollout._replace(iteration=5), at, seen, 1001) == 1080
+    assert passages.expected_ready(PLAN, update, at, seen, 1300) == 1310  # rollouts are overdue: any moment
+
+
+def test_rewards_begin_with_the_first_rollout_and_the_update_ends_with_the_last_reward():
+    """Two rollouts one after the other, each of 40 s; a reward takes 10 s more."""
+    at_once = [
+        *(
+            Span("rollout", i, "1-a", SpanEnd.COMMITTED, 100.0, 100.0, 100.0, t)
+            for i, t in enumerate([140.0, 180.0])
+        ),
+        *(Span("reward", i, "1-a", SpanEnd.COMMITTED, t, t, t, t + 10) for i, t in enumerate([140.0, 180.0])),
+        Span("update", 0, "1-a", SpanEnd.COMMITTED, 190.0, 190.0, 190.0, 220.0),
+    ]
+    seen = passages.passages([to_line(iteration_spans(1, at_once))])
+    at = {PREPARE: 1.0, policy_maker(1): 1000.0}.get
+    assert passages.expected_ready(PLAN, Task(2, Stage.REWARD), at, seen, 1001) == 1040
+    assert passages.expected_ready(PLAN, Task(2, Stage.REWARD), at, seen, 1050) == 1050, "any moment"
+    assert passages.expected_ready(PLAN, policy_maker(2), at, seen, 1001) == 1090
+    assert passages.expected_ready(PLAN, Task(3, Stage.ROLLOUT), at, seen, 1001) == 1120
+    assert passages.expected_ready(PLAN, Task(3, Stage.REWARD), at, seen, 1001) == 1160
 
 
 def test_who_leaves_for_a_far_input_does_not_count_how_long_others_waited_for_jobs():
     kinds = ("rollout", "reward", "update")
-    seen = [Passage(k, kind, 100.0, 3.0 + k, 1.0 + k) for k in (1, 2) for kind in kinds]
+    seen = [passage(k, kind, 100.0, 3.0 + k, 1.0 + k) for k in (1, 2) for kind in kinds]
     task, times = Task(5, Stage.ROLLOUT), {PREPARE: 1.0, policy_maker(3): 1000.0}
-    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000) == 1300
-    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=()) == 1012
+    assert passages.expected_ready(PLAN, task, times.get, seen, 1000) == 1300
+    assert passages.expected_ready(PLAN, task, times.get, seen, 1000, staying=()) == 1012
     # nor how long they loaded, where they stay
-    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=kinds) == 1006
-    assert estimates.expected_ready(PLAN, task, times.get, seen, 1000, staying=["update"]) == 1010
+    assert passages.expected_ready(PLAN, task, times.get, seen, 1000, staying=kinds) == 1006
+    assert passages.expected_ready(PLAN, task, times.get, seen, 1000, staying=["update"]) == 1010
 
 
 def test_of_a_passage_where_processes_stay_loading_is_no_part():
@@ -161,14 +184,44 @@ def test_of_a_passage_where_processes_stay_loading_is_no_part():
         for i, (begin, end) in enumerate([(22.0, 25.0), (24.0, 26.0), (40.0, 43.0)])
     ]
     failed = Span("reward", 0, "2-a", SpanEnd.FAILED, ready=10.0, started=12.0, computing=13.0, ended=20.0)
-    [passage] = estimates.passages([to_line(iteration_spans(1, [*spans, failed]))])
-    assert (passage.seconds, passage.at_work, passage.warm) == (33.0, 31.0, 7.0)
+    [found] = passages.passages([to_line(iteration_spans(1, [*spans, failed]))])
+    assert found.last == Took(33.0, 31.0, 7.0)
+    assert found.first == Took(15.0, 13.0, 3.0)
+
+
+def test_what_a_stage_does_while_the_one_before_goes_on_takes_no_time_of_its_own():
+    """Three rollouts end at 10, 20 and 30, each is scored in 4 s; the update follows 4 s after the last."""
+    spans = [
+        Span("reward", i, "1-a", SpanEnd.COMMITTED, ready=at, started=at, computing=at + 1, ended=at + 4)
+        for i, at in enumerate([10.0, 20.0, 30.0])
+    ]
+    [found] = passages.passages([to_line(iteration_spans(1, spans))])
+    assert found.last == found.first == Took(4.0, 4.0, 3.0)
+    slow = replace(spans[0], computing=33.0, ended=50.0)
+    [found] = passages.passages([to_line(iteration_spans(1, [slow, *spans[1:]]))])
+    assert found.last == Took(20.0, 20.0, 19.0), "31 to 34 and 33 to 50"
+    assert found.first == Took(14.0, 14.0, 3.0), "from the first input on"
+
+
+def test_those_who_have_just_started_up_take_away_nothing_that_is_known():
+    done = Beat("1_0r0", "reward", "h", 1, 0.0, startup_seconds=9.0, tasks=2, busy_seconds=8.0)
+    new = [Beat(f"2_{i}r0", "reward", "h", 1, 50.0 + i) for i in range(40)]
+    assert estimates.task_seconds([done, *new], "reward") == 4.0
+    assert estimates.startup([done, *new], "reward").median == 9.0
+
+
+def test_a_start_beside_others_is_as_long_as_it_was_beside_others():
+    beats = [Beat(f"1_{i}r0", "rollout", "h", 1, 0.0, startup_seconds=80.0) for i in range(3)]
+    beats.append(Beat("2_0r0", "rollout", "h", 1, 500.0, startup_seconds=20.0))
+    assert estimates.startup(beats, "rollout").median == 20.0, "of one alone"
+    assert estimates.startup_together(beats, "rollout") == 80.0
+    assert estimates.startup_together([], "rollout") is None
 
 
 def test_where_nothing_is_known_nothing_is_expected():
-    assert estimates.expected_ready(PLAN, policy_maker(1), {PREPARE: 1.0}.get, [], 2.0) is None
+    assert passages.expected_ready(PLAN, policy_maker(1), {PREPARE: 1.0}.get, [], 2.0) is None
     broken = [{"iteration": 1, "stages": {"rollout": {"ready": None, "ended": 3}}}, {"stages": 4}, {}]
-    assert estimates.passages(broken) == []
+    assert passages.passages(broken) == []
     assert estimates.startup([], "rollout") is None
     assert estimates.task_seconds([Beat("a", "rollout", "h", 1, 0.0)], "rollout") is None
 
@@ -180,10 +233,10 @@ def test_coming_back_is_unknown_until_one_has_started_up():
 
 
 def test_one_shard_that_is_missing_makes_its_stage_unfinished():
-    seen = estimates.passages(LINES)
+    seen = passages.passages(LINES)
     times = {PREPARE: 1.0, policy_maker(3): 1000.0} | {Task(4, Stage.ROLLOUT, s): 1040.0 for s in (0, 1)}
     times[Task(4, Stage.REWARD, 0)] = 1042.0
-    assert estimates.expected_ready(PLAN, policy_maker(4), times.get, seen, 1043) == 1050
+    assert passages.expected_ready(PLAN, policy_maker(4), times.get, seen, 1043) == 1050
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=40))
@@ -227,10 +280,10 @@ def test_a_start_takes_what_it_took_those_who_started_alone_and_found_a_task():
 
 @given(st.lists(st.floats(0, 50), min_size=1, max_size=20), st.floats(0, 50))
 def test_a_passage_that_takes_longer_is_expected_later(times, more):
-    seen = [Passage(k, "rollout", value, value / 2, value / 4) for k, value in enumerate(times)]
-    later = [replace(p, seconds=p.seconds + more, at_work=p.at_work + more) for p in seen]
+    seen = [passage(k, "rollout", value, value / 2, value / 4) for k, value in enumerate(times)]
+    later = [passage(k, "rollout", v + more, v / 2 + more, v / 4) for k, v in enumerate(times)]
     task, at = Task(1, Stage.REWARD), {PREPARE: 5.0}.get
-    assert estimates.expected_ready(PLAN, task, at, seen, 6.0) <= estimates.expected_ready(
+    assert passages.expected_ready(PLAN, task, at, seen, 6.0) <= passages.expected_ready(
         PLAN, task, at, later, 6.0
     )
 
@@ -248,4 +301,4 @@ def test_who_needed_long_to_start_up_waits_as_long_whatever_files_of_others_say_
     waiting = Waiting(run, "rollout", scheduler.rollout, 600.0, outside, pulse, crew)
     choice = Choice(Step.WAIT, Task(2, Stage.ROLLOUT), awaited=(frozenset([policy_maker(1)]),))
     assert waiting.go_on(choice, is_first=False) is None
-    assert waiting.wait.bound == 20.0
+    assert waiting.wait.bound == 25.0, "and a pass"

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -118,6 +119,20 @@ def waiting_worker(run: Run) -> Waiting:
     own = Beat("9_0r0", "rollout", "node", 1, 0.0, since=0.0)
     outside, pulse = Outside(own.worker, str), Pulse(run.paths, own)
     return Waiting(run, "rollout", ResourcesConfig(linger=60), 600.0, outside, pulse, Crew(run.paths))
+
+
+def test_who_has_started_up_for_what_is_still_to_come_has_a_pass_see_so(tmp_path):
+    """Something that is wanted sooner may wait for its place: it would be seen when a pass is overdue."""
+    run, asked = reportrun.make_run(tmp_path / "run"), []
+    worker, first = waiting_worker(run), Task(2, Stage.ROLLOUT)
+    worker.outside = replace(worker.outside, wanted=lambda: asked.append(1))
+    choice = Choice(Step.WAIT, first, awaited=(frozenset([policy_maker(1)]),))
+    for _ in range(2):
+        assert worker.go_on(choice, is_first=True) is None
+    assert asked == [1], "once"
+    worker.wait = None
+    assert worker.go_on(choice, is_first=False) is None
+    assert asked == [1]
 
 
 @pytest.mark.parametrize("keeps_listings", [True, False])

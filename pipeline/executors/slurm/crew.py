@@ -8,13 +8,13 @@ from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.job_table import JobTable, Live
 from pipeline.executors.slurm.queue import as_heard_of, is_live, is_pending, newest_starts, worker_of
-from pipeline.orchestrate.crew import Crew, Pending, Worker
+from pipeline.orchestrate.crew import Crew, Pending, Worker, wanted_workers
 from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.situation import Foreign
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission, is_driver_job
-from pipeline.run.tasks import PREPARE, Stage, Task, parse_task
+from pipeline.run.tasks import Task, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
 from pipeline.workers.reading import read_beats
@@ -36,15 +36,9 @@ Beats = Mapping[str, Beat]
 """Newest beats by the workers' names."""
 
 
-def wanted_workers(plan: Plan, config: SlurmConfig) -> dict[str, int]:
-    """Return the number of workers that a run is to have, by job kind. Pure."""
-    wanted = {}
-    benchmarks = (Stage.BENCHMARK,) if plan.benchmark_every else ()
-    for job_kind in (PREPARE.job_kind, *plan.job_kinds, Stage.EVALUATE, *benchmarks):
-        is_sharded = any(t.job_kind == job_kind and t.stage.is_sharded for t in plan.tasks(plan.iterations))
-        most = resources_of(config, job_kind).array_parallelism or plan.num_shards
-        wanted[str(job_kind)] = min(plan.num_shards, most) if is_sharded else 1
-    return wanted
+def wanted_by(config: SlurmConfig, plan: Plan) -> dict[str, int]:
+    """Return the number of workers that a run is to have by its settings, by job kind. Pure."""
+    return wanted_workers(plan, lambda job_kind: resources_of(config, job_kind).array_parallelism)
 
 
 def beats_of(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:

@@ -10,7 +10,7 @@ from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.records import Committed
 from pipeline.run.tasks import Stage, Task
-from pipeline.workers.estimates import passages
+from pipeline.workers.passages import passages
 from pipeline.workers.reading import read_beats
 
 _SPANS_BYTES = 1 << 18

@@ -24,7 +24,7 @@ from pipeline.executors.slurm.crew import (
     read_roster,
     silent_workers,
     split_unclaimed,
-    wanted_workers,
+    wanted_by,
 )
 from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone, explain
@@ -306,7 +306,7 @@ class WorkerJobs(SlurmJobs):
             held=self.held,
             committed=seen.committed.keys() - seen.corrupt.keys(),
             ready=self.ready,
-            wanted=(wanted := wanted_workers(self.run.plan, self.submitter.config)),
+            wanted=(wanted := wanted_by(self.submitter.config, self.run.plan)),
             needs=(needs := needs_of(self.submitter.config, wanted)),
             nodes=nodes_of(self.run.paths, needs.values(), now),
             early=early_kinds(self.submitter.config, wanted),

@@ -1,0 +1,76 @@
+"""Which elements are taken out of the queue again. Pure.
+
+An element is submitted for a task that is there, or will be. Until it has a place others may have done that
+task, and all others like it: it would start up for nothing, and takes a place that somebody else may need.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+from pipeline.orchestrate.crew import Pending
+from pipeline.orchestrate.situation import Estimate, Situation, comes_before
+
+
+def withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names of the elements that are to leave the queue.
+
+    1. Those that have no task any more, or are not ready for one, where others wait for such a place.
+    2. Those that would find no task once they have started up, where the next ones are expected so late
+       that elements for them can be submitted in time.
+    3. Those that are more than there are to be.
+
+    Args:
+        most: most workers of each job kind.
+    """
+    found = dict.fromkeys(_in_the_way(seen))
+    for kind in seen.wanted:
+        mine = [e for e in seen.crew.pending if e.job_kind == kind and e.first not in seen.left]
+        found |= dict.fromkeys(element.name for element in _without_use(seen, kind, mine))
+        surplus = seen.crew.count(kind) - most[kind] - sum(e.name in found for e in mine)
+        newest = [e.name for e in reversed(mine) if e.name not in found]
+        found |= dict.fromkeys(newest[: max(0, surplus)])
+    return tuple(found)
+
+
+def _in_the_way(seen: Situation) -> Iterator[str]:
+    """Yield the elements that could take a place which another stage needs before them."""
+    ready = {*seen.ready_by_kind, *(kind for kind in seen.wanted if seen.open_tasks(kind))}
+    due = (e for e in seen.crew.pending if seen.has_task(e) and (e.begin or 0.0) <= seen.now)
+    wanting = ready.union(element.job_kind for element in due)
+    for element in seen.crew.pending:
+        is_spare = not seen.has_task(element) and element.job_kind not in ready
+        if (is_spare and _may_need(seen, element.job_kind, wanting)) or _is_too_early(seen, element):
+            yield element.name
+
+
+def _is_too_early(seen: Situation, element: Pending) -> bool:
+    """Whether an element that waits for its input is in the queue with one that must have a place before."""
+    is_later = element.begin is not None and element.begin > seen.now  # it takes nobody's place yet
+    if is_later or not _is_early(seen, element):
+        return False
+    late = {
+        one.job_kind
+        for one in seen.crew.pending
+        if one.lacks_room and seen.is_ready(one.first) and comes_before(one.first, element.first)
+    }
+    return _may_need(seen, element.job_kind, late)
+
+
+def _is_early(seen: Situation, element: Pending) -> bool:
+    """Whether the task that an element was submitted for is still to come."""
+    return seen.has_task(element) and not seen.is_ready(element.first)
+
+
+def _may_need(seen: Situation, job_kind: str, wanting: Collection[str]) -> bool:
+    """Whether a place of a job kind could be one of another kind's that wants one."""
+    return any(kind != job_kind and seen.may_share(job_kind, kind) for kind in wanting)
+
+
+def _without_use(seen: Situation, job_kind: str, mine: list[Pending]) -> list[Pending]:
+    """Return the elements of a kind that would find nothing to do: the last of those whose own inputs have
+    come."""
+    estimate = seen.estimates.get(job_kind, Estimate())
+    is_over = not seen.undone  # then all that waits is cancelled
+    if is_over or (seen.coming(job_kind) and not estimate.has_time(seen.now)):
+        return []
+    due = [element for element in mine if not _is_early(seen, element)]
+    return due[seen.left_over(job_kind, estimate.startup) :]
