@@ -89,7 +89,7 @@ class Keeper:
             if worker.doing is Doing.STARTING:
                 self.run.has_started(worker)
 
-        seconds = self.run.kind(worker.job_kind).startup
+        seconds = self.run.kind(worker.job_kind).startup + self.run.load_ahead(worker)
         self.startups[worker.job.nodes[0]].add(worker.job, seconds, ended)
 
     def is_gone(self, worker: Worker) -> None:

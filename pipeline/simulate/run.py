@@ -90,6 +90,14 @@ class SimulatedRun:
         self.clock.at(ends, self._end_in_time, worker, start)
         self.around.is_starting(worker)
 
+    def load_ahead(self, worker: Worker) -> float:
+        """Return how long a worker that starts up reads the newest policy, if its tasks compute with one."""
+        newest = min(self.progress.frontier.updated, worker.first.iteration - 1)
+        if newest < 0 or worker.first.stage not in (Stage.ROLLOUT, Stage.UPDATE):
+            return 0.0
+        worker.loaded = newest
+        return self.plant.load_seconds
+
     def has_started(self, worker: Worker) -> None:
         worker.beat = replace(worker.beat, startup_seconds=self.now - worker.since)
         worker.change(Doing.WAITING, self.now)
