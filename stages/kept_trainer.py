@@ -19,6 +19,12 @@ def has_kept_trainer() -> bool:
     return module is not None and module.is_there()
 
 
+def seconds_to_save_trainer() -> float:
+    """Return the seconds that :func:`save_kept_trainer` takes, as far as is known."""
+    module = sys.modules.get("stages.ppo.kept")
+    return module.seconds_to_save() if module is not None else 0.0
+
+
 def release_kept_trainer() -> None:
     """Give the trainer's memory back: after a task that failed."""
     if module := sys.modules.get("stages.ppo.kept"):

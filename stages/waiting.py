@@ -20,6 +20,7 @@ from pipeline.workers.handover import is_to_leave
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Terms, Wait
+from stages.kept_trainer import seconds_to_save_trainer
 from stages.noticing import Notices
 from stages.pulse import Pulse
 from stages.surroundings import Asking, Bell, Package, is_network, keeps_listings
@@ -160,7 +161,8 @@ class Waiting:
             costs = [estimates.coming_back(beats, kind) for kind in others]
             terms = Terms(self.settings.linger, self.linger_max, self.settings.start_early)
             began, own = time.monotonic(), self.pulse.beat
-            self.wait = staying.begin_wait(terms, began, is_first, beats, own, costs)
+            leaving = seconds_to_save_trainer()
+            self.wait = staying.begin_wait(terms, began, is_first, beats, own, costs, leaving)
         if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
             until = time.time() + self.wait.until - time.monotonic()
             self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=until)

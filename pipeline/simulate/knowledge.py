@@ -129,7 +129,9 @@ class Knowledge:
         terms = Terms(kind.linger, self.plant.linger_max, kind.start_early)
         others = (other for other in self.plant.plan.job_kinds if other != worker.job_kind)
         costs = [self._coming_back(beats, other) for other in others]
-        return staying.begin_wait(terms, self.now, worker.has_first, beats, worker.beat, costs)
+        leaving = self.plant.state_seconds if worker.unsaved else 0.0
+        own = worker.beat
+        return staying.begin_wait(terms, self.now, worker.has_first, beats, own, costs, leaving)
 
     def _coming_back(self, beats: Sequence[Beat], job_kind: str) -> float | None:
         """Return what coming back costs workers of a kind; asked once for all who begin to wait."""

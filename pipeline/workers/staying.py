@@ -106,6 +106,7 @@ def begin_wait(
     beats: Iterable[Beat],
     own: Beat,
     others: Iterable[float | None],
+    leaving: float = 0.0,
 ) -> Wait:
     """Return the wait that a worker begins.
 
@@ -114,11 +115,13 @@ def begin_wait(
         beats: what workers have said.
         own: its own beat of now; what its first task has loaded is not in the others yet.
         others: as for :func:`allowance`.
+        leaving: seconds that it takes to leave, which its successor waits for: to save what it alone has.
     """
     seen = list({beat.worker: beat for beat in (*beats, own)}.values())
     startup, queue = estimates.startup(seen, own.job_kind), estimates.queue_wait(seen, own.job_kind)
     start = max(startup.median if startup else 0.0, own.startup_seconds)
-    longest = bound(terms.linger, terms.most, start, queue.mean if queue else own.queued_seconds)
+    in_queue = queue.mean if queue else own.queued_seconds or 0.0
+    longest = bound(terms.linger, terms.most, start, in_queue + leaving)
     if is_first:
         longest = max(longest, min(FIRST_SECONDS, terms.most) if terms.starts_early else INPUT_SECONDS)
     more = allowance(terms.linger, terms.most, longest, others)

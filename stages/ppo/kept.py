@@ -128,6 +128,18 @@ def save() -> None:
         save_state(kept.context, kept.learner, kept.version)
 
 
+def seconds_to_save() -> float:
+    """Return the seconds that :func:`save` takes, by the newest state that is there; 0 if it has nothing to
+    do, or none was written yet."""
+    if _kept is None or (newest := _newest_state(_kept)) == _kept.version:
+        return 0.0
+    try:
+        record = read_record(_kept.context.paths, state_of(newest)) if newest > 0 else None
+    except (BadCommit, OSError):
+        return 0.0
+    return 0.0 if record is None else max(0.0, record.ended - record.started)
+
+
 def release() -> None:
     """Drop what is kept: after a task that failed, or before memory is needed for something else."""
     global _kept, _in_use

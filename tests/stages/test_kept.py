@@ -364,16 +364,20 @@ def what_is_kept_and_dropped(folder: Path, learn) -> None:
     # the process leaves, as planned
     learn("leaving", 1)
     learn("leaving", 2)
+    assert kept.seconds_to_save() == 0.0, "none was written yet"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stages.ppo.kept.read_record", full)
         kept.save()  # which ends nobody, nor leaves other ranks waiting
     kept.save()
     kept.save()
+    assert kept.seconds_to_save() == 0.0, "it is saved"
     before = tensor_bytes()
     kept.release()
     assert tensor_bytes() < before / 4, "weights and moments are still in memory"
     learn("leaving", 3)
+    assert kept.seconds_to_save() > 0.0
     kept.release()
+    assert kept.seconds_to_save() == 0.0
 
 
 def replays_that_save(learn) -> None:

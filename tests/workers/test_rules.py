@@ -288,6 +288,13 @@ def test_a_passage_that_takes_longer_is_expected_later(times, more):
     )
 
 
+def test_who_alone_has_the_trainer_s_state_waits_for_as_long_as_saving_it_takes_too():
+    own = Beat("9_0r0", "update", "node", 1, 0.0, startup_seconds=20.0, queued_seconds=2.0)
+    terms = staying.Terms("auto", 3600.0, starts_early=True)
+    waits = [staying.begin_wait(terms, 100.0, False, [], own, [], seconds) for seconds in (0.0, 52.0)]
+    assert [wait.bound for wait in waits] == [27.0, 79.0]
+
+
 def test_who_needed_long_to_start_up_waits_as_long_whatever_files_of_others_say_so_far(tmp_path):
     """Right after their first tasks: what those have loaded is not in anybody's file yet."""
     scheduler = SlurmConfig(rollout=ResourcesConfig(linger="auto"))
