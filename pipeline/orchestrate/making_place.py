@@ -158,14 +158,21 @@ def _find_for(places: Places, element: Pending) -> None:
 
 def _wanted_at(seen: Situation, element: Pending) -> float:
     """Return when an element must have a place whose task is ready (unix time). Nothing waits for what is
-    measured of policies: it has time until the others would be there again, unless it has waited for long."""
+    measured of policies: it has time until the others would be there again, unless it has waited for long;
+    and any time where it is not known when these go on."""
     kind = element.job_kind
     if kind not in seen.aside:
         return seen.now
     beside = [one for one in seen.plan.job_kinds if seen.may_share(kind, one)]
-    starts = [seen.estimates.get(one, Estimate()).startup or 0.0 for one in (*beside, kind)]
-    cost = 2 * max(starts) + (seen.estimates.get(kind, Estimate()).task or 0.0)
-    return seen.now if seen.now - element.since >= _PATIENCE * cost else seen.now + cost
+    known = {one: seen.estimates.get(one, Estimate()) for one in (*beside, kind)}
+    starts = [found.startup for found in known.values() if found.startup is not None]
+    if not starts:
+        return math.inf
+    cost = 2 * max(starts) + (known[kind].task or 0.0)
+    if seen.now - element.since >= _PATIENCE * cost:
+        return seen.now
+    is_known = all(known[one].next_input is not None or not seen.coming(one) for one in beside)
+    return seen.now + cost if is_known else math.inf
 
 
 def _placed(

@@ -27,13 +27,11 @@ class Work:
     wanted: int
     """Most workers that have something to do at once."""
     tasks: int
-    """Its tasks in an iteration that has any."""
+    """Its tasks in an iteration."""
     seconds: float | None
     """Seconds that these take one after the other; None if unknown."""
     coming_back: float | None
     """Seconds until a worker of it is there that is not: in the queue, and to start. None if unknown."""
-    share: float = 1.0
-    """Share of the iterations in which it has work."""
 
 
 def targets(works: Mapping[str, Work], room: Room) -> dict[str, int]:
@@ -95,7 +93,7 @@ def _shared(works: Mapping[str, Work], most: Mapping[str, int], room: Room) -> d
 def _gain(work: Work, number: int) -> float:
     """Return what another worker saves of a stage, as if its tasks could be divided: of those that save
     nothing alone several may save much."""
-    return work.share * (work.seconds or 0.0) / (number * (number + 1))
+    return (work.seconds or 0.0) / (number * (number + 1))
 
 
 def _passage(work: Work, number: int) -> float:
@@ -104,7 +102,7 @@ def _passage(work: Work, number: int) -> float:
 
 
 def _round(work: Work) -> float:
-    return work.share * (work.seconds or 0.0) / work.tasks
+    return (work.seconds or 0.0) / work.tasks
 
 
 def _seconds(works: Mapping[str, Work], numbers: Mapping[str, int]) -> float:
@@ -114,7 +112,7 @@ def _seconds(works: Mapping[str, Work], numbers: Mapping[str, int]) -> float:
 def _starts(works: Mapping[str, Work]) -> float:
     """Return the seconds of an iteration in which kinds that take turns start up."""
     costs = [work.coming_back for work in works.values()]
-    return math.inf if None in costs else sum(w.share * (w.coming_back or 0.0) for w in works.values())
+    return math.inf if None in costs else sum(cost or 0.0 for cost in costs)
 
 
 def groups(works: Mapping[str, Work], room: Room) -> list[dict[str, Work]]:

@@ -51,9 +51,9 @@ def staff(seen: Situation) -> Staffing:
        away, if it is later than what they leave for. They may be at work yet, if they will have done all that
        is ready by then.
     """
-    works = {kind: _work(seen, kind) for kind in seen.wanted if kind in seen.needs and _has_work(seen, kind)}
-    chain = {kind: work for kind, work in works.items() if kind in seen.plan.job_kinds}
-    most = _targets(seen, works, chain)
+    kinds = [kind for kind in seen.plan.job_kinds if kind in seen.needs and kind in seen.wanted]
+    chain = {kind: _work(seen, kind) for kind in kinds}
+    most = _targets(seen, chain)
     spare = withdrawn(seen, most)
     seen = seen.without(spare)
     matters = {kind for kind in seen.early if _starts_early(seen, kind, chain, most)}
@@ -64,22 +64,16 @@ def staff(seen: Situation) -> Staffing:
     return Staffing(tuple(orders), tuple(_hurried(seen)), handovers, spare)
 
 
-def _targets(seen: Situation, works: Mapping[str, Work], chain: Mapping[str, Work]) -> dict[str, int]:
-    """Return the most workers of each kind that there are to be."""
-    found = worthwhile(chain, targets_by_group(works, room_of(seen.nodes, seen.others)))
+def _targets(seen: Situation, chain: Mapping[str, Work]) -> dict[str, int]:
+    """Return the most workers of each kind that there are to be. No place is kept for what an iteration is no
+    chain of: prepare is there once, and nothing waits for what is measured of policies."""
+    found = worthwhile(chain, targets_by_group(chain, room_of(seen.nodes, seen.others)))
     most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
     for kind in most:  # inputs before what reads them
         sources = _upstream(seen, kind)
         keeping_up = [max(most[s], _keep_up(seen, kind, s, most[s])) for s in sources]
         most[kind] = min([most[kind], *keeping_up])
     return most
-
-
-def _has_work(seen: Situation, job_kind: str) -> bool:
-    """Whether a kind needs places at all: not prepare once it is over, nor an evaluation that never comes."""
-    if job_kind == PREPARE.job_kind:
-        return PREPARE not in seen.committed
-    return seen.plan.share_of_iterations(job_kind) > 0
 
 
 def _upstream(seen: Situation, job_kind: str) -> list[str]:
@@ -97,10 +91,7 @@ def _keep_up(seen: Situation, job_kind: str, source: str, workers: int) -> int:
 def _work(seen: Situation, job_kind: str) -> Work:
     estimate, tasks = seen.estimates.get(job_kind, Estimate()), seen.plan.tasks_of_kind(job_kind)
     seconds = None if estimate.task is None else tasks * estimate.task
-    share = seen.plan.share_of_iterations(job_kind)
-    if not share:  # prepare, which is there once
-        return Work(seen.needs[job_kind], seen.wanted[job_kind], 1, 0.0, 0.0, share)
-    return Work(seen.needs[job_kind], seen.wanted[job_kind], tasks, seconds, estimate.turn, share)
+    return Work(seen.needs[job_kind], seen.wanted[job_kind], tasks, seconds, estimate.turn)
 
 
 # --- who is wanted -------------------------------------------------------------------------------------

@@ -75,15 +75,6 @@ class Plan:
             return ()
         return tuple(source.job_kind for source in self.inputs(task) if source.stage.is_sharded)
 
-    def share_of_iterations(self, job_kind: str) -> float:
-        """Return the share of the iterations that have tasks of a job kind; 0 for prepare, which is there
-        once."""
-        stage = task_of(0, job_kind).stage
-        if stage in (Stage.EVALUATE, Stage.BENCHMARK):
-            every = self._every(stage)
-            return 1 / every if every else 0.0
-        return float(stage is not Stage.PREPARE)
-
     def all_tasks(self) -> Iterator[Task]:
         for iteration in dict.fromkeys((0, *range(self.start, self.iterations + 1))):
             yield from self.tasks(iteration)

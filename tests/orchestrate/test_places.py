@@ -83,8 +83,8 @@ def test_room_is_made_wherever_it_can_be_and_nobody_leaves_in_vain(free, workers
 # --- sharing and taking turns ---
 
 
-def work(wanted=4, seconds=2.0, back=10.0, gpus=1, share=1.0, partitions=GPU) -> Work:
-    return Work(need(gpus, partitions=partitions), wanted, wanted, seconds, back, share)
+def work(wanted=4, seconds=2.0, back=10.0, gpus=1, partitions=GPU) -> Work:
+    return Work(need(gpus, partitions=partitions), wanted, wanted, seconds, back)
 
 
 def test_where_all_have_room_everybody_has_as_many_as_wanted():
@@ -115,12 +115,6 @@ def test_what_can_never_be_there_at_once_takes_turns():
 
 def test_a_job_that_fits_no_node_that_is_known_is_left_to_slurm():
     assert targets({"rollout": work(gpus=16)}, room_of([node()])) == {"rollout": 4}
-
-
-def test_evaluation_now_and_then_leaves_rollouts_more_places():
-    room, rollout = room_of([node(gpus=4)]), work(seconds=8.0)
-    seldom = targets({"rollout": rollout, "evaluate": work(1, 1.0, share=0.1)}, room)
-    assert seldom == {"rollout": 3, "evaluate": 1}
 
 
 def test_kinds_of_other_nodes_are_no_matter():

@@ -390,8 +390,9 @@ def test_nothing_is_queued_for_what_live_workers_take_sooner_than_a_new_one_star
     assert [order.tasks for order in more.orders] == [tuple(ROLLOUTS[1:])]
 
 
-def test_no_place_is_kept_for_an_evaluation_that_never_comes():
-    task = {kind: Estimate(None, 1.0, 10.0, task=2.0) for kind in TWO_EACH}
+def test_no_place_is_kept_for_what_is_measured_of_policies():
+    """It comes where nobody needs the place, or has waited for long."""
+    task = {kind: Estimate(None, 1.0, 10.0, task=2.0) for kind in (*TWO_EACH, "evaluate")}
     places = {**ONE_PLACE, "evaluate": ("gpu",)}
     wanted = {"rollout": 4, "evaluate": 1}
     given = {"places": places, "wanted": wanted, "estimates": task, "early": ()}

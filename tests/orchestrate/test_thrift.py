@@ -177,6 +177,7 @@ def test_an_evaluation_has_time_until_it_costs_a_tenth_of_it(monkeypatch):
         return leaving(decided)
 
     assert who_leaves(expected) == {}
+    assert who_leaves({**expected, "rollout": replace(soon, next_input=None)}) == {}, "nobody knows when"
     assert who_leaves({**expected, "rollout": replace(soon, next_input=900.0)}) == {"7_0r0": "evaluate"}
     assert who_leaves(expected, now=100.0 + 9 * 45) == {}
     late = {kind: replace(e, next_input=e.next_input and 560.0) for kind, e in expected.items()}

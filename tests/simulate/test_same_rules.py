@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.executors.slurm import expectations as slurm_expectations
 from pipeline.executors.slurm import worker_jobs
-from pipeline.orchestrate import driver, expectations, staffing, withdrawing
+from pipeline.orchestrate import driver, expectations, staffing
 from pipeline.orchestrate.reconcile import Actions
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage
@@ -65,7 +65,7 @@ RULES = {
         lambda real: lambda s, m, d: ((), real(s, m, d)[1]),
     ),
     "staffing: who starts early": (staffing, "_early", lambda real: always(())),
-    "withdrawing: who leaves the queue": (withdrawing, "_without_use", lambda real: always([])),
+    "withdrawing: who leaves the queue": (staffing, "withdrawn", lambda real: always(())),
     "staffing: how many of each kind": (
         staffing,
         "targets_by_group",
