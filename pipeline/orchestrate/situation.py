@@ -16,6 +16,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.choosing import is_left_to_passes
+from pipeline.workers.staying import PASS_SECONDS
 from slurm.nodes import Node
 
 
@@ -48,7 +49,7 @@ class Estimate:
     def turn(self) -> float | None:
         """Seconds that one takes at least to come back: what it waits for others to make place, who take
         turns with it, is not counted against turns."""
-        return None if self.startup is None else self.startup + self.least_queue_wait
+        return None if self.startup is None else self.startup + self.least_queue_wait + PASS_SECONDS
 
     def has_time(self, now: float) -> bool:
         """Whether who is submitted in time, later than now (unix time), is there for the next input."""
@@ -166,9 +167,10 @@ class Situation:
 
     def next_input(self, job_kind: str) -> float:
         """Return when the next inputs of a kind that are not there are expected (unix time); infinite if that
-        is not known."""
+        is not known, or there are none to come."""
         expected = self.estimates.get(job_kind, Estimate()).next_input
-        return math.inf if expected is None else max(expected, self.now)
+        is_to_come = expected is not None and job_kind in self._waiting
+        return max(expected or 0.0, self.now) if is_to_come else math.inf
 
     @cached_property
     def undone(self) -> Sequence[Task]:

@@ -69,7 +69,9 @@ def _targets(seen: Situation, chain: Mapping[str, Work]) -> dict[str, int]:
     chain of: prepare is there once, and nothing waits for what is measured of policies."""
     found = worthwhile(chain, targets_by_group(chain, room_of(seen.nodes, seen.others)))
     most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
-    for kind in most:  # inputs before what reads them
+    if PREPARE in seen.committed:
+        most[PREPARE.job_kind] = 0
+    for kind in seen.wanted:  # inputs before what reads them
         sources = _upstream(seen, kind)
         keeping_up = [max(most[s], _keep_up(seen, kind, s, most[s])) for s in sources]
         most[kind] = min([most[kind], *keeping_up])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pipeline.config.job_kinds import DRIVER
 from pipeline.orchestrate.places import Held
 from pipeline.orchestrate.situation import Foreign, Order
+from pipeline.run.bookkeeping import rest_after
 from pipeline.run.tasks import Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Job
@@ -20,8 +21,6 @@ from pipeline.simulate.worker import Worker
 from pipeline.workers.beats import Doing
 from pipeline.workers.overdue import is_overdue
 
-_MOST_REST = 5.0
-"""Seconds between two passes at most; else as long as a pass took."""
 _OVERDUE_SECONDS = 60.5
 _RECENT = 8
 """Iterations of which it is known what one takes."""
@@ -177,7 +176,7 @@ class Keeper:
     def _end(self) -> None:
         now, plant = self.clock.now, self.plant
         self._is_at_work, self._last = False, now
-        self._rested = now + min(_MOST_REST, sum(plant.passes))
+        self._rested = now + rest_after(sum(plant.passes), plant.pass_cpu)
         oldest = self.run.progress.rows - 1
         self.begun_with = {task for task in self.begun_with if task.iteration >= oldest}
         if self.arrays:

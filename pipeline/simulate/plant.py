@@ -130,8 +130,10 @@ class Plant:
     """Seconds that an update takes to write the trainer's state, behind its policy."""
     save_every: int = 1
     """Updates between two such states."""
-    passes: tuple[float, float] = (0.8, 0.7)
+    passes: tuple[float, float] = (0.1, 0.1)
     """Seconds that a pass takes until it looks, and from then on."""
+    pass_cpu: float = 0.09
+    """Seconds of a core that a pass takes: the next rests the longer for it."""
     linger_max: float = 3600.0
     evicts: bool = True
     """Whether workers make place for others where a pass says so."""

@@ -20,7 +20,7 @@ ASK_SECONDS = 30.0
 QUEUE_SECONDS = 10.0
 """Seconds between two looks at the queue of who waits: for that long it may keep a place that another run of
 the same user waits for, before it asks for the pass that sees so."""
-_PASS_SECONDS = 5.0
+PASS_SECONDS = 3.0
 """Seconds that coming back takes beside the queue and the start: until a pass has submitted a job, and Slurm
 has looked at it."""
 _MOST_ALLOWED = 2.0
@@ -68,7 +68,7 @@ def bound(linger: Linger, most: float, startup: float | None, queue: float | Non
     """
     if linger != "auto":
         return float(linger)
-    return min(most, (startup or 0.0) + (queue or 0.0) + _PASS_SECONDS)
+    return min(most, (startup or 0.0) + (queue or 0.0) + PASS_SECONDS)
 
 
 def allowance(linger: Linger, most: float, bound: float, others: Iterable[float | None]) -> float:

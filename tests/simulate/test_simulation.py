@@ -14,7 +14,7 @@ from pipeline.simulate.strategies import job_for_each_task, never_leave
 from pipeline.workers.beats import Reason
 from tests.support.plants import SECONDS, plant_with
 
-MOST_CALLS = 120_000
+MOST_CALLS = 200_000
 """Calls of functions for an iteration of 16 shards: about half as many again as there are."""
 
 

@@ -40,7 +40,7 @@ def test_others_are_waited_for_that_come_back_too_but_not_for_ever(most, own, ot
 @given(seconds, seconds | st.none(), seconds | st.none())
 def test_an_automatic_bound_is_what_coming_back_costs(most, startup, queue):
     found = staying.bound("auto", most, startup, queue)
-    assert found == min(most, (startup or 0) + (queue or 0) + 5), "and a pass, which submits it"
+    assert found == min(most, (startup or 0) + (queue or 0) + 3), "and a pass, which submits it"
     assert staying.bound(7, most, startup, queue) == 7
 
 
@@ -292,7 +292,7 @@ def test_who_alone_has_the_trainer_s_state_waits_for_as_long_as_saving_it_takes_
     own = Beat("9_0r0", "update", "node", 1, 0.0, startup_seconds=20.0, queued_seconds=2.0)
     terms = staying.Terms("auto", 3600.0, starts_early=True)
     waits = [staying.begin_wait(terms, 100.0, False, [], own, [], seconds) for seconds in (0.0, 52.0)]
-    assert [wait.bound for wait in waits] == [27.0, 79.0]
+    assert [wait.bound for wait in waits] == [25.0, 77.0]
 
 
 def test_who_needed_long_to_start_up_waits_as_long_whatever_files_of_others_say_so_far(tmp_path):
@@ -308,4 +308,4 @@ def test_who_needed_long_to_start_up_waits_as_long_whatever_files_of_others_say_
     waiting = Waiting(run, "rollout", scheduler.rollout, 600.0, outside, pulse, crew)
     choice = Choice(Step.WAIT, Task(2, Stage.ROLLOUT), awaited=(frozenset([policy_maker(1)]),))
     assert waiting.go_on(choice, is_first=False) is None
-    assert waiting.wait.bound == 25.0, "and a pass"
+    assert waiting.wait.bound == 23.0, "and a pass"
