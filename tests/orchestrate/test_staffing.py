@@ -488,6 +488,7 @@ class World(RuleBasedStateMachine):
         self.places = places or 1000
         self.nodes = [Node("node", GPU.partitions, 100, places, 0)] if places else []
         self.leaving: set[str] = set()
+        self.told: set[str] = set()
         self.now, self.arrays = 0.0, 0
         self.records: dict[Task, Committed] = {}
         self.jobs: list[Job] = []
@@ -578,6 +579,7 @@ class World(RuleBasedStateMachine):
             )
         )
         self.leaving = {one.worker for one in decided.handovers}
+        self.told |= self.leaving
         self.jobs = [j for j in self.jobs if j.runs or f"{j.array}_{j.index}" not in decided.withdrawn]
         for order in decided.orders:
             self.submit(order)
@@ -698,7 +700,7 @@ class World(RuleBasedStateMachine):
     @invariant()
     def there_are_never_more_than_wanted(self):
         for job_kind, wanted in getattr(self, "wanted", {}).items():
-            told = {name.partition("r")[0] for name in self.leaving}  # to leave, or put back since then
+            told = {name.partition("r")[0] for name in self.told}  # to leave: may not have, or be put back
             mine = [j for j in self.jobs if j.first.job_kind == job_kind]
             mine = [j for j in mine if f"{j.array}_{j.index}" not in told]
             assert len([j for j in mine if not j.runs or j.can_stay]) <= wanted
