@@ -47,10 +47,10 @@ def test_workers_account_for_all_that_they_held_and_a_killed_one_for_what_it_sai
     words = ["iterations=4", *staying(300), *take("0.5", "rollout", "update"), SET_UP]
     run = make_run(cluster, tmp_path / "run", *words)
     run.submit()
+    requeued = worker_who(run, "update", Doing.WAITING, is_used)  # its next input comes soon: it is kept
+    cluster.call("scontrol", "requeue", element_of(requeued))
     killed = worker_who(run, "rollout", Doing.BUSY, is_used)
     os.kill(killed.pid, signal.SIGKILL)
-    requeued = worker_who(run, "update", Doing.WAITING, is_used)
-    cluster.call("scontrol", "requeue", element_of(requeued))
     run.wait_until_complete()
     shown = run.command("status", run.root, "--cost", "--json")
     assert shown.returncode == 0, shown.stderr

@@ -147,7 +147,7 @@ def with_a_trainer_kept(root: Path, loses_disk: bool) -> None:
         (root / "saved.json").write_text(json.dumps(asdict(the_beat(run))))
 
     kept = types.ModuleType("stages.ppo.kept")
-    vars(kept).update(is_there=lambda: True, save=save, release=lambda: None)
+    vars(kept).update(is_there=lambda: True, save=save, release=lambda: None, seconds_to_save=lambda: 0.0)
     sys.modules[kept.__name__] = kept
     recorded = pulling.recorded
 
