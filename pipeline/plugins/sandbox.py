@@ -28,6 +28,8 @@ from typing import Any
 from pipeline.plugins.load import MissingImport, PluginError, load_plugin
 from pipeline.process import uninterrupted
 
+LARGEST_SCORE = 3.4028234663852886e38
+"""The largest number of single precision."""
 _POLL_SECONDS = 0.2
 """Seconds between checks whether all processes have ended before they took a call."""
 _STUCK = "stuck"
@@ -119,17 +121,21 @@ def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
     if len(answer) != num_rows:
         return PluginFailure(f"returned {len(answer)} scores instead of {num_rows}", is_users=True)
     for index, number in enumerate(answer):
-        if not is_finite_number(number):
-            return PluginFailure(f"returned {number!r:.200} instead of a finite number", index, is_users=True)
+        if why := why_no_score(number):
+            return PluginFailure(f"returned {number!r:.200} {why}", index, is_users=True)
     return [float(number) for number in answer]
 
 
-def is_finite_number(number: Any) -> bool:
-    """Whether a value is a finite scalar of Python, NumPy or torch; text and arrays of several are not."""
+def why_no_score(number: Any) -> str:
+    """Return why a value is no score; empty if it is one: a finite scalar of Python, NumPy or torch that
+    single precision holds, in which scores are stored. Text and arrays of several are none."""
     try:
-        return not isinstance(number, str | bytes) and math.isfinite(float(number))
+        value = math.nan if isinstance(number, str | bytes) else float(number)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        return False
+        value = math.nan
+    if not math.isfinite(value):
+        return "instead of a finite number"
+    return "" if abs(value) <= LARGEST_SCORE else f"instead of a number up to {LARGEST_SCORE:.4g}"
 
 
 def raised(error: BaseException) -> str:

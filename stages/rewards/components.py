@@ -1,6 +1,5 @@
 """Scores of each reward component for a table of responses."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import pyarrow.compute as pc
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.data.checks import prompt_text
 from pipeline.data.prompts import Message, read_prompts, summarize
+from pipeline.plugins.sandbox import why_no_score
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError
@@ -56,7 +56,7 @@ def component_scores(
 
             scores[name], counted = remote_scores(context, name, component, rows)
             metrics |= counted
-        check_finite(name, scores[name], rows)
+        check_finite(f"reward component {name!r}", scores[name], rows)
     return scores, metrics
 
 
@@ -70,10 +70,11 @@ def load_component(context: Context, components: Mapping[str, Component]) -> str
 
 
 def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
-    """Raise NumericalError naming the first row whose score is not a number."""
+    """Raise NumericalError naming the first row whose score is no number, or more than single precision
+    holds, in which scores are stored."""
     for index, score in enumerate(scores):
-        if not math.isfinite(score):
-            raise NumericalError(f"reward component {name!r} gives {score} for {name_of(rows, index)}")
+        if why := why_no_score(score):
+            raise NumericalError(f"{name} gives {score} {why} for {name_of(rows, index)}")
 
 
 class RewardModel:

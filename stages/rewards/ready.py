@@ -1,18 +1,17 @@
 """Ready rules, each registered under its own name: ``reward.components.NAME.function=exact_match``.
 
 Options are given as ``reward.components.NAME.arguments.OPTION=...``. They look at one response at a time and
-import nothing but the standard library.
+import nothing but the standard library and each other.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
 from enum import StrEnum
+from fractions import Fraction
 from typing import Any
 
-_NUMBER = re.compile(
-    r"(?:(?<![\w.)])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII
-)
+from stages.rewards.numbers import last_number, only_number
 
 
 class Unit(StrEnum):
@@ -52,20 +51,24 @@ def numeric_match(
     tolerance: float = 0.0,
     **columns: Any,
 ) -> list[float]:
-    """Score 1 where the last number of the response is the answer, else 0. Commas may separate thousands.
+    """Score 1 where the last number of the response is the answer, else 0. Commas, spaces or apostrophes may
+    separate thousands; a fraction, a time or a date is one number (:mod:`stages.rewards.numbers`).
 
     Args:
         column: column of the prompt file with the number, text whose last number it is; or a list of these.
-        pattern: regular expression whose first group is searched; its last match in the response counts.
+        pattern: regular expression whose first group is looked at; its last match in the response counts. It
+            must hold exactly one number.
         tolerance: largest difference that still counts as equal.
     """
-    allowed = Decimal(str(tolerance))
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"numeric_match: tolerance={tolerance} must be a number of at least 0")
+    allowed, find = Fraction(str(tolerance)), last_number if pattern is None else only_number
 
     def is_right(text: str, right: Any) -> bool:
-        number, wanted = last_number(text), last_number(str(right))
+        number, wanted = find(text), last_number(str(right))
         if wanted is None:
             raise ValueError(f"column {column!r} holds no number: {right!r}")
-        return number is not None and (number == wanted or abs(number - wanted) <= allowed)
+        return number is not None and number.is_same(wanted, allowed)
 
     return matches(extracted(responses, pattern), answers(columns, column), is_right)
 
@@ -140,12 +143,3 @@ def extracted(responses: Sequence[str], pattern: str | None) -> list[str]:
         raise ValueError(f"pattern {pattern!r} has no group, which would say what to compare")
     found = [list(compiled.finditer(response)) for response in responses]
     return [(matches[-1].group(1) or "") if matches else "" for matches in found]
-
-
-def last_number(text: str) -> Decimal | None:
-    """Return the last number written in digits; None if there is none."""
-    written = _NUMBER.findall(text)
-    try:
-        return Decimal(written[-1].replace(",", "")) if written else None
-    except InvalidOperation:  # an exponent beyond all bounds
-        return None

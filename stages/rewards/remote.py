@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.reward import RemoteApi, RemoteConfig
-from pipeline.plugins.sandbox import is_finite_number
+from pipeline.plugins.sandbox import why_no_score
 from stages.context import Context, UserError
 from stages.rewards.posting import RemoteFailed, Request, Service
 from stages.rewards.rows import name_of, rule_inputs, tokenized_conversations
@@ -211,6 +211,6 @@ def listed(content: Any, field: str) -> list[Any]:
 
 def number(value: Any, index: int) -> float:
     """Return a number as a float. Raises Unreadable for text, truth values and what is not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not is_finite_number(value):
-        raise Unreadable(f"{value!r:.100} is not a finite number", index)
+    if isinstance(value, bool) or not isinstance(value, int | float) or why_no_score(value):
+        raise Unreadable(f"{value!r:.100} is not a finite number, or too large a one", index)
     return float(value)

@@ -19,6 +19,9 @@ from pipeline.plugins.trial import plugin_of
 from stages.context import UserError
 from stages.rewards.rows import name_of, rule_inputs
 
+_SHOWN = 200
+"""Characters of a response in an error message."""
+
 
 class RuleFailed(RuntimeError):
     """The user's function raised an error of its own, ended its process or took too long; a retry may
@@ -80,6 +83,9 @@ def substitute(name: str, config: RuleConfig, trouble: PluginFailure, rows: pa.T
     where = name_of(rows, 0 if trouble.index is None else trouble.index)
     if trouble.index is None and rows.num_rows > 1:
         where += f" to {name_of(rows, rows.num_rows - 1)}"
+    elif trouble.trace:  # what it was that it cannot take
+        response = rows["response_text"][trouble.index or 0].as_py()
+        where += f", whose response begins {response[:_SHOWN]!r}"
     text = f"reward component {name!r} ({config.function}) {trouble.text} for {where}"
     if trouble.is_users:
         raise UserError(text)

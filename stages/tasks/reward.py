@@ -14,7 +14,7 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
 from stages.generation.responding import num_tokens
-from stages.rewards.components import component_scores, load_component
+from stages.rewards.components import check_finite, component_scores, load_component
 
 
 def run(task: Task, context: Context) -> Result:
@@ -69,6 +69,7 @@ def reward_table(
         sum(weights[name] * score for name, score in zip(scores, values, strict=True))
         for values in zip(*scores.values(), strict=True)
     ]
+    check_finite("the sum of the reward components, each times its weight,", total, rows)
     columns = {component_column(name): pa.array(values, pa.float32()) for name, values in scores.items()}
     return conform(
         {

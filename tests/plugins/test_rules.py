@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import pyarrow as pa
@@ -85,6 +86,9 @@ def none(*, responses, **columns):
 
 def nan(*, responses, **columns):
     return [float("nan") if len(r) == 1 else 0.0 for r in responses]
+
+def large(*, responses, **columns):
+    return [1e39 if len(r) == 1 else 3.4e38 for r in responses]
 
 def raises(*, responses, **columns):
     if any(responses):
@@ -234,6 +238,7 @@ def test_a_shard_without_rows_has_no_scores(scores):
         ("letters", "returned str instead of a list of numbers for prompt_id p0, sample 0"),
         ("none", "returned None instead of a finite number for prompt_id p0, sample 0"),
         ("nan", "returned nan instead of a finite number for prompt_id p1, sample 0"),
+        ("large", "returned 1e+39 instead of a number up to 3.403e+38 for prompt_id p1, sample 0"),
     ],
 )
 def test_an_answer_that_is_not_one_number_per_row_names_rule_and_row(scores, name, why):
@@ -255,7 +260,10 @@ def test_of_a_call_with_several_rows_the_one_is_named(scores):
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("raises", "raised KeyError: 'my own mistake' at "),
+        (
+            "raises",
+            "raised KeyError: 'my own mistake' at .* for prompt_id p0, sample 0, whose response begins 'xyz'",
+        ),
         ("leaves", "raised SystemExit: 4 at "),
         ("ends", r"ended its process \(exit code 3\) for prompt_id p0, sample 0"),
         ("crashes", r"ended its process \(signal SIGSEGV\) for prompt_id p0, sample 0"),
@@ -502,6 +510,35 @@ def test_exact_match():
         ("none", 1, 0.0),
         ("", 1, 0.0),
         ("one of 7", [6, 7], 1.0),
+        # what is longer than any number that can be compared
+        ("9e9999999", 5, 0.0),
+        ("-" + "9" * 5000, 5, 0.0),
+        # a number of several is one number
+        ("3/2", "1/2", 0.0),
+        ("2/4", "1/2", 1.0),
+        ("1 1/2", "1/2", 0.0),
+        ("it is 1 1/2", 1.5, 1.0),
+        ("3/2", 2, 0.0),
+        ("1/0", 0, 0.0),
+        ("at 12:30", "11:30", 0.0),
+        ("at 12:30", "12:30", 1.0),
+        ("at 12:30", 30, 0.0),
+        ("on 2024-01-05", 5, 0.0),
+        ("version 1.2.3", 0.3, 0.0),
+        ("2^10", 10, 0.0),
+        ("1 000", "5 000", 0.0),
+        ("1\u202f000", 1000, 1.0),
+        ("1\u2019000.5", 1000.5, 1.0),
+        ("in 2020 300 came", 300, 1.0),
+        ("x=1,2,3", 3, 1.0),
+        # signs, LaTeX
+        ("\u22125", -5, 1.0),
+        ("\u22125", 0, 0.0),
+        ("3 - 5", 5, 1.0),
+        ("3\u20135", 5, 1.0),
+        (r"\frac{3}{2}", 1.5, 1.0),
+        (r"\frac{3}{2}", 2, 0.0),
+        (r"1{,}000 and 2\,000", 2000, 1.0),
     ],
 )
 def test_numeric_match(response, right, score):
@@ -512,6 +549,11 @@ def test_numeric_match_with_a_tolerance_and_a_place():
     assert ready.numeric_match(responses=["0.33"], ground_truth=["0.3333"], tolerance=0.01) == [1.0]
     boxed = r"\\boxed\{(.*?)\}"
     assert ready.numeric_match(responses=[r"\boxed{4} or 5"], ground_truth=[4], pattern=boxed) == [1.0]
+    for several in (r"\boxed{3 or 4}", r"\boxed{}", "4"):
+        assert ready.numeric_match(responses=[several], ground_truth=[4], pattern=boxed) == [0.0]
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be a number of at least 0"):
+            ready.numeric_match(responses=["4"], ground_truth=[4], tolerance=wrong)
     with pytest.raises(ValueError, match="column 'ground_truth' holds no number: 'four'"):
         ready.numeric_match(responses=["4"], ground_truth=["four"])
 
@@ -545,4 +587,4 @@ def test_penalties_are_between_minus_1_and_0_for_any_text(responses, size):
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**12), max_value=10**12))
 def test_a_number_is_found_as_it_is_written(number):
     for text in (f"{number}", f"{number:,}", f"is {number}.", f"({number})"):
-        assert ready.last_number(text) == number
+        assert ready.last_number(text).value == Fraction(number)

@@ -20,6 +20,7 @@ from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, NumericalError, UserError
 from stages.rewards.components import component_scores
+from stages.tasks.reward import reward_table
 from tests.support import tiny
 from tests.support.processes import make_run, stage
 
@@ -235,10 +236,24 @@ def test_a_reward_model_that_gives_nan_names_component_and_row(models, tmp_path)
     weights = load_file(broken / "model.safetensors")
     weights["score.weight"][:] = torch.nan
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(NumericalError, match=r"reward component 'rm' gives nan for prompt_id p0, sample 0"):
+    with pytest.raises(
+        NumericalError, match=r"reward component 'rm' gives nan instead of a finite number for "
+    ):
         component_scores(
             context(models, tmp_path, f"reward.components.rm.path={broken}"), responses(models, TEXTS)
         )
+
+
+def test_a_sum_beyond_single_precision_is_refused_where_it_arises(models, tmp_path):
+    """Stored as infinite it would end the update, as a loss that is no number."""
+    rows = responses(models, TEXTS)
+    config = context(models, tmp_path, "reward.components.rm.weight=1e30").config
+    scores = {"rm": [0.5, *[1e9] * (rows.num_rows - 1)]}
+    with pytest.raises(
+        NumericalError,
+        match=r"sum of the reward components.* gives 1\.0\d*e\+39 instead .*prompt_id p1, sample 0",
+    ):
+        reward_table(config, rows, scores, None)
 
 
 # the whole
