@@ -192,7 +192,7 @@ def _placed(
         places.leave(demand.replaces, kind)
         quick = _quick(seen, kind)
         whom = Handover("", kind, (demand.begin or seen.now) + quick if demand.begin or quick else 0.0)
-        at = math.inf if kind in seen.aside else demand.at  # it takes nobody's place before it has waited
+        at = math.inf if kind in seen.aside else demand.at  # no eviction before it has waited
         if need := seen.needs.get(kind):
             found = sum(places.find(need, whom, at, is_full=kind in full) for _ in demand.tasks)
         if demand.must_come and found < len(demand.tasks):

@@ -29,7 +29,7 @@ class Took:
     at_work: float
     """From then on, or from the first start of one of its tasks if that is later."""
     warm: float
-    """Of ``at_work`` while any task had finished loading: the duration where processes stay."""
+    """Part of ``at_work`` during which a task had finished loading: the duration where processes stay."""
 
 
 @dataclass(frozen=True)
