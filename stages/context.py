@@ -13,6 +13,7 @@ from xxhash import xxh3_128_hexdigest
 
 from pipeline.config.issue import UserError as UserError  # for stages, engines and trainers to raise
 from pipeline.config.schema import Config
+from pipeline.data.chat import Rendering
 from pipeline.run.chunks import LISTING, listed, read_rows
 from pipeline.run.commits import (
     CorruptData,
@@ -24,7 +25,7 @@ from pipeline.run.commits import (
     is_unchanged,
     require_record,
 )
-from pipeline.run.directory import load_run
+from pipeline.run.directory import load_run, read_identity
 from pipeline.run.durable import read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
@@ -33,6 +34,7 @@ from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import read_batches, read_shard
 from pipeline.run.states import state_record
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
+from pipeline.run.wide import take
 from stages.policy_files import PolicyFiles
 from stages.verification import verify_files, verify_once
 
@@ -130,10 +132,20 @@ class Context:
     """Returns the problem of the first rank that has one. All ranks read the same directories in turn."""
     _prepared: Record | None = field(default=None, init=False)
     """Prepare's record, which a task asks for again and again. A copy of a context may be of another run."""
+    _rendering: Rendering | None = field(default=None, init=False)
 
     @property
     def files(self) -> TaskPaths:
         return self.paths.task(self.task)
+
+    @property
+    def rendering(self) -> Rendering:
+        """What chat templates are given besides messages and tools: the time when the run was made, and the
+        arguments of the policy's."""
+        if self._rendering is None:
+            made = read_identity(self.paths).created
+            self._rendering = Rendering(made, self.config.model.chat_template_arguments)
+        return self._rendering
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -177,7 +189,7 @@ class Context:
         record = self.read(task)
         if record.find_output(LISTING, "json"):
             return read_rows(self.paths, record, schema, listed(self.json(task, LISTING)), indices)
-        return read_shard(self.paths, record, schema).take(pa.array(indices, pa.int64()))
+        return take(read_shard(self.paths, record, schema), indices)
 
     def json(self, task: Task, part: str) -> dict[str, Any]:
         """Return one JSON file of an input, verified."""

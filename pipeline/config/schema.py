@@ -20,6 +20,7 @@ from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
 from pipeline.config.types import (
+    ChatArguments,
     Fraction,
     Line,
     Name,
@@ -77,6 +78,9 @@ class ModelConfig:
     """Most tokens of prompt and response together. Default: the policy's max_position_embeddings."""
     tokenizer: PluginName | None = None
     """``module:function`` that makes a model directory's tokenizer. Default: transformers' AutoTokenizer."""
+    chat_template_arguments: ChatArguments = field(default_factory=dict)
+    """Values by name that the policy's chat template is given for each prompt, such as
+    ``{enable_thinking: false}``."""
     trust_remote_code: bool = False
     """Run Python code that lies in a model directory. Leave off unless you wrote that code."""
 
@@ -86,14 +90,19 @@ class DataConfig:
     """Source of the prompts, and their dealing to iterations."""
 
     prompts: Text
-    """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory written by save_to_disk."""
+    """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory: written by save_to_disk, or laid out
+    as on the hub."""
     heldout: Paths | None = None
     """Prompts for the evaluate stage, same formats: one path, or a name and a path for each of several sets
     (data.heldout.NAME=FILE). Default: none, and nothing is evaluated."""
     prompt_column: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages {role, content}."""
+    """Column with the prompt: a string, or a list of chat messages {role, content, ...}, which may be JSON
+    text."""
     id_column: Text | None = None
     """Column with a unique id per row. Default: a hash of the prompt's content."""
+    tools_column: Text | None = "tools"
+    """Column with the tools that a chat template is given, a list of objects, also as JSON text; null for a
+    row without, and for no such column. It is no error if the file has none."""
     columns: tuple[Text, ...] | None = None
     """Other columns to keep, for rules, templates and services. Default: all."""
     split: str = "train"

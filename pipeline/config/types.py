@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, JsonValue
 
 
 def _text_of_number(value: object) -> object:
@@ -87,6 +87,38 @@ TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 RuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+_OF_THE_CALL = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+        "strftime_now",
+    }
+)
+"""Names that calling a chat template gives a meaning of its own."""
+
+
+def _not_of_the_call(name: object) -> object:
+    """Return a name that is free for the user's value. Raises ValueError for others."""
+    if name in _OF_THE_CALL:
+        raise ValueError(f"{name} is set by the program itself; tools come from data.tools_column")
+    return name
+
+
+ChatArguments = dict[Annotated[ArgumentName, BeforeValidator(_not_of_the_call)], JsonValue]
+"""Further values that a chat template is given, by name."""
 HttpUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._\[\]:-]+(/[^\s@]*)?$")]
 """Address without user name and password, which would be secrets in a file."""
 

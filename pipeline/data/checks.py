@@ -4,7 +4,7 @@ Prepare and validate judge by the same functions, with the tokenizer that each o
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,15 +12,9 @@ from typing import Any, Protocol
 from pipeline.config.engines import Engine
 from pipeline.config.model_dir import text_settings
 from pipeline.config.schema import BadRows, Config, LongPrompts
-from pipeline.data.prompts import (
-    Message,
-    Prompt,
-    Prompts,
-    Rejected,
-    as_dicts,
-    read_prompts,
-    summarize,
-)
+from pipeline.data.chat import NEEDED, Renderer, Rendering, left_out, refusals
+from pipeline.data.messages import Message, Tools, as_dicts
+from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summarize
 from pipeline.data.sources import RejectReason
 from pipeline.data.tables import PromptError
 from pipeline.run.schemas import reserved_columns
@@ -30,31 +24,51 @@ _WARN_ABOVE = 0.1
 """Share of dropped rows above which people are warned."""
 _MOST_LISTED = 10
 _MOST_QUOTED = 80
+_ANSWER = {"role": "assistant", "content": "ANSWER"}
+"""Answer with which the templates of scoring components are tried."""
 _WAYS_OUT = {
     RejectReason.TOO_LONG: "lower rollout.max_new_tokens, set data.long_prompts=truncate",
     RejectReason.MIXED_TYPES: "leave the column out by data.columns",
 }
 
 
-class PromptTokenizer(Protocol):
+class PromptTokenizer(Renderer, Protocol):
     """The part of transformers' tokenizers that makes tokens of prompts."""
-
-    chat_template: Any
 
     def __call__(self, text: list[str], /, *, add_special_tokens: bool, verbose: bool) -> Any: ...
 
     def decode(self, ids: list[int], /) -> Any: ...
 
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], /, *, tokenize: bool, add_generation_prompt: bool
-    ) -> Any: ...
+
+@dataclass(frozen=True)
+class ScoringTemplate:
+    """The chat template of a component that scores responses, which is not the policy's."""
+
+    key: str
+    """Configuration key and value that name the tokenizer's directory, for messages."""
+    tokenizer: Renderer
+    rendering: Rendering
+
+    def refusal(self, prompt: Prompt) -> str | None:
+        """Return why it does not take a prompt with an answer; None if it does."""
+        try:
+            self._render(as_dicts(chat_of(prompt)), prompt.tools)
+        except refusals() as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            return f"the chat template of {self.key} refuses it: {said}"
+        return None
+
+    def left_out(self, prompt: Prompt) -> list[str]:
+        """Return the parts of a prompt, which it does not refuse, that it does not write."""
+        return left_out(self._render, chat_of(prompt), prompt.tools)
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> str:
+        return self.rendering.text(self.tokenizer, [*messages, _ANSWER], tools)
 
 
-class ScoringTemplate(Protocol):
-    """The chat template of a component that scores responses."""
-
-    def refusal(self, messages: Sequence[Message]) -> str | None:
-        """Return why the template does not take a prompt; None if it does."""
+def chat_of(prompt: Prompt) -> tuple[Message, ...]:
+    """Return the messages of a prompt; none of plain text."""
+    return () if isinstance(prompt.prompt, str) else prompt.prompt
 
 
 @dataclass(frozen=True)
@@ -74,6 +88,8 @@ class Judged:
     nothing was tokenised."""
     tokens: Sequence[Sequence[int]] = field(default=(), repr=False)
     num_truncated: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Counts of prompts, by what in them a chat template does not write, in words."""
 
     @property
     def share_dropped(self) -> float:
@@ -103,6 +119,7 @@ def read_file(config: Config, path: str, is_sample: bool = False) -> Prompts:
         Path(path),
         prompt_column=data.prompt_column,
         id_column=data.id_column,
+        tools_column=data.tools_column,
         split=data.split,
         columns=data.columns,
         reserved=reserved_columns(config),
@@ -115,12 +132,14 @@ def judge(
     path: str,
     found: Prompts,
     config: Config,
+    rendering: Rendering,
     tokenizer: PromptTokenizer | None = None,
     templates: Sequence[ScoringTemplate] = (),
 ) -> Judged:
     """Decide for each prompt whether it can be used; without a tokenizer, as far as is known without tokens.
 
     Args:
+        rendering: what the policy's chat template is given besides messages and tools.
         templates: chat templates of scoring components, which have to take the messages too.
 
     Raises:
@@ -128,7 +147,8 @@ def judge(
     """
     if tokenizer is None:
         return Judged(key, path, found, tuple(range(len(found.rows))), found.rejected)
-    texts, refused = prompt_texts(found.rows, tokenizer, templates)
+    rendered = prompt_texts(found.rows, rendering, tokenizer, templates)
+    texts, refused = rendered.texts, rendered.refused
     tokens = tokenize(texts, found.rows, tokenizer)
     limit = config.data.max_prompt_tokens or 0
     cuts = config.data.long_prompts is LongPrompts.TRUNCATE
@@ -144,55 +164,96 @@ def judge(
     unfit = [problem for problem in problems if problem]
     check_vocabulary(unfit, len(kept), config)
     rejected = sorted([*found.rejected, *unfit], key=lambda one: one.row)
-    return Judged(key, path, found, kept, tuple(rejected), texts, tokens, len(long))
+    return Judged(key, path, found, kept, tuple(rejected), texts, tokens, len(long), rendered.left_out)
 
 
 class TemplateRefused(PromptError):
     """The chat template cannot make text of these messages."""
 
 
-def prompt_text(prompt: str | Sequence[Message], tokenizer: PromptTokenizer) -> str:
+def prompt_text(prompt: Prompt, tokenizer: PromptTokenizer, rendering: Rendering) -> str:
     """Return the text that the policy continues: plain text as it is, messages through the chat template.
 
     Raises:
         TemplateRefused: the template refuses these messages.
         PromptError: there is no template, or it is not written in Jinja's language.
     """
-    if isinstance(prompt, str):
-        return prompt
+    if isinstance(prompt.prompt, str):
+        return prompt.prompt
     if not tokenizer.chat_template:
         raise PromptError(
             "data.prompts holds chat messages, but the policy's tokenizer has no chat template; "
             "add chat_template to the tokenizer, or give prompts as plain text"
         )
-    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
     try:
-        text = tokenizer.apply_chat_template(as_dicts(prompt), tokenize=False, add_generation_prompt=True)
+        return rendering.text(tokenizer, as_dicts(prompt.prompt), prompt.tools, add_generation_prompt=True)
     except TemplateSyntaxError as error:
         raise PromptError(f"the policy's chat template, line {error.lineno}: {error.message}") from error
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+    except refusals() as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise TemplateRefused(f"the policy's chat template refuses it: {said}") from error
-    return str(text)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """Prompts as text."""
+
+    texts: list[str]
+    """Text of each row; empty of one that is refused."""
+    refused: Mapping[int, Rejected]
+    """By index, the rows whose messages a chat template refuses."""
+    left_out: Counter[str]
+    """Counts of prompts, by what in them a chat template does not write, in words."""
 
 
 def prompt_texts(
-    rows: Sequence[Prompt], tokenizer: PromptTokenizer, templates: Sequence[ScoringTemplate] = ()
-) -> tuple[list[str], dict[int, Rejected]]:
-    """Return the text of each row, and by index the rows whose messages a chat template refuses."""
-    texts, refused = [], {}
+    rows: Sequence[Prompt],
+    rendering: Rendering,
+    tokenizer: PromptTokenizer,
+    templates: Sequence[ScoringTemplate] = (),
+) -> Rendered:
+    """Render every row, and try the templates of scoring components on it."""
+    texts: list[str] = []
+    refused: dict[int, Rejected] = {}
+    counts: Counter[str] = Counter()
+
+    def render(messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> str:
+        return rendering.text(tokenizer, messages, tools, add_generation_prompt=True)
+
     for index, row in enumerate(rows):
         try:
-            text, why = prompt_text(row.prompt, tokenizer), None
+            texts.append(prompt_text(row, tokenizer, rendering))
             if not isinstance(row.prompt, str):
-                why = next(filter(None, (template.refusal(row.prompt) for template in templates)), None)
+                missing = left_out(render, row.prompt, row.tools)
+                _check_is_written(missing)
+                _check_takes(row, templates)
+                counts.update(f"the policy's chat template does not write {part}" for part in missing)
+                counts.update(
+                    f"the chat template of {template.key} does not write {part}"
+                    for template in templates
+                    for part in template.left_out(row)
+                )
         except TemplateRefused as error:
-            text, why = "", str(error)
-        texts.append(text)
-        if why:
-            refused[index] = _rejected(row, RejectReason.BAD_MESSAGE, why)
-    return texts, refused
+            texts[index:] = [""]
+            refused[index] = _rejected(row, RejectReason.BAD_MESSAGE, str(error))
+    return Rendered(texts, refused, counts)
+
+
+def _check_is_written(missing: Sequence[str]) -> None:
+    """Raise TemplateRefused where the policy would read another prompt than the file has."""
+    if needed := [part for part in missing if part in NEEDED]:
+        raise TemplateRefused(
+            f"the policy's chat template leaves out {' and '.join(needed)}, so that it would not read them"
+        )
+
+
+def _check_takes(row: Prompt, templates: Sequence[ScoringTemplate]) -> None:
+    """Raise TemplateRefused for the first template of a scoring component that refuses a prompt."""
+    for template in templates:
+        if why := template.refusal(row):
+            raise TemplateRefused(why)
 
 
 def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
@@ -247,6 +308,8 @@ def describe(judged: Judged, config: Config) -> Iterator[str]:
         line += f"; looked at {found.num_rows:,} of {found.num_total:,} rows"
     yield line
     yield from (f"  {text}" for text in listed(judged.rejected))
+    for said, count in sorted({**found.read_as, **judged.left_out}.items()):
+        yield printable(f"  {count:,} rows: {said}")
     if judged.num_truncated:
         yield f"  {judged.num_truncated} prompts truncated to their last {limit} tokens"
     if judged.share_dropped > _WARN_ABOVE:

@@ -1,9 +1,15 @@
-"""The other columns of JSON Lines: values of any JSON type, which Arrow keeps only where they agree."""
+"""The other columns of JSON Lines: values of any JSON type, which Arrow keeps only where they agree.
+
+Text among numbers, and numbers among text, are frequent: answers that are 42 in one row and "42" in the next.
+Where at least one in a hundred is text, all are read as text; of fewer, those that are text do not fit.
+"""
 
 import bisect
+import json
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -18,6 +24,11 @@ _KINDS: dict[type, str] = {
     float: "a number",
     str: "text",
 }
+_TEXT = "text"
+_BESIDE_TEXT = ("a number", "true or false", _TOO_LARGE)
+"""Kinds that are read as text where enough of the others are text."""
+_LEAST_TEXT = 0.01
+"""Share of text among the numbers of a place from which on all are read as text."""
 _MOST_SHOWN = 60
 
 Place = tuple[str | None, ...]
@@ -45,25 +56,70 @@ def array(values: Sequence[object]) -> pa.Array:
     raise Mixed(bisect.bisect_left(range(len(values)), True, key=is_refused) - 1, found)
 
 
-def misfits(values: Sequence[object]) -> dict[int, str]:
-    """Find, by index, the values that keep the others from being one column, and why.
+@dataclass(frozen=True)
+class Fitted:
+    """The values of a column, as alike as they can be made."""
+
+    values: Sequence[object]
+    misfits: Mapping[int, str] = field(default_factory=dict)
+    """By index the values that keep the others from being one column, and why."""
+    num_as_text: int = 0
+    """Values that are, or hold, a number that was made text."""
+
+
+def fit(values: Sequence[object]) -> Fitted:
+    """Make values alike, and find those that cannot be.
 
     In each place, the kind of value that most rows have there is right (the first one where two are as
-    frequent). Numbers that Arrow cannot hold are never right.
+    frequent); text where it is mixed with numbers. Numbers that Arrow cannot hold are never right.
     """
     if not isinstance(_array_or_error(values), Exception):
-        return {}
+        return Fitted(values)
     kinds = [kinds_of(value) for value in values]
-    counts = Counter(one for found in kinds for one in found if one[1] != _TOO_LARGE)
+    counts = Counter(one for found in kinds for one in found)
+    texts = _text_places(counts)
+    if texts:
+        values, before = list(values), values
+        for place in texts:
+            values = [_as_text(value, place) for value in values]
+        kinds = [kinds_of(value) for value in values]
+        counts = Counter(one for found in kinds for one in found)
+        num_as_text = sum(new is not old for new, old in zip(values, before, strict=True))
     usual: dict[Place, str] = {}
     for (place, kind), _ in counts.most_common():
-        usual.setdefault(place, kind)
+        if kind != _TOO_LARGE:
+            usual.setdefault(place, kind)
     found = {}
     for index, own in enumerate(kinds):
         wrong = next((one for one in own if one[1] != usual.get(one[0])), None)
         if wrong:
             found[index] = _described(*wrong, usual.get(wrong[0]))
+    return Fitted(values, found, num_as_text if texts else 0)
+
+
+def _text_places(counts: Mapping[tuple[Place, str], int]) -> list[Place]:
+    """Return the places where numbers and text are mixed, with enough text among them."""
+    found = []
+    for place in dict.fromkeys(place for place, kind in counts if kind == _TEXT):
+        num_texts = counts[place, _TEXT]
+        num_others = sum(counts.get((place, kind), 0) for kind in _BESIDE_TEXT)
+        if num_others and num_texts >= _LEAST_TEXT * (num_texts + num_others):
+            found.append(place)
     return found
+
+
+def _as_text(value: object, place: Place) -> object:
+    """Return a JSON value with text in one place, instead of a number; the same object if none is there."""
+    if not place:
+        return value if value is None or isinstance(value, str | dict | list) else json.dumps(value)
+    key, *rest = place
+    if key is None and isinstance(value, list):
+        made = [_as_text(one, tuple(rest)) for one in value]
+        return value if all(new is old for new, old in zip(made, value, strict=True)) else made
+    if isinstance(key, str) and isinstance(value, dict) and key in value:
+        new = _as_text(value[key], tuple(rest))
+        return value if new is value[key] else {**value, key: new}
+    return value
 
 
 def kinds_of(value: object) -> dict[tuple[Place, str], None]:

@@ -8,26 +8,25 @@ here needs a tokenizer or torch; what needs tokens, such as :attr:`RejectReason.
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import xxhash
 
+from pipeline.data.messages import (
+    Message,
+    ReadAs,
+    Tools,
+    as_dicts,
+    messages_in_text,
+    parse_messages,
+    parse_tools,
+)
 from pipeline.data.sources import Cells, RejectReason, Unusable, read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
-
-_ROLES = ("system", "user", "assistant", "tool")
-_ROLES_TO_ANSWER = ("user", "tool")
-
-
-@dataclass(frozen=True)
-class Message:
-    """One chat message. Other keys of the source's messages are not kept."""
-
-    role: str
-    content: str
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class Prompt:
     prompt: str | tuple[Message, ...]
     where: str
     """The row as messages name it, e.g. ``line 3``."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """Tools that the chat template is given, as JSON objects; None for plain text too."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Prompts:
     rejected: tuple[Rejected, ...]
     num_total: int
     """Rows of the source, of which some may not have been looked at."""
+    read_as: Mapping[str, int] = field(default_factory=dict)
+    """Counts of usable rows, by what in them was read otherwise than it is written, in words."""
 
     @property
     def num_rows(self) -> int:
@@ -73,6 +76,7 @@ def read_prompts(
     prompt_column: str,
     id_column: str | None,
     split: str,
+    tools_column: str | None = None,
     columns: Sequence[str] | None = None,
     reserved: frozenset[str] = frozenset(),
     is_sample: bool = False,
@@ -81,9 +85,10 @@ def read_prompts(
 
     Args:
         path: JSON Lines, Parquet or Arrow file, or a directory of ``save_to_disk`` or of ``.parquet`` files.
-        prompt_column: column with a string or a list of messages ``{role, content}``.
+        prompt_column: column with a string or a list of messages ``{role, content, ...}``, also as JSON text.
         id_column: column with unique strings or integers; None hashes the prompt's content instead.
         split: the split to read where the directory holds several, or ``.parquet`` files named after it.
+        tools_column: column with the tools of a chat, a list of objects, where the source has it.
         columns: other columns to keep. Default: all.
         reserved: names that the columns to keep must not have.
         is_sample: whether some rows of a large source are enough; ``row`` then counts those that were read.
@@ -91,31 +96,39 @@ def read_prompts(
     Raises:
         PromptError: the source cannot be read, lacks a column, or has columns that cannot be kept.
     """
-    wanted = None if columns is None else {prompt_column, *columns, *([id_column] if id_column else [])}
+    ours = [name for name in (prompt_column, id_column, tools_column) if name]
+    wanted = None if columns is None else {*ours, *columns}
     with readable(path):
         source = read_source(path, split, wanted, is_sample)
         is_whole = source.num_rows == source.num_total
         kept = None if columns is None else [c for c in columns if is_whole or c in source.names]
         others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved)
-        rows, rejected = _sift(source.cells(prompt_column, id_column), ids_from_content=id_column is None)
-        misfits = source.misfits(others, [prompt.row for prompt in rows])
-        fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
-        table = source.select(others, [prompt.row for prompt in fitting])
-    mixed = RejectReason.MIXED_TYPES
+        tools_column = tools_column if tools_column in source.names else None
+        rows, rejected, read_as = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
+        columns_of = source.columns(others, [prompt.row for prompt in rows], tools_column)
+    misfits, mixed = columns_of.misfits, RejectReason.MIXED_TYPES
+    fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
     rejected += [Rejected(p.row, p.prompt_id, mixed, misfits[p.row]) for p in rows if p.row in misfits]
-    return Prompts(fitting, table, tuple(sorted(rejected, key=lambda one: one.row)), source.num_total)
+    counts = Counter(said for prompt in fitting for said in read_as.get(prompt.row, ())) + columns_of.read_as
+    return Prompts(
+        fitting,
+        columns_of.table,
+        tuple(sorted(rejected, key=lambda one: one.row)),
+        source.num_total,
+        counts,
+    )
 
 
-def content_id(prompt: str | tuple[Message, ...]) -> str:
+def content_id(prompt: str | tuple[Message, ...], tools: Tools | None = None) -> str:
     """Return the xxh3_128 hex digest of a prompt's canonical JSON: equal content has the same id anywhere."""
-    plain = prompt if isinstance(prompt, str) else as_dicts(prompt)
-    text = json.dumps(plain, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    plain: object = prompt if isinstance(prompt, str) else as_dicts(prompt)
+    text = json.dumps(
+        {"messages": plain, "tools": tools} if tools else plain,
+        ensure_ascii=False,
+        sort_keys=True,
+        separators=(",", ":"),
+    )
     return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return chat messages as dictionaries ``{role, content}``, as other libraries take them."""
-    return [{"role": message.role, "content": message.content} for message in messages]
 
 
 def write_rejected(path: Path, rejected: Sequence[Rejected]) -> None:
@@ -159,26 +172,37 @@ def _check_columns(
     return others
 
 
-def _sift(cells: Iterable[Cells], *, ids_from_content: bool) -> tuple[list[Prompt], list[Rejected]]:
+_Sifted = tuple[list[Prompt], list[Rejected], dict[int, set[str]]]
+"""Usable rows, rejected ones, and by row how a usable one was read otherwise than it is written."""
+
+
+def _sift(cells: Iterable[Cells], tools_column: str | None) -> _Sifted:
     rows: list[Prompt] = []
     rejected: list[Rejected] = []
+    read_as: dict[int, set[str]] = {}
     seen: dict[str, str] = {}
     for cell in cells:
         prompt_id = None
         try:
-            prompt_id = None if ids_from_content else _parse_id(cell.prompt_id)
-            prompt = _parse_prompt(cell.prompt)
-            prompt_id = prompt_id or content_id(prompt)
+            prompt_id = _parse_id(cell.prompt_id) if cell.has_id else None
+            prompt, said = _parse_prompt(cell.prompt)
+            tools = None
+            if tools_column and not isinstance(prompt, str):
+                tools, also_said = parse_tools(cell.tools, tools_column)
+                said |= also_said
+            prompt_id = prompt_id or content_id(prompt, tools)
             if prompt_id in seen:
-                same = "prompt" if ids_from_content else "id"
+                same = "id" if cell.has_id else "prompt"
                 raise Unusable(RejectReason.DUPLICATE_ID, f"same {same} as {seen[prompt_id]}")
         except Unusable as unusable:
             detail = f"{cell.where}: {unusable.detail}"
             rejected.append(Rejected(cell.row, prompt_id, unusable.reason, detail))
         else:
             seen[prompt_id] = cell.where
-            rows.append(Prompt(cell.row, prompt_id, prompt, cell.where))
-    return rows, rejected
+            rows.append(Prompt(cell.row, prompt_id, prompt, cell.where, tools))
+            if said:
+                read_as[cell.row] = {f"{one}" for one in said}
+    return rows, rejected, read_as
 
 
 def _parse_id(value: object) -> str:
@@ -191,39 +215,18 @@ def _parse_id(value: object) -> str:
     return str(value)
 
 
-def _parse_prompt(value: object) -> str | tuple[Message, ...]:
+def _parse_prompt(value: object) -> tuple[str | tuple[Message, ...], set[ReadAs]]:
     if isinstance(value, Unusable):
         raise value.with_traceback(None)
     if value is None:
         raise Unusable(RejectReason.NULL, "prompt is null")
-    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
-        return _check_turns(tuple(_parse_message(item, place) for place, item in enumerate(value)))
+    written = messages_in_text(value) if isinstance(value, str) else None
+    items = value if written is None else written
+    if isinstance(items, list) and all(isinstance(item, Mapping) for item in items):
+        messages, read_as = parse_messages(items)
+        return messages, read_as if written is None else read_as | {ReadAs.JSON_TEXT}
     if not isinstance(value, str):
         raise Unusable(RejectReason.NOT_TEXT, f"prompt is {shown(value)}, not text or a list of messages")
     if not value.strip():
         raise Unusable(RejectReason.EMPTY, "prompt is empty or white space")
-    return value
-
-
-def _parse_message(item: Mapping[str, object], place: int) -> Message:
-    for key in ("role", "content"):
-        if not isinstance(item.get(key), str):
-            found = shown(item[key]) if key in item else "missing"
-            raise Unusable(RejectReason.BAD_MESSAGE, f"message {place}: {key} is {found}, not text")
-    message = Message(str(item["role"]), str(item["content"]))
-    if message.role not in _ROLES:
-        detail = f"message {place}: role is {shown(message.role)}, none of {', '.join(_ROLES)}"
-        raise Unusable(RejectReason.BAD_ROLE, detail)
-    return message
-
-
-def _check_turns(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the messages. Raises Unusable where a chat ends with nothing for the model to answer."""
-    if not messages:
-        raise Unusable(RejectReason.EMPTY, "prompt has no messages")
-    last = messages[-1]
-    if last.role not in _ROLES_TO_ANSWER:
-        raise Unusable(RejectReason.NOTHING_TO_ANSWER, f"the last message is from the {last.role}")
-    if last.role == "user" and not last.content.strip():
-        raise Unusable(RejectReason.EMPTY, "the last message is empty or white space")
-    return messages
+    return value, set()

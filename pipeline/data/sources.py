@@ -5,8 +5,9 @@ Each becomes :class:`_Lines` or :class:`_Table`: rows to judge one by one, and c
 
 import json
 import random
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import repeat
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.data.columns import Mixed, array, misfits
+from pipeline.data.arrow_types import check_buffers, has_json, python_value
+from pipeline.data.columns import Mixed, array, fit
 from pipeline.data.tables import (
     ARROW,
     KEEP,
@@ -22,7 +24,7 @@ from pipeline.data.tables import (
     PromptError,
     first_line,
     read_directory,
-    read_part,
+    read_files,
 )
 from pipeline.text import shown
 
@@ -30,6 +32,9 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SAMPLE_ROWS = 20_000
 _SAMPLE_BYTES = 32 << 20
 """Limits of a sample, in rows and bytes: so much is judged and tokenised in seconds."""
+_HEAD_BYTES = 1 << 16
+"""Bytes of a file's beginning and end that say whether it holds lines."""
+_WANTED = "JSON Lines are wanted: an object on each line"
 
 
 class RejectReason(StrEnum):
@@ -50,9 +55,10 @@ class RejectReason(StrEnum):
     EMPTY = "empty"
     """The prompt, or the user's message at its end, is empty or only white space."""
     BAD_MESSAGE = "bad_message"
-    """A message lacks a role or a content that is text."""
+    """A message lacks a role or a content that is text, or it or the tools are not what a chat template
+    takes."""
     BAD_ROLE = "bad_role"
-    """A message's role is not one of system, user, assistant, tool."""
+    """A message's role is not one of system, developer, user, assistant, tool."""
     NOTHING_TO_ANSWER = "nothing_to_answer"
     """The last message is not from the user or a tool."""
     BAD_ID = "bad_id"
@@ -86,6 +92,43 @@ class Cells:
     where: str
     prompt: object
     prompt_id: object
+    tools: object
+    has_id: bool
+    """Whether ids are read; None is the id of every row otherwise."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns to keep besides prompt and id, of the rows whose values fit."""
+
+    table: pa.Table
+    misfits: Mapping[int, str] = field(default_factory=dict)
+    """By row, descriptions of values that do not fit a column that the others fit."""
+    read_as: Counter[str] = field(default_factory=Counter)
+    """Counts of rows, by what in them was read otherwise than it is written, in words."""
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One column of JSON values, fitted."""
+
+    name: str
+    values: Sequence[object]
+    misfits: Mapping[int, str] = field(default_factory=dict)
+    read_as: Counter[str] = field(default_factory=Counter)
+
+
+def _fitted(name: str, values: Sequence[object], is_any: bool) -> _Column:
+    """Make the values of a column alike. Where they cannot be, and ``is_any`` says that they may be of any
+    type, all are given as the JSON text that they are."""
+    found = fit(values)
+    if found.misfits and is_any:
+        texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+        said = f"values of {name!r} of differing types were made JSON text"
+        return _Column(name, texts, read_as=Counter({said: sum(text is not None for text in texts)}))
+    said = f"numbers in {name!r}, which holds text too, were read as text"
+    read_as = Counter({said: found.num_as_text} if found.num_as_text else {})
+    return _Column(name, found.values, found.misfits, read_as)
 
 
 _Line = tuple[int, dict[str, object] | Unusable]
@@ -111,44 +154,49 @@ class _Lines:
         objects = [value for _, value in self.lines if not isinstance(value, Unusable)]
         if not objects:
             number, first = self.lines[0]
-            raise PromptError(f"{self.path} has no line with a JSON object; line {number} is {first}")
+            why = f"{self.path} has no line with a JSON object; line {number} is {first}"
+            raise PromptError(f"{why}; {_WANTED}")
         return list(dict.fromkeys(key for value in objects for key in value))
 
-    def cells(self, prompt_column: str, id_column: str | None) -> Iterator[Cells]:
+    def cells(self, prompt_column: str, id_column: str | None, tools_column: str | None) -> Iterator[Cells]:
         no_prompt = Unusable(RejectReason.MISSING, f"no {prompt_column!r}")
         no_id = Unusable(RejectReason.BAD_ID, f"no {id_column!r}")
         for row, (number, value) in enumerate(self.lines):
+            where, has_id = f"line {number}", id_column is not None
             if isinstance(value, Unusable):
-                yield Cells(row, f"line {number}", value, value)
+                yield Cells(row, where, value, value, None, has_id)
             else:
-                prompt_id = None if id_column is None else value.get(id_column, no_id)
-                yield Cells(row, f"line {number}", value.get(prompt_column, no_prompt), prompt_id)
+                prompt_id = value.get(id_column, no_id) if id_column else None
+                tools = value.get(tools_column) if tools_column else None
+                yield Cells(row, where, value.get(prompt_column, no_prompt), prompt_id, tools, has_id)
 
-    def misfits(self, names: Sequence[str], rows: Sequence[int]) -> dict[int, str]:
-        """Find the rows whose values do not fit a column that the others fit, with descriptions."""
-        found: dict[int, str] = {}
-        for name in names:
-            for index, what in misfits(self._values(name, rows)).items():
-                found.setdefault(rows[index], f"line {self.lines[rows[index]][0]}: {name!r} has {what}")
-        return found
-
-    def select(self, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
-        arrays = [self._array(name, rows) for name in names]
-        counted = pa.table([pa.nulls(len(rows)), *arrays], names=["", *names])
-        return counted.select(range(1, len(names) + 1))  # without columns too, the number of rows is kept
+    def columns(self, names: Sequence[str], rows: Sequence[int], tools_column: str | None) -> Columns:
+        """Return columns of some rows. Raises PromptError where one cannot be made."""
+        made = [_fitted(name, self._values(name, rows), name == tools_column) for name in names]
+        misfits: dict[int, str] = {}
+        for column in made:
+            for index, what in column.misfits.items():
+                where = f"line {self.lines[rows[index]][0]}: {column.name!r} has {what}"
+                misfits.setdefault(rows[index], where)
+        kept = [index for index, row in enumerate(rows) if row not in misfits]
+        arrays = [self._array(column, rows, kept) for column in made]
+        counted = pa.table([pa.nulls(len(kept)), *arrays], names=["", *names])
+        # without columns too, the number of rows is kept
+        table = counted.select(range(1, len(names) + 1))
+        return Columns(table, misfits, sum((column.read_as for column in made), Counter()))
 
     def _values(self, name: str, rows: Sequence[int]) -> list[object]:
         """Return the values of one JSON key; None for a row that lacks it or is no object."""
         found = (self.lines[row][1] for row in rows)
         return [None if isinstance(value, Unusable) else value.get(name) for value in found]
 
-    def _array(self, name: str, rows: Sequence[int]) -> pa.Array:
-        values = self._values(name, rows)
+    def _array(self, column: _Column, rows: Sequence[int], kept: Sequence[int]) -> pa.Array:
+        values = [column.values[index] for index in kept]
         try:
             return array(values)
         except Mixed as mixed:
-            number = self.lines[rows[mixed.culprit]][0]
-            message = f"{self.path}: the values of {name!r} do not fit one column: line {number} has"
+            number = self.lines[rows[kept[mixed.culprit]]][0]
+            message = f"{self.path}: the values of {column.name!r} do not fit one column: line {number} has"
             raise PromptError(f"{message} {shown(values[mixed.culprit])} ({mixed}); {KEEP}") from mixed
 
 
@@ -168,22 +216,28 @@ class _Table:
     def num_rows(self) -> int:
         return int(self.table.num_rows)
 
-    def cells(self, prompt_column: str, id_column: str | None) -> Iterator[Cells]:
-        prompts = _values(self.path, self.table, prompt_column)
-        ids = repeat(None) if id_column is None else _values(self.path, self.table, id_column)
-        for row, (prompt, prompt_id) in enumerate(zip(prompts, ids, strict=False)):
-            yield Cells(row, f"row {self.places[row]}", prompt, prompt_id)
+    def cells(self, prompt_column: str, id_column: str | None, tools_column: str | None) -> Iterator[Cells]:
+        prompts, ids, tools = (
+            repeat(None) if name is None else _values(self.path, self.table, name)
+            for name in (prompt_column, id_column, tools_column)
+        )
+        for row, (prompt, prompt_id, own) in enumerate(zip(prompts, ids, tools, strict=False)):
+            yield Cells(row, f"row {self.places[row]}", prompt, prompt_id, own, id_column is not None)
 
-    def misfits(self, names: Sequence[str], rows: Sequence[int]) -> dict[int, str]:
-        """Return nothing: a column has one type."""
-        return {}
-
-    def select(self, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
+    def columns(self, names: Sequence[str], rows: Sequence[int], tools_column: str | None) -> Columns:
+        """Return columns of some rows; none is a misfit, as a column has one type."""
         for name in names:
             _check_values(self.path, name, self.table[name])
         used = np.zeros(self.num_rows, dtype=bool)
         used[list(rows)] = True
-        return self.table.replace_schema_metadata(None).filter(pa.array(used)).select(names)
+        table = self.table.replace_schema_metadata(None).filter(pa.array(used)).select(names)
+        read_as: Counter[str] = Counter()
+        for index, name in enumerate(names):
+            if has_json(table.schema.field(index).type):
+                column = _fitted(name, list(map(_parsed, table[name])), is_any=True)
+                read_as += column.read_as
+                table = table.set_column(index, name, pa.chunked_array([array(column.values)]))
+        return Columns(table, read_as=read_as)
 
 
 Source = _Lines | _Table
@@ -214,8 +268,9 @@ def read_source(
 
 def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: bool) -> Source:
     suffix = path.suffix.lower()
+    choose = _chosen if is_sample else None
     if path.is_dir():
-        table, names = read_directory(path, split, wanted)
+        found = read_directory(path, split, wanted, choose)
     elif suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
         raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
     elif path.stat().st_size == 0:
@@ -223,25 +278,37 @@ def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: boo
     elif suffix in _JSON_LINES:
         return _read_lines(path, is_sample)
     else:
-        table, names = read_part(path, wanted)
-    total = table.num_rows
-    places = _chosen(total, table.nbytes, is_sample)
-    return _Table(path, table if len(places) == total else table.take(places), names, places, total)
+        found = read_files(path, [path], wanted, choose)
+    return _Table(path, found.table, found.names, found.places, found.num_total)
 
 
-def _chosen(num_rows: int, num_bytes: int, is_sample: bool) -> Sequence[int]:
+def _chosen(num_rows: int, num_bytes: int) -> Sequence[int]:
     """Return the rows to look at, in order."""
     limit = min(_SAMPLE_ROWS, max(num_rows * _SAMPLE_BYTES // max(num_bytes, 1), 1))
-    if not is_sample or num_rows <= limit:
-        return range(num_rows)
-    return sorted(random.Random(0).sample(range(num_rows), limit))
+    return range(num_rows) if num_rows <= limit else sorted(random.Random(0).sample(range(num_rows), limit))
 
 
 def _read_lines(path: Path, is_sample: bool) -> _Lines:
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    filled = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
-    chosen = (filled[row] for row in _chosen(len(filled), len(content), is_sample))
-    return _Lines(path, tuple((number, _parse_line(line)) for number, line in chosen), len(filled))
+    """Read the lines of a file; twice for a sample of them, so that it is never in memory whole."""
+    _check_is_lines(path)
+    if not is_sample:
+        filled = tuple((number, _parse_line(line)) for number, line in _filled(path))
+        return _Lines(path, filled, len(filled))
+    num_rows, num_bytes = 0, path.stat().st_size
+    for _ in _filled(path):
+        num_rows += 1
+    wanted = set(_chosen(num_rows, num_bytes))
+    chosen = (one for row, one in enumerate(_filled(path)) if row in wanted)
+    return _Lines(path, tuple((number, _parse_line(line)) for number, line in chosen), num_rows)
+
+
+def _filled(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of each line that is not blank."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if line.strip():
+                yield number, line.removesuffix(b"\n")
 
 
 def _parse_line(line: bytes) -> dict[str, object] | Unusable:
@@ -258,6 +325,23 @@ def _parse_line(line: bytes) -> dict[str, object] | Unusable:
     return value
 
 
+def _check_is_lines(path: Path) -> None:
+    """Raise PromptError for a file that is one JSON array, or one object, on several lines."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+        file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
+        tail = file.read().rstrip()
+    first = head.split(b"\n", 1)[0].strip()
+    goes_on = first == b"[" or first.endswith((b",", b"{")) or (b"\n" not in head and b"{" in first)
+    is_array = first.startswith(b"[") and tail.endswith(b"]") and goes_on
+    if is_array:
+        raise PromptError(
+            f"{path} is one JSON array, and {_WANTED}; jq -c '.[]' FILE > FILE.jsonl makes it so"
+        )
+    if first == b"{" and tail.endswith(b"\n}"):
+        raise PromptError(f"{path} is one JSON object on several lines, and {_WANTED}")
+
+
 # --- columns -----------------------------------------------------------------------------------------------
 
 
@@ -269,18 +353,25 @@ def _values(path: Path, table: pa.Table, name: str) -> Iterator[object]:
 
 def _value(scalar: pa.Scalar) -> object:
     try:
-        return scalar.as_py()
+        return python_value(scalar)
     except UnicodeDecodeError as error:
         return Unusable(RejectReason.BAD_UTF8, f"not UTF-8 text: {error.reason}")
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, KeyError, RecursionError) as error:
         return Unusable(RejectReason.NOT_TEXT, f"not text: {first_line(error)}")
+
+
+def _parsed(scalar: pa.Scalar) -> object:
+    """Return a JSON value of a column that is kept; the text itself where it is no JSON."""
+    try:
+        return python_value(scalar)
+    except (ValueError, KeyError, RecursionError):
+        return scalar.as_py()
 
 
 def _check_values(path: Path, name: str, column: pa.ChunkedArray, is_judged_by_row: bool = False) -> None:
     """Refuse a column whose buffers contradict each other, before anything follows its offsets."""
     try:
-        column.validate(full=True)
+        check_buffers(column) if is_judged_by_row else column.validate(full=True)
     except pa.ArrowInvalid as error:
-        if not (is_judged_by_row and "UTF8" in str(error)):
-            message = f"{path}: column {name!r} is corrupt ({first_line(error)}); write it again, or {KEEP}"
-            raise PromptError(message) from error
+        message = f"{path}: column {name!r} is corrupt ({first_line(error)}); write it again, or {KEEP}"
+        raise PromptError(message) from error

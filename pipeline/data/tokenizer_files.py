@@ -31,11 +31,14 @@ class FileTokenizer:
     """The methods of transformers' tokenizers that make prompts of text and messages."""
 
     def __init__(
-        self, tokenizer: "Tokenizer", chat_template: str | None, special_tokens: Mapping[str, str]
+        self,
+        tokenizer: "Tokenizer",
+        chat_template: str | Mapping[str, str] | None,
+        special_tokens: Mapping[str, str],
     ) -> None:
         self._tokenizer = tokenizer
         self._special_tokens = special_tokens
-        self._compiled: Template | None = None
+        self._compiled: dict[str, Template] = {}
         self.chat_template = chat_template
 
     def __call__(
@@ -49,19 +52,38 @@ class FileTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **given: Any,
     ) -> str:
         """Render the messages as text. Raises jinja2.TemplateError and whatever else a template causes."""
         assert not tokenize, "only text is made here"
-        assert self.chat_template is not None
-        self._compiled = self._compiled or _environment().from_string(self.chat_template)
-        return self._compiled.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
+        source = self._template_for(tools)
+        if source not in self._compiled:
+            self._compiled[source] = _environment().from_string(source)
+        values = {
+            "messages": messages,
+            "tools": tools,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
             **self._special_tokens,
-        )
+            **given,
+        }
+        return self._compiled[source].render(values)
+
+    def _template_for(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """Choose among several templates as transformers does: ``tool_use`` for tools, else ``default``."""
+        assert self.chat_template is not None
+        if isinstance(self.chat_template, str):
+            return self.chat_template
+        has_own = tools is not None and "tool_use" in self.chat_template
+        if not has_own and "default" not in self.chat_template:
+            raise ValueError(f"the tokenizer has the chat templates {sorted(self.chat_template)}, no default")
+        return self.chat_template["tool_use" if has_own else "default"]
 
 
 def read_tokenizer(directory: Path) -> FileTokenizer:
@@ -117,14 +139,16 @@ def _text(token: str | Mapping[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
 
 
-def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text("utf-8")
-    given = settings.get("chat_template")
+def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
+    """Return the template, or several by name, from where transformers looks."""
+    file, more = directory / "chat_template.jinja", directory / "additional_chat_templates"
+    given = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
     if isinstance(given, list):
         given = {template["name"]: template["template"] for template in given}
-    return given.get("default") if isinstance(given, dict) else given
+    named = {path.stem: path.read_text("utf-8") for path in sorted(more.glob("*.jinja"))}
+    if named:
+        given = {**(given if isinstance(given, dict) else {"default": given} if given else {}), **named}
+    return given
 
 
 def _environment() -> "Environment":

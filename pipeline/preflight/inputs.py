@@ -1,6 +1,7 @@
 """Checks of everything the user gave, for ``validate``. Starts no run."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pipeline.config.notify_rules import notify_warnings
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
+from pipeline.data.chat import Rendering
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
 from pipeline.data.prompts import Prompts
 from pipeline.data.tables import PromptError
@@ -83,7 +85,8 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
         tokenizer = read_tokenizer(Path(config.model.policy))
     except CannotLook as error:
         why_not = str(error)
-    return [judge(*names, prompts, config, tokenizer) for names, prompts in found.items()], why_not
+    rendering = Rendering(time.time(), config.model.chat_template_arguments)
+    return [judge(*names, prompts, config, rendering, tokenizer) for names, prompts in found.items()], why_not
 
 
 def environment_warnings(config: Config) -> Iterator[str]:
@@ -106,7 +109,7 @@ def environment_warnings(config: Config) -> Iterator[str]:
 def sample_of(source: str, found: Prompts, index: int) -> Sample:
     """Return a row as rules get it, except for the chat template, which only tasks can apply."""
     row = found.rows[index]
-    text = row.prompt if isinstance(row.prompt, str) else "\n".join(m.content for m in row.prompt)
+    text = row.prompt if isinstance(row.prompt, str) else "\n".join(m.content or "" for m in row.prompt)
     columns = found.columns.slice(index, 1).to_pylist()[0] if found.columns.num_columns else {}
     return Sample(source, row.prompt_id, text, columns)
 

@@ -20,6 +20,7 @@ from pipeline.run.commits import CorruptData, FileEntry, Record
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
 from pipeline.run.shards import MAGIC_BYTES, HashingFile, removed_on_error
+from pipeline.run.wide import take
 from slurm.sharedfiles import persistently
 
 LISTING = "chunks"
@@ -111,7 +112,7 @@ def read_rows(
         table = reader.read_all()
     check_schema(table.schema, schema, entry.path)
     skipped = (ends - rows)[read] - (rows[read].cumsum() - rows[read])  # rows before a chunk not read
-    return table.take(pa.array(sought - skipped[np.searchsorted(read, holders)], pa.int64()))
+    return take(table, sought - skipped[np.searchsorted(read, holders)])
 
 
 def _read(path: Path, record: Record, entry: FileEntry, chunks: Sequence[Chunk]) -> pa.Buffer:

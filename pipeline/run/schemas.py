@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from pipeline.config.reward import RULE_ARGUMENTS, RuleConfig
 from pipeline.config.schema import Config
+from pipeline.run.wide import combined
 
 VERSION_KEY = b"slurm_ppo_schema"
 
@@ -95,9 +96,14 @@ in double precision, so that the reward's sum is the same wherever a component w
 """
 
 
+PROMPT_TOOLS = "prompt_tools"
+"""Column of prompts and responses with the tools that chat templates are given, as JSON; null for a prompt
+without. Only where a prompt has some."""
 HELDOUT_SET = "heldout_set"
 """Column of held-out prompts with the name of their set, where the run has several."""
-RESERVED_COLUMNS = frozenset(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)
+RESERVED_COLUMNS = frozenset(
+    {PROMPT_TOOLS, *(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)}
+)
 """Names that the user's own columns may not have."""
 
 
@@ -111,6 +117,11 @@ def reserved_columns(config: Config) -> frozenset[str]:
 def extra_columns(table: pa.Table) -> pa.Table:
     """Return the user's own columns of a prompt or rollout table."""
     return table.select([name for name in table.column_names if name not in RESERVED_COLUMNS])
+
+
+def columns_besides(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a table that are not of ``schema``: the user's own, and prompt_tools."""
+    return table.select([name for name in table.column_names if name not in schema.names])
 
 
 def is_sampled(rows: pa.Table) -> pa.ChunkedArray:
@@ -148,9 +159,13 @@ def check_schema(found: pa.Schema, expected: pa.Schema, where: str) -> None:
 
 def conform(columns: dict[str, Any], schema: pa.Schema, extra: pa.Table | None = None) -> pa.Table:
     """Make a table of exactly ``schema``'s columns plus those of ``extra``, with the schema's version."""
-    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
+    arrays = [_column(columns[field.name], field.type) for field in schema]
     fields = list(schema)
     if extra is not None:
         fields += [extra.schema.field(i).remove_metadata() for i in range(extra.num_columns)]
-        arrays += [column.combine_chunks() for column in extra.columns]
+        arrays += [combined(column) for column in extra.columns]
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema.metadata))
+
+
+def _column(values: Any, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    return combined(values) if isinstance(values, pa.ChunkedArray) else pa.array(values, type=kind)

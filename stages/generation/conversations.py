@@ -1,10 +1,11 @@
 """Conversations of several turns: after each turn of the policy's, the user's scheduler says what comes next.
 
-    def step(conversation: Conversation) -> list[dict[str, str]] | None
+    def step(conversation: Conversation) -> list[dict[str, Any]] | None
 
-It returns the messages to continue with, ``{"role": ..., "content": ...}`` each, or None to stop. It must say
-the same for the same conversation, or a repeated task would not repeat its result: a task that goes on after
-a warning may ask again. Calls come from several threads at once.
+It returns the messages to continue with, ``{"role": ..., "content": ...}`` each, with other keys that the
+chat template takes, such as tool_call_id, or None to stop. It must say the same for the same conversation, or
+a repeated task would not repeat its result: a task that goes on after a warning may ask again. Calls come
+from several threads at once.
 """
 
 import copy
@@ -17,11 +18,11 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from jinja2 import TemplateError
 
 from pipeline.config.rollout import MultiTurnConfig, RolloutConfig
 from pipeline.config.schema import Config
-from pipeline.data.prompts import Message, as_dicts
+from pipeline.data.chat import Rendering
+from pipeline.data.messages import Message, as_dicts, is_json
 from pipeline.plugins.load import load_plugin
 from pipeline.run.schemas import FinishReason, extra_columns
 from pipeline.run.seeds import derive_seed
@@ -29,7 +30,7 @@ from pipeline.text import shown
 from stages.context import UserError
 from stages.engines.base import Generator, Request, Response, Turns
 from stages.generation.calls import Answer, Calls, Late
-from stages.generation.chat import continuation_text
+from stages.generation.chat import REFUSALS, continuation_text
 from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
 from stages.logs import log
 
@@ -48,9 +49,9 @@ class Conversation:
     """Index among the samples of a prompt, 0 to n - 1; -1 is a greedy one, of an evaluation or for ReMax."""
     prompt_text: str
     """Text that the policy was given, rendered by the chat template if there is one."""
-    prompt_messages: list[dict[str, str]] | None
+    prompt_messages: list[dict[str, Any]] | None
     """The prompt's chat messages; None if it is plain text."""
-    response_messages: list[dict[str, str]]
+    response_messages: list[dict[str, Any]]
     """Messages after the prompt: the policy's turns (role assistant) and the scheduler's replies. The last
     one is the turn that the policy has just ended."""
     num_turns: int
@@ -61,7 +62,7 @@ class Conversation:
     @property
     def last_turn(self) -> str:
         """Text that the policy has just written, without special tokens."""
-        return self.response_messages[-1]["content"]
+        return str(self.response_messages[-1]["content"])
 
 
 class SchedulerFailed(RuntimeError):
@@ -76,6 +77,7 @@ def open_conversations(
     requests: Sequence[Request],
     tokenizer: "PreTrainedTokenizerBase",
     generator: Generator,
+    rendering: Rendering,
     should_stop: Callable[[], bool],
 ) -> "Iterator[Conversations | None]":
     """Yield the conversations of a task's requests; None where each has one turn only.
@@ -84,6 +86,7 @@ def open_conversations(
         prompts: a row per request.
         samples: ``sample_index`` of each request of a prompt, as in :func:`.responding.respond`.
         generator: the engine that the requests are for.
+        rendering: what the policy's chat template is given besides messages.
         should_stop: waiting for the scheduler ends once it holds.
 
     Raises:
@@ -98,7 +101,9 @@ def open_conversations(
     room = TokenBudget.of(config.rollout, generator.limits.context)
     problem_with = generator.problem_with
     try:
-        yield Conversations(settings, openings, requests, tokenizer, room, problem_with, calls, should_stop)
+        yield Conversations(
+            settings, openings, requests, tokenizer, rendering, room, problem_with, calls, should_stop
+        )
     finally:
         calls.close()
 
@@ -145,6 +150,7 @@ class Conversations(Turns):
     _openings: Sequence[Conversation]
     _requests: Sequence[Request]
     _tokenizer: "PreTrainedTokenizerBase"
+    _rendering: Rendering
     _room: TokenBudget
     _problem_with: Callable[[Request], str | None]
     _calls: Calls
@@ -229,17 +235,19 @@ class Conversations(Turns):
             )
         if answer.returned is None:
             return None
-        return tuple(Message(message["role"], message["content"]) for message in answer.returned)
+        return tuple(map(Message.of, answer.returned))
 
     def _tokens(self, opening: Conversation, episode: Episode, messages: Sequence[Message]) -> list[int]:
         """Return the ids of new messages: after a chat prompt by the chat template, else their contents as
         they are."""
-        text = "".join(message.content for message in messages)
+        text = "".join(message.content or "" for message in messages)
         if opening.prompt_messages is not None:
             end = str(self._tokenizer.decode(list(episode.tokens[-1:]), skip_special_tokens=False))
             try:
-                text = continuation_text(messages, end, self._tokenizer)
-            except TemplateError as error:
+                text = continuation_text(messages, end, self._tokenizer, self._rendering)
+            except UserError:
+                raise
+            except REFUSALS as error:
                 said = f"what {self._who} returned for {_name(opening)}: {error}"
                 raise UserError(f"the policy's chat template refuses {said}") from error
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -255,11 +263,12 @@ def problem_with(returned: Any) -> str | None:
     if not returned:
         return "an empty list"
     for place, message in enumerate(returned):
-        if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             return f"{shown(message)} as message {place}"
-        for key in ("role", "content"):
-            if not is_text(message[key]):
-                return f"{shown(message[key])} as {key} of message {place}"
+        for key, value in message.items():
+            is_right = is_text(value) if key in ("role", "content") else is_text(key) and is_json(value)
+            if not is_right:
+                return f"{shown(value)} as {key} of message {place}"
     return None
 
 

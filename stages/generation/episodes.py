@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.data.prompts import Message
+from pipeline.data.messages import Message
 from pipeline.run.schemas import FinishReason
 from stages.engines.base import Response
 

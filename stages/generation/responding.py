@@ -10,9 +10,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.schema import Config
-from pipeline.run.schemas import GREEDY_SAMPLE, ROLLOUT, FinishReason, conform, extra_columns
+from pipeline.run.schemas import (
+    GREEDY_SAMPLE,
+    PROMPTS,
+    ROLLOUT,
+    FinishReason,
+    columns_besides,
+    conform,
+)
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task
+from pipeline.run.wide import repeat
 from stages.context import Context, NumericalError
 from stages.engines import Wanted, engine, make_generator, reload_generator
 from stages.engines.base import Generator, Request, Sampling
@@ -48,7 +56,7 @@ def respond(
     config = context.config
     files = context.policy_files(version)
     tokenizer = tokenizer_of(context, config.model.policy)
-    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in samples])
+    repeated = repeat(prompts, len(samples), plain=PROMPTS.names)
     requests = requests_of(context, repeated, samples)
     if warned():  # loading a large model would outlast what is left of the time
         raise StoppedOnWarning(0, 0, len(requests))
@@ -56,7 +64,7 @@ def respond(
     origin = origin_of(context, version, requests, sampling, generator.plan(requests))
     progress = Progress(context, origin, len(requests), save_every)
     with open_conversations(
-        config, repeated, samples, requests, tokenizer, generator, warned
+        config, repeated, samples, requests, tokenizer, generator, context.rendering, warned
     ) as conversations:
         responses = finish(context, progress, generator, requests, sampling, conversations)
     check_finite(responses, repeated, version)
@@ -165,21 +173,21 @@ def rollout_table(
     texts = tokenizer.batch_decode([list(r.tokens) for r in responses], skip_special_tokens=True)
     return conform(
         {
-            "prompt_id": prompts["prompt_id"].combine_chunks(),
+            "prompt_id": prompts["prompt_id"],
             "sample_index": [samples[i % len(samples)] for i in range(len(responses))],
-            "prompt_tokens": prompts["prompt_tokens"].combine_chunks(),
+            "prompt_tokens": prompts["prompt_tokens"],
             "response_tokens": [r.tokens for r in responses],
             "response_mask": [r.mask for r in responses],
             "rollout_logprobs": [r.log_probs for r in responses],
             "finish_reason": [r.finish_reason for r in responses],
             "num_turns": [r.num_turns for r in responses],
-            "prompt_text": prompts["prompt_text"].combine_chunks(),
-            "prompt_messages": prompts["prompt_messages"].combine_chunks(),
+            "prompt_text": prompts["prompt_text"],
+            "prompt_messages": prompts["prompt_messages"],
             "response_text": texts,
             "response_messages": [messages_json(r.messages) for r in responses],
         },
         ROLLOUT,
-        extra=extra_columns(prompts),
+        extra=columns_besides(prompts, PROMPTS),
     )
 
 

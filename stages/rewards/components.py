@@ -1,6 +1,6 @@
 """Scores of each reward component for a table of responses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,14 +9,14 @@ import pyarrow.compute as pc
 
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.data.checks import prompt_text
-from pipeline.data.prompts import Message, read_prompts, summarize
+from pipeline.data.prompts import Prompt, read_prompts, summarize
 from pipeline.plugins.sandbox import why_no_score
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError
 from stages.engines import Wanted, engine, kept_value, make_scorer
 from stages.engines.base import Scorer, problem_of
-from stages.generation.chat import REFUSALS, messages_json
+from stages.generation.chat import REFUSALS, messages_json, tools_json
 from stages.logs import log
 from stages.rewards.rows import conversation_ids, name_of, token_ids, tokenized_conversations
 from stages.rewards.rules import rule_scores
@@ -83,6 +83,7 @@ class RewardModel:
     def __init__(self, context: Context, config: RewardModelConfig) -> None:
         context.source(config.path)
         self._config = config
+        self._rendering = context.rendering
         self._tokenizer = tokenizer_of(context, config.path)
         self._shares_tokens = shares_tokens(context, config.path)
         name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
@@ -115,9 +116,10 @@ class RewardModel:
         if self._shares_tokens:
             columns = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
             return [p + r for p, r in zip(*columns, strict=True)]
-        return tokenized_conversations(self._tokenizer, rows, f"reward model {self._config.path}")
+        own = self._rendering.without_arguments()
+        return tokenized_conversations(self._tokenizer, rows, f"reward model {self._config.path}", own)
 
-    def score_texts(self, prompts: list[str | tuple[Message, ...]], responses: list[str]) -> list[float]:
+    def score_texts(self, prompts: Sequence[Prompt], responses: list[str]) -> list[float]:
         """Return raw scores of texts (prompts and responses), over the tokens that a rollout of them has."""
         tokens = []
         for index, texts in enumerate(zip(prompts, responses, strict=True)):
@@ -131,18 +133,20 @@ class RewardModel:
             raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
         return self._scorer.score(self._cut(tokens))
 
-    def _sample_ids(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
+    def _sample_ids(self, prompt: Prompt, response: str) -> list[int]:
         if self._shares_tokens:
             return self._as_rolled_out(prompt, response)
-        if isinstance(prompt, str):
-            return conversation_ids(self._tokenizer, prompt, None, response)
-        return conversation_ids(self._tokenizer, "", messages_json(prompt), response)
+        own = self._rendering.without_arguments()
+        if isinstance(prompt.prompt, str):
+            return conversation_ids(self._tokenizer, own, prompt.prompt, None, response)
+        messages, tools = messages_json(prompt.prompt), tools_json(prompt.tools)
+        return conversation_ids(self._tokenizer, own, "", messages, response, tools=tools)
 
-    def _as_rolled_out(self, prompt: str | tuple[Message, ...], response: str) -> list[int]:
+    def _as_rolled_out(self, prompt: Prompt, response: str) -> list[int]:
         """Return the policy's own ids: prompt, response and the token that ends it."""
-        text = prompt_text(prompt, self._tokenizer)
+        text = prompt_text(prompt, self._tokenizer, self._rendering)
         end = self._tokenizer.eos_token_id
-        ids = token_ids(self._tokenizer, text, special=isinstance(prompt, str))
+        ids = token_ids(self._tokenizer, text, special=isinstance(prompt.prompt, str))
         ids += token_ids(self._tokenizer, response, special=False)
         return ids if end is None else [*ids, end]
 
@@ -207,6 +211,7 @@ def statistics(
         Path(samples),
         prompt_column=data.prompt_column,
         id_column=None,
+        tools_column=data.tools_column,
         split=data.split,
         columns=None if data.columns is None else [norm.response_column],
         reserved=RESERVED_COLUMNS,
@@ -221,7 +226,7 @@ def statistics(
     responses: list[Any] = found.columns[norm.response_column].to_pylist()
     if not all(isinstance(response, str) for response in responses):
         raise UserError(f"{key}: column {norm.response_column!r} must hold text in every row")
-    scores = pa.array(RewardModel(context, component).score_texts([r.prompt for r in found.rows], responses))
+    scores = pa.array(RewardModel(context, component).score_texts(found.rows, responses))
     std = pc.stddev(scores).as_py() or 0.0
     if std <= 0:
         raise UserError(f"{key}: its {len(scores)} scores do not differ, so they give no scale")

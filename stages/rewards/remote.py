@@ -104,7 +104,8 @@ def classify_question(context: Context, config: RemoteConfig, rows: pa.Table) ->
         return Question(lambda part: {"input": texts[part], "use_activation": False})
     context.source(config.tokenizer)
     tokenizer = tokenizer_of(context, config.tokenizer)
-    ids = tokenized_conversations(tokenizer, rows, f"tokenizer={config.tokenizer} of {config.url}")
+    own, key = context.rendering.without_arguments(), f"tokenizer={config.tokenizer} of {config.url}"
+    ids = tokenized_conversations(tokenizer, rows, key, own)
     limit = config.max_model_len
     cut = [row[-limit:] if limit else row for row in ids]
     num_truncated = sum(len(row) > len(kept) for row, kept in zip(ids, cut, strict=True))

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.run.schemas import extra_columns
+from pipeline.data.chat import Rendering
+from pipeline.run.schemas import PROMPT_TOOLS, extra_columns
 from stages.context import UserError
 from stages.generation.chat import REFUSALS
 
@@ -16,11 +17,24 @@ if TYPE_CHECKING:
 def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
     """Return ``prompts``, ``responses`` and the user's columns, an entry per row; of conversations of several
     turns also ``response_messages``."""
-    inputs = {column: rows[column].to_pylist() for column in extra_columns(rows).column_names}
+    inputs = {column: values_of(rows[column]) for column in extra_columns(rows).column_names}
     if not rows["response_messages"].null_count:  # all rows have them, or none
         inputs["response_messages"] = list(map(json.loads, rows["response_messages"].to_pylist()))
     texts = {"prompts": rows["prompt_text"].to_pylist(), "responses": rows["response_text"].to_pylist()}
     return {**inputs, **texts}
+
+
+def values_of(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column as Python values. Texts that are stored once for all responses to a prompt are one
+    object: so they take the memory, and the way to a rule's process, once."""
+    kind = column.type
+    if not (pa.types.is_dictionary(kind) and pa.types.is_large_string(kind.value_type)):
+        return column.to_pylist()
+    found: list[Any] = []
+    for chunk in column.chunks:
+        texts = [*chunk.dictionary.to_pylist(), None]
+        found += [texts[-1 if index is None else index] for index in chunk.indices.to_pylist()]
+    return found
 
 
 def name_of(rows: pa.Table, index: int) -> str:
@@ -29,21 +43,24 @@ def name_of(rows: pa.Table, index: int) -> str:
 
 
 def tokenized_conversations(
-    tokenizer: "PreTrainedTokenizerBase", rows: pa.Table, key: str
+    tokenizer: "PreTrainedTokenizerBase", rows: pa.Table, key: str, rendering: Rendering
 ) -> list[list[int]]:
     """Return, per row of a rollout table, the ids of :func:`conversation_ids`.
 
     Args:
         key: name of the tokenizer's owner, for error messages.
+        rendering: what its chat template is given besides messages and tools.
 
     Raises:
         UserError: the chat template refuses a row's conversation. Prompts alone were tried by prepare.
     """
     found = []
     names = ("prompt_text", "prompt_messages", "response_text", "response_messages")
-    for index, texts in enumerate(zip(*(rows[name].to_pylist() for name in names), strict=True)):
+    columns = [*(rows[name].to_pylist() for name in names), tools_of(rows)]
+    for index, (prompt, messages, response, following, tools) in enumerate(zip(*columns, strict=True)):
         try:
-            found.append(conversation_ids(tokenizer, *texts))
+            ids = conversation_ids(tokenizer, rendering, prompt, messages, response, following, tools=tools)
+            found.append(ids)
         except REFUSALS as error:
             raise UserError(
                 f"{key}: its chat template refuses {name_of(rows, index)}: {error}; change the template, or "
@@ -52,27 +69,39 @@ def tokenized_conversations(
     return found
 
 
+def tools_of(rows: pa.Table) -> list[str | None]:
+    """Return each row's tools, as JSON; None where there are none."""
+    if PROMPT_TOOLS not in rows.column_names:
+        return [None] * rows.num_rows
+    return values_of(rows[PROMPT_TOOLS])
+
+
 def conversation_ids(
     tokenizer: "PreTrainedTokenizerBase",
+    rendering: Rendering,
     prompt: str,
     messages: str | None,
     response: str,
     following: str | None = None,
+    *,
+    tools: str | None = None,
 ) -> list[int]:
     """Return the ids of a conversation, by a reward model's own template and tokenizer.
 
     Args:
+        rendering: what the template is given besides messages and tools.
         messages: the prompt's messages, as JSON; None if it is plain text.
         following: messages after the prompt, as JSON. Default: the response.
+        tools: the prompt's tools, as JSON. Default: none.
     """
     if messages is None:
         return token_ids(tokenizer, prompt + response, special=True)
     answer = json.loads(following) if following else [{"role": "assistant", "content": response}]
     conversation = [*json.loads(messages), *answer]
     if tokenizer.chat_template:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False)
-        return token_ids(tokenizer, str(text), special=False)
-    return token_ids(tokenizer, "\n".join(message["content"] for message in conversation), special=True)
+        text = rendering.text(tokenizer, conversation, json.loads(tools) if tools else None)
+        return token_ids(tokenizer, text, special=False)
+    return token_ids(tokenizer, "\n".join(message["content"] or "" for message in conversation), special=True)
 
 
 def token_ids(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
@@ -18,11 +19,11 @@ from pipeline.plugins.trial import Sample, check_rules, check_scheduler
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
 from pipeline.run.commits import FileEntry, file_state, hash_file
 from pipeline.run.durable import replace_durably
-from pipeline.run.schemas import HELDOUT_SET, PROMPTS, conform, extra_columns, version_of
+from pipeline.run.schemas import HELDOUT_SET, PROMPT_TOOLS, PROMPTS, conform, extra_columns, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
 from stages.context import Context, Result, UserError
-from stages.generation.chat import messages_json
+from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
@@ -34,9 +35,9 @@ def run(task: Task, context: Context) -> Result:
     try_models(config)
     check_lora(config)
     tokenizer = tried_tokenizer("model.policy", config.model.policy, config)
-    templates = scoring_templates(config, tokenizer)
+    templates = scoring_templates(config, tokenizer, context.rendering)
     files = [
-        judge(key, path, read_file(config, path), config, tokenizer, templates)
+        judge(key, path, read_file(config, path), config, context.rendering, tokenizer, templates)
         for key, path in prompt_files(config)
     ]
     rejected = context.files.data(context.attempt, "rejected", "jsonl")
@@ -66,6 +67,8 @@ def run(task: Task, context: Context) -> Result:
         "prompts": float(prompts.num_rows),
         "rejected": float(sum(len(judged.rejected) for judged in files)),
         "truncated": float(sum(judged.num_truncated for judged in files)),
+        "read_otherwise": float(sum(sum(judged.found.read_as.values()) for judged in files)),
+        "left_out": float(sum(sum(judged.left_out.values()) for judged in files)),
     }
     return Result(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
 
@@ -143,6 +146,12 @@ def prompt_table(judged: Judged) -> pa.Table:
     its own, stay whole.
     """
     rows = [judged.found.rows[i] for i in judged.kept]
+    is_kept = np.zeros(len(judged.found.rows), dtype=bool)
+    is_kept[list(judged.kept)] = True
+    others = judged.found.columns.filter(pa.array(is_kept))  # not take: offsets of large columns overflow
+    if any(row.tools for row in rows):
+        tools = pa.array([tools_json(row.tools) for row in rows], pa.string())
+        others = others.append_column(PROMPT_TOOLS, tools)
     return conform(
         {
             "prompt_id": [row.prompt_id for row in rows],
@@ -153,7 +162,7 @@ def prompt_table(judged: Judged) -> pa.Table:
             "prompt_tokens": [judged.tokens[i] for i in judged.kept],
         },
         PROMPTS,
-        extra=judged.found.columns.take(list(judged.kept)),
+        extra=others,
     )
 
 

@@ -319,7 +319,7 @@ def test_validate_counts_prompts_that_are_too_long_and_shows_ten(inputs, tmp_pat
     """max_new_tokens leaves 52 of 64 tokens."""
     rows = [*rows_of(*range(20, 60)), {"id": "null", "prompt": None}, {"id": "q" * 500, "prompt": [1]}]
     rows += [{"id": f"m{i}", "prompt": "ok", "n": i} for i in range(20)]
-    rows += [{"id": "m", "prompt": "y", "n": "z"}]
+    rows += [{"id": "m", "prompt": "y", "n": ["z"]}]
     done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -327,7 +327,7 @@ def test_validate_counts_prompts_that_are_too_long_and_shows_ten(inputs, tmp_pat
     counts = "10 rows cannot be used: 7 too_long, 1 mixed_types, 1 not_text, 1 null"
     assert lines[begin].endswith(f"53 usable rows in {tmp_path / 'mine.jsonl'}; {counts}")
     assert lines[begin + 1] == "  too_long: line 34: 53 tokens, and data.max_prompt_tokens is 52"
-    assert lines[begin + 10] == "  mixed_types: line 63: 'n' has text, where most rows have a number"
+    assert lines[begin + 10] == "  mixed_types: line 63: 'n' has a list, where most rows have a number"
     assert lines[begin + 11].startswith("warning: data.prompts: 10 of 63 rows (16%) cannot be used")
     assert lines[-1].startswith("ok so far")
 

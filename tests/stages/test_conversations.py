@@ -21,8 +21,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from pipeline.config.issue import ConfigError
 from pipeline.config.rollout import MultiTurnConfig
 from pipeline.config.update import Precision
+from pipeline.data.chat import Rendering
 from pipeline.data.checks import prompt_text
-from pipeline.data.prompts import Message
+from pipeline.data.prompts import Message, Prompt
 from pipeline.metrics.row import Clock, iteration_row
 from pipeline.run.commits import Record, require_record
 from pipeline.run.directory import Run, load_run
@@ -51,6 +52,7 @@ TEMPLATE = (
 STOPS = (1, *range(30, 100))
 """So many that a random model ends most of its turns."""
 SHARD = Task(1, Stage.ROLLOUT)
+RENDERING = Rendering(0.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,13 +98,17 @@ def model(chatty):
     return load_causal_lm(chatty / "policy", Precision.FP32, trust_remote_code=False)
 
 
+def text_of(messages: list[dict[str, str]], tokenizer) -> str:
+    return prompt_text(Prompt(0, "", tuple(map(Message.of, messages)), ""), tokenizer, RENDERING)
+
+
 @pytest.fixture(scope="module")
 def prompts(tokenizer) -> pa.Table:
     """As prepare makes them."""
     rows = [{"id": f"p{i}", "prompt": prompt_of(i)} for i in range(8)]
     messages = [None if isinstance(row["prompt"], str) else row["prompt"] for row in rows]
     texts = [
-        row["prompt"] if given is None else prompt_text([Message(**m) for m in given], tokenizer)
+        row["prompt"] if given is None else text_of(given, tokenizer)
         for row, given in zip(rows, messages, strict=True)
     ]
     columns = {
@@ -141,7 +147,15 @@ class Played:
         calls = Calls(getattr(schedulers, scheduler), given.workers, given.step_seconds)
         openings = openings_of(prompts, [0])
         self.turns = Recorded(
-            given, openings, self.requests, tokenizer, room, generator.problem_with, calls, lambda: False
+            given,
+            openings,
+            self.requests,
+            tokenizer,
+            RENDERING,
+            room,
+            generator.problem_with,
+            calls,
+            lambda: False,
         )
         self.episodes: dict[int, Episode] = {}
         try:
@@ -313,7 +327,15 @@ def scripted(said: str, room: TokenBudget, tokenizer: Any, prompts: pa.Table, sh
     requests = [Request(tokens, 5) for tokens in prompts["prompt_tokens"].to_pylist()]
     calls = Calls(lambda conversation: [{"role": "user", "content": (said * 5)[:5]}], 1, 60.0)
     return Conversations(
-        settings, openings_of(prompts, [0]), requests, tokenizer, room, takes_all, calls, should_stop
+        settings,
+        openings_of(prompts, [0]),
+        requests,
+        tokenizer,
+        RENDERING,
+        room,
+        takes_all,
+        calls,
+        should_stop,
     )
 
 
@@ -373,7 +395,15 @@ def test_a_scheduler_sees_the_whole_conversation(tokenizer, prompts):
     requests = [Request(tokens, 5) for tokens in prompts["prompt_tokens"].to_pylist()]
     room = TokenBudget(60, None, CONTEXT)
     turns = Conversations(
-        settings, openings_of(prompts, [0]), requests, tokenizer, room, takes_all, calls, lambda: False
+        settings,
+        openings_of(prompts, [0]),
+        requests,
+        tokenizer,
+        RENDERING,
+        room,
+        takes_all,
+        calls,
+        lambda: False,
     )
     ids = tokenizer("hello")["input_ids"]
     for _ in range(2):
@@ -435,7 +465,7 @@ def test_ids_are_those_of_the_whole_conversation_where_a_template_only_appends(t
         ids += tokenizer(before_answer + answer + end, add_special_tokens=False)["input_ids"]
         messages.append({"role": "assistant", "content": answer})
         if reply is not None:
-            said = continuation_text([Message("user", reply)], end, tokenizer)
+            said = continuation_text([Message("user", reply)], end, tokenizer, RENDERING)
             ids += tokenizer(said, add_special_tokens=False)["input_ids"]
             messages.append({"role": "user", "content": reply})
     whole = tokenizer.apply_chat_template(messages, tokenize=False)
@@ -456,18 +486,20 @@ def test_ids_are_those_of_the_whole_conversation_where_a_template_only_appends(t
     ids=["as the template", "another end", "a stop token within", "thinking is left out", "no end"],
 )
 def test_what_comes_between_two_turns_ends_the_first_and_begins_the_second(template, end, text):
-    assert continuation_text([Message("tool", "42")], end, speaker(template)) == text
+    assert continuation_text([Message("tool", "42")], end, speaker(template), RENDERING) == text
 
 
 def test_a_message_that_looks_like_the_fixed_answer_is_said_all_the_same():
-    said = continuation_text([Message("user", "ANSWER QUESTION ANSWER")], "<|im_end|>", speaker(CHATML))
+    said = continuation_text(
+        [Message("user", "ANSWER QUESTION ANSWER")], "<|im_end|>", speaker(CHATML), RENDERING
+    )
     assert said == "\n<|im_start|>user\nANSWER QUESTION ANSWER<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_a_template_that_does_not_go_on_after_an_answer_is_a_clear_error():
     template = "{% for m in messages %}{{ m.content }}{{ '<eos>' if loop.last else '|' }}{% endfor %}"
     with pytest.raises(UserError, match=r"ends an answer with '<eos>', but not when messages follow"):
-        continuation_text([Message("user", "x")], "<eos>", speaker(template))
+        continuation_text([Message("user", "x")], "<eos>", speaker(template), RENDERING)
 
 
 def test_messages_that_the_template_refuses_are_an_error_that_names_the_row(model, prompts):

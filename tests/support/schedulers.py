@@ -80,7 +80,7 @@ RUBBISH = {
     "empty": [],
     "no_message": ["go on"],
     "no_content": [{"role": "user"}],
-    "other_keys": [{"role": "user", "content": "x", "name": "y"}],
+    "other_keys": [{"role": "user", "content": "x", "name": {1, 2}}],
     "no_text": [{"role": "user", "content": 5}],
     "half_a_character": [{"role": "tool", "content": "\ud83d"}],
 }
