@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+
 from pipeline.config.engines import Engine
 from pipeline.config.model_dir import text_settings
 from pipeline.config.schema import BadRows, Config, LongPrompts
@@ -16,10 +18,12 @@ from pipeline.data.chat import NEEDED, Renderer, Rendering, left_out, refusals
 from pipeline.data.messages import Message, Tools, as_dicts
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summarize
 from pipeline.data.sources import RejectReason
-from pipeline.data.tables import PromptError
+from pipeline.data.tables import PromptError, first_line
 from pipeline.run.schemas import reserved_columns
 from pipeline.text import printable
 
+SETS_MERGE = "permissive"
+"""Arrow's way to put columns of one name together: the wider type, of numbers or of offsets."""
 _WARN_ABOVE = 0.1
 """Share of dropped rows above which people are warned."""
 _MOST_LISTED = 10
@@ -357,6 +361,19 @@ def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> 
         if why := too_few(config, judged, by_example=not listing):
             where = f"; unusable rows are listed in {listing}" if listing else ""
             raise PromptError(f"{judged.key}={judged.path}{why}{where}")
+
+
+def check_sets(files: Sequence[Judged]) -> None:
+    """Raise PromptError where a column is of different types in two sets of held-out prompts, which are put
+    together."""
+    schemas = [judged.found.columns.schema for judged in files if judged.key != "data.prompts"]
+    try:
+        pa.unify_schemas(schemas, promote_options=SETS_MERGE) if schemas else None
+    except pa.ArrowException as error:
+        raise PromptError(
+            "data.heldout: the sets have columns of one name that cannot be put together "
+            f"({first_line(error)}); rename one, or leave it out by data.columns"
+        ) from error
 
 
 def too_few(config: Config, judged: Judged, by_example: bool) -> str:

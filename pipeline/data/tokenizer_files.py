@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FILE = "tokenizer.json"
+_AT_ONCE = 500
+"""Texts that are encoded at once: until its ids are taken, each token takes some hundred bytes."""
 
 
 class CannotLook(Exception):
@@ -45,8 +47,17 @@ class FileTokenizer:
         self, text: Sequence[str], *, add_special_tokens: bool = True, verbose: bool = True
     ) -> Mapping[str, list[list[int]]]:
         """Return ``input_ids`` of each text. ``verbose`` only matches transformers' signature."""
-        encoded = self._tokenizer.encode_batch_fast(list(text), add_special_tokens=add_special_tokens)
-        return {"input_ids": [one.ids for one in encoded]}
+        ids: list[list[int]] = []
+        for start in range(0, len(text), _AT_ONCE):
+            part = list(text[start : start + _AT_ONCE])
+            encoded = self._tokenizer.encode_batch_fast(part, add_special_tokens=add_special_tokens)
+            ids += [one.ids for one in encoded]
+        return {"input_ids": ids}
+
+    def is_same(self, other: "FileTokenizer") -> bool:
+        """Whether both give the same ids for the same text and messages."""
+        same_template = self.chat_template == other.chat_template
+        return same_template and self._tokenizer.to_str() == other._tokenizer.to_str()
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -1,5 +1,6 @@
 """Checks of everything the user gave, for ``validate``. Starts no run."""
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,19 @@ from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, u
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
+from pipeline.data.checks import (
+    Judged,
+    ScoringTemplate,
+    check_sets,
+    check_usable,
+    describe,
+    judge,
+    prompt_files,
+    read_file,
+)
 from pipeline.data.prompts import Prompts
 from pipeline.data.tables import PromptError
-from pipeline.data.tokenizer_files import CannotLook, check_can_render, read_tokenizer
+from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
@@ -76,9 +86,10 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
     found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
+    has_chats = any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows)
     tokenizer, why_not = None, ""
     try:
-        if any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows):
+        if has_chats:
             check_can_render()
         if config.model.tokenizer:
             raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
@@ -86,7 +97,31 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
     except CannotLook as error:
         why_not = str(error)
     rendering = Rendering(time.time(), config.model.chat_template_arguments)
-    return [judge(*names, prompts, config, rendering, tokenizer) for names, prompts in found.items()], why_not
+    templates = scoring_templates(config, tokenizer, rendering) if tokenizer and has_chats else []
+    judged = [
+        judge(*names, prompts, config, rendering, tokenizer, templates) for names, prompts in found.items()
+    ]
+    check_sets(judged)
+    return judged, why_not
+
+
+def scoring_templates(config: Config, policy: FileTokenizer, rendering: Rendering) -> list[ScoringTemplate]:
+    """Return the chat templates of reward models and services that are not given the policy's own token ids,
+    as far as they can be read here."""
+    found = []
+    for name, component in config.reward.components.items():
+        key, takes_ids = f"reward.components.{name}", isinstance(component, RewardModelConfig)
+        if isinstance(component, RewardModelConfig):
+            key, directory = f"{key}.path", component.path
+        elif isinstance(component, RemoteConfig) and component.tokenizer:
+            key, directory = f"{key}.tokenizer", component.tokenizer
+        else:
+            continue
+        with contextlib.suppress(CannotLook):  # the run's first task does
+            own = read_tokenizer(Path(directory))
+            if own.chat_template and not (takes_ids and own.is_same(policy)):
+                found.append(ScoringTemplate(f"{key}={directory}", own, rendering.without_arguments()))
+    return found
 
 
 def environment_warnings(config: Config) -> Iterator[str]:

@@ -35,18 +35,17 @@ def combined(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def take(table: pa.Table, indices: Sequence[int]) -> pa.Table:
-    """Return rows of a table, in the order of ``indices``. Columns whose rows are too large for 32-bit
-    offsets get wider ones."""
-    chosen = pa.array(indices, pa.int64())
-    columns, fields = [], []
-    for field, column in zip(table.schema, table.columns, strict=True):
-        try:
-            found = column.take(chosen)
-        except pa.ArrowInvalid:  # offsets overflow
-            found = column.cast(wide_type(column.type)).take(chosen)
-        columns.append(found)
-        fields.append(field.with_type(found.type))
-    return pa.table(columns, schema=pa.schema(fields, metadata=table.schema.metadata))
+    """Return rows of a table, in the order of ``indices``."""
+    columns = [_taken(column, indices) for column in table.columns]
+    return pa.table(columns, schema=table.schema)
+
+
+def _taken(column: pa.ChunkedArray, indices: Sequence[int]) -> pa.ChunkedArray:
+    try:
+        return column.take(pa.array(indices, pa.int64()))
+    except pa.ArrowInvalid:  # offsets overflow, of all the column's rows together, too
+        rows = (column.slice(index, 1) for index in indices)
+        return pa.chunked_array([chunk for row in rows for chunk in row.chunks], column.type)
 
 
 def repeat(table: pa.Table, times: int, plain: Sequence[str]) -> pa.Table:
@@ -61,10 +60,9 @@ def repeat(table: pa.Table, times: int, plain: Sequence[str]) -> pa.Table:
     columns, fields = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
         if field.name in plain or _is_small(column.type):
-            found = _repeated(column, indices, times)
+            found = _taken(column, indices.tolist())
         else:
-            values = combined(column.cast(wide_type(column.type)))
-            values = values if isinstance(values, pa.Array) else pa.concat_arrays(values.chunks)
+            values = column.cast(wide_type(column.type)).combine_chunks()
             found = pa.chunked_array([pa.DictionaryArray.from_arrays(pa.array(indices), values)])
         columns.append(found)
         fields.append(field.with_type(found.type))
@@ -74,11 +72,3 @@ def repeat(table: pa.Table, times: int, plain: Sequence[str]) -> pa.Table:
 def _is_small(kind: pa.DataType) -> bool:
     """Whether a value takes a few bytes: nothing is won by storing it once."""
     return any(is_one(kind) for is_one in (kinds.is_primitive, kinds.is_null, kinds.is_decimal))
-
-
-def _repeated(column: pa.ChunkedArray, indices: np.ndarray, times: int) -> pa.ChunkedArray:
-    try:
-        return column.take(pa.array(indices))
-    except pa.ArrowInvalid:  # offsets overflow
-        rows = [column.slice(row, 1).take(pa.array([0] * times)) for row in range(len(column))]
-        return pa.chunked_array([chunk for row in rows for chunk in row.chunks], column.type)

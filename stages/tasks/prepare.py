@@ -13,7 +13,16 @@ import pyarrow as pa
 
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.schema import Config
-from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
+from pipeline.data.checks import (
+    SETS_MERGE,
+    Judged,
+    check_sets,
+    check_usable,
+    describe,
+    judge,
+    prompt_files,
+    read_file,
+)
 from pipeline.data.prompts import Rejected, write_rejected
 from pipeline.plugins.trial import Sample, check_rules, check_scheduler
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
@@ -46,6 +55,7 @@ def run(task: Task, context: Context) -> Result:
     for line in (line for judged in files for line in describe(judged, config)):
         log.info(line)
     check_usable(config, files, str(rejected))
+    check_sets(files)
     prompts, *sets = map(prompt_table, files)
     sets = [table.slice(0, config.evaluate.num_prompts) for table in sets]
     heldout = joined(config, sets)
@@ -74,24 +84,15 @@ def run(task: Task, context: Context) -> Result:
 
 
 def joined(config: Config, sets: Sequence[pa.Table]) -> pa.Table:
-    """Return the held-out prompts of all sets, one after the other. Where they have names, a column has them.
-
-    Raises:
-        UserError: a column is of different types in two of them.
-    """
+    """Return the held-out prompts of all sets, which fit each other, one after the other. Where they have
+    names, a column has them."""
     if not isinstance(config.data.heldout, dict) or not sets:
         return next(iter(sets), conform({name: [] for name in PROMPTS.names}, PROMPTS))
     named_sets = [
         table.append_column(HELDOUT_SET, pa.array([name] * table.num_rows, pa.string()))
         for name, table in zip(config.data.heldout, sets, strict=True)
     ]
-    try:
-        found = pa.concat_tables(named_sets, promote_options="default")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise UserError(
-            f"data.heldout: the sets have columns of one name that cannot be put together ({error}); "
-            "rename one, or leave it out by data.columns"
-        ) from None
+    found = pa.concat_tables(named_sets, promote_options=SETS_MERGE)
     return found.replace_schema_metadata(sets[0].schema.metadata).combine_chunks()
 
 

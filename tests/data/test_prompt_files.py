@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.data.arrow_types import python_value
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import judge
+from pipeline.data.checks import check_sets, judge
 from pipeline.data.messages import Message
 from pipeline.data.prompts import PromptError, Prompts, read_prompts
 from pipeline.data.tokenizer_files import FileTokenizer, read_tokenizer
@@ -30,7 +31,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import PROMPTS
 from pipeline.run.wide import repeat
 from stages.rewards.rows import tools_of, values_of
-from stages.tasks.prepare import prompt_table
+from stages.tasks.prepare import joined, prompt_table
 from tests.support import tiny
 from tests.support.processes import config_of
 
@@ -564,3 +565,20 @@ def test_the_date_of_a_template_is_that_of_the_run_on_whatever_node(policy, conf
             for tokenizer in tokenizers(policy, TEMPLATES["dated"])
         }
         assert [*texts.values()] == [["01 Jan 1970userHi"]] * 2
+
+
+def test_sets_of_held_out_prompts_that_do_not_fit_are_refused_before_the_run(config, policy, tmp_path):
+    """Text of Polars, with 64-bit offsets, is text; a number is none."""
+    plain = [{"prompt": [{"role": "user", "content": str(i)}], "answer": "x"} for i in range(2)]
+    files = {
+        "jsonl": write_jsonl(tmp_path / "a", plain),
+        "polars": as_polars(tmp_path / "b", plain),
+        "number": write_jsonl(tmp_path / "c", [{**plain[0], "answer": 5}]),
+    }
+    sets = {name: judged(policy, config, TEMPLATES["plain"], path) for name, path in files.items()}
+    sets = {name: replace(one, key=f"data.heldout.{name}") for name, one in sets.items()}
+    check_sets([sets["jsonl"], sets["polars"]])
+    named = replace(config, data=replace(config.data, heldout=dict.fromkeys(("a", "b"), "x")))
+    assert joined(named, [prompt_table(sets["jsonl"]), prompt_table(sets["polars"])]).num_rows == 4
+    with pytest.raises(PromptError, match=r"^data.heldout: the sets have columns .* rename one"):
+        check_sets([sets["jsonl"], sets["number"]])
