@@ -28,7 +28,11 @@ COLUMNS = {
 ABOUT = """\
 Shards are Arrow IPC files. Each carries its schema's name and version under the key `slurm_ppo_schema` of the
 metadata, and readers refuse versions that they do not know. `pipeline.run.shards.read_shard` verifies a shard
-before it reads it."""
+before it reads it.
+
+The user's own columns follow those below. In a rollout they are dictionary-encoded, so that what responses
+to one prompt share is stored once; `to_pylist` gives the values. A prompt's tools, where there are some, are in
+the column `prompt_tools`, as JSON."""
 
 
 def shard_page() -> str:

@@ -46,7 +46,7 @@ class PromptTokenizer(Renderer, Protocol):
 
 @dataclass(frozen=True)
 class ScoringTemplate:
-    """The chat template of a component that scores responses, which is not the policy's."""
+    """The way in which a component that scores responses reads chats, which is not the policy's."""
 
     key: str
     """Configuration key and value that name the tokenizer's directory, for messages."""
@@ -63,10 +63,12 @@ class ScoringTemplate:
         return None
 
     def left_out(self, prompt: Prompt) -> list[str]:
-        """Return the parts of a prompt, which it does not refuse, that it does not write."""
+        """Return the parts of a prompt, which it does not refuse, that it does not read."""
         return left_out(self._render, chat_of(prompt), prompt.tools)
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> str:
+        if not self.tokenizer.chat_template:
+            return "\n".join(message["content"] or "" for message in messages)
         return self.rendering.text(self.tokenizer, [*messages, _ANSWER], tools)
 
 
@@ -235,7 +237,7 @@ def prompt_texts(
                 _check_takes(row, templates)
                 counts.update(f"the policy's chat template does not write {part}" for part in missing)
                 counts.update(
-                    f"the chat template of {template.key} does not write {part}"
+                    f"{template.key} does not read {part}"
                     for template in templates
                     for part in template.left_out(row)
                 )

@@ -106,8 +106,8 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
 
 
 def scoring_templates(config: Config, policy: FileTokenizer, rendering: Rendering) -> list[ScoringTemplate]:
-    """Return the chat templates of reward models and services that are not given the policy's own token ids,
-    as far as they can be read here."""
+    """Return how reward models and services read chats that are not given the policy's own token ids, as far
+    as it can be known here."""
     found = []
     for name, component in config.reward.components.items():
         key, takes_ids = f"reward.components.{name}", isinstance(component, RewardModelConfig)
@@ -119,7 +119,7 @@ def scoring_templates(config: Config, policy: FileTokenizer, rendering: Renderin
             continue
         with contextlib.suppress(CannotLook):  # the run's first task does
             own = read_tokenizer(Path(directory))
-            if own.chat_template and not (takes_ids and own.is_same(policy)):
+            if not (takes_ids and own.is_same(policy)):
                 found.append(ScoringTemplate(f"{key}={directory}", own, rendering.without_arguments()))
     return found
 

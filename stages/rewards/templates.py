@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def scoring_templates(
     config: Config, policy: "PreTrainedTokenizerBase", rendering: Rendering
 ) -> list[ScoringTemplate]:
-    """Return chat templates of every reward model and service that is not given the policy's own token ids.
+    """Return how every reward model and service reads chats that is not given the policy's own token ids.
 
     Args:
         policy: the policy's tokenizer.
@@ -36,7 +36,7 @@ def scoring_templates(
             continue
         tokenizer = tried_tokenizer(key, directory, config)
         takes_ids = isinstance(component, RewardModelConfig) and same_tokenizer(tokenizer, policy)
-        if tokenizer.chat_template and not takes_ids:
+        if not takes_ids:
             own = rendering.without_arguments()
             found.append(ScoringTemplate(f"{key}={directory}", tokenizer, own))
     return found

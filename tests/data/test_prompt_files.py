@@ -7,6 +7,7 @@ With SOAK_ROUNDS=20, as `make soak` has it, 500 inputs of each kind are tried in
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.data.arrow_types import python_value
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import check_sets, judge
+from pipeline.data.checks import ScoringTemplate, check_sets, judge
 from pipeline.data.messages import Message
 from pipeline.data.prompts import PromptError, Prompts, read_prompts
 from pipeline.data.tokenizer_files import FileTokenizer, read_tokenizer
@@ -517,6 +518,22 @@ def test_a_template_that_leaves_out_calls_is_no_template_for_the_row(policy, con
     assert found.left_out == {"the policy's chat template does not write name": 1}
 
 
+def test_what_a_reward_model_does_not_read_of_a_prompt_is_counted(policy, config, tmp_path):
+    """One without a chat template reads contents, a line each; a strict one refuses the row."""
+    seen, _ = tokenizers(policy, TEMPLATES["tools and thinking"])
+    path = write_jsonl(tmp_path / "p", [CALLED])
+    plain, strict = read_tokenizer(policy), tokenizers(policy, TEMPLATES["strict"])[0]
+    models = [
+        ScoringTemplate(name, one, RENDERING) for name, one in {"plain": plain, "strict": strict}.items()
+    ]
+    found = judge("data.prompts", str(path), read(path), config, RENDERING, seen, models[:1])
+    parts = ("reasoning_content", "tool_call_id", "tool_calls", "tools")
+    assert found.left_out == {f"plain does not read {part}": 1 for part in parts}
+    found = judge("data.prompts", str(path), read(path), config, RENDERING, seen, models)
+    (refused,) = found.rejected
+    assert refused.detail.startswith("line 1: the chat template of strict refuses it: ")
+
+
 def test_messages_as_json_text_and_parts_of_text_are_read_and_counted(policy, config, tmp_path):
     chat = [
         {"role": "user", "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]}
@@ -560,11 +577,14 @@ def test_the_date_of_a_template_is_that_of_the_run_on_whatever_node(policy, conf
     path = write_jsonl(tmp_path / "p", [{"prompt": [{"role": "user", "content": "Hi"}]}])
     for zone in ("Pacific/Kiritimati", "Pacific/Midway"):
         monkeypatch.setenv("TZ", zone)
+        time.tzset()
         texts = {
             tokenizer.__class__: judge("", "", read(path), config, Rendering(86_399.0), tokenizer).texts
             for tokenizer in tokenizers(policy, TEMPLATES["dated"])
         }
         assert [*texts.values()] == [["01 Jan 1970userHi"]] * 2
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_sets_of_held_out_prompts_that_do_not_fit_are_refused_before_the_run(config, policy, tmp_path):

@@ -1,8 +1,10 @@
 """Reward models in their own words, rules as the user wrote them, and one clear error for what cannot be."""
 
+import datetime
 import json
 import shutil
 import statistics
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.run.commits import read_record
-from pipeline.run.directory import Run, create_run
+from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.schemas import REWARD, ROLLOUT, conform
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
@@ -123,6 +125,26 @@ def test_messages_go_through_the_reward_models_own_template(models, tmp_path):
     rows = responses(models, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
     scores, _ = component_scores(context(models, tmp_path, f"reward.components.rm.path={judge}"), rows)
     assert scores["rm"] == pytest.approx([score_of_text(judge, "[user]hello[assistant]hi")], abs=1e-5)
+
+
+def test_a_reward_models_template_gets_the_tools_and_the_date_of_the_run(models, tmp_path, monkeypatch):
+    """The same score in a task that is repeated after midnight, or on a node of another time zone."""
+    judge = tiny.make_reward_model(tmp_path / "judge")
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ (tools or [])[0].name }}" + TEMPLATE
+    tokenizer.save_pretrained(judge)
+    tools = [json.dumps([{"name": "w"}])]
+    rows = responses(models, [("<user>hello", "hi")], [json.dumps(MESSAGES)], prompt_tools=tools)
+    run = context(models, tmp_path, f"reward.components.rm.path={judge}")
+    made = datetime.datetime.fromtimestamp(run.rendering.moment, datetime.UTC)
+    assert run.rendering.moment == load_run(run.paths.root).identity.created
+    expected = score_of_text(judge, f"{made:%d %b %Y}w[user]hello[assistant]hi")
+    for zone in ("Pacific/Kiritimati", "Pacific/Midway"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert component_scores(run, rows)[0]["rm"] == pytest.approx([expected], abs=1e-5)
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_messages_are_joined_as_lines_for_a_reward_model_without_a_template(models, tmp_path):
