@@ -31,8 +31,8 @@ metadata, and readers refuse versions that they do not know. `pipeline.run.shard
 before it reads it.
 
 The user's own columns follow those below. In a rollout they are dictionary-encoded, so that what responses
-to one prompt share is stored once; `to_pylist` gives the values. A prompt's tools, where there are some, are in
-the column `prompt_tools`, as JSON."""
+to one prompt share is stored once; `to_pylist` gives the values. A prompt's tools, where there are some, are
+in the column `prompt_tools`, as JSON."""
 
 
 def shard_page() -> str:

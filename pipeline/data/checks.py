@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
 
 import pyarrow as pa
 
 from pipeline.config.engines import Engine
 from pipeline.config.model_dir import text_settings
 from pipeline.config.schema import BadRows, Config, LongPrompts
-from pipeline.data.chat import NEEDED, Renderer, Rendering, left_out, refusals
-from pipeline.data.messages import Message, Tools, as_dicts
+from pipeline.data.chat import Rendering
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summarize
+from pipeline.data.rendering import PromptTokenizer, ScoringTemplate, prompt_texts
 from pipeline.data.sources import RejectReason
 from pipeline.data.tables import PromptError, first_line
 from pipeline.run.schemas import reserved_columns
@@ -28,53 +27,10 @@ _WARN_ABOVE = 0.1
 """Share of dropped rows above which people are warned."""
 _MOST_LISTED = 10
 _MOST_QUOTED = 80
-_ANSWER = {"role": "assistant", "content": "ANSWER"}
-"""Answer with which the templates of scoring components are tried."""
 _WAYS_OUT = {
     RejectReason.TOO_LONG: "lower rollout.max_new_tokens, set data.long_prompts=truncate",
     RejectReason.MIXED_TYPES: "leave the column out by data.columns",
 }
-
-
-class PromptTokenizer(Renderer, Protocol):
-    """The part of transformers' tokenizers that makes tokens of prompts."""
-
-    def __call__(self, text: list[str], /, *, add_special_tokens: bool, verbose: bool) -> Any: ...
-
-    def decode(self, ids: list[int], /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class ScoringTemplate:
-    """The way in which a component that scores responses reads chats, which is not the policy's."""
-
-    key: str
-    """Configuration key and value that name the tokenizer's directory, for messages."""
-    tokenizer: Renderer
-    rendering: Rendering
-
-    def refusal(self, prompt: Prompt) -> str | None:
-        """Return why it does not take a prompt with an answer; None if it does."""
-        try:
-            self._render(as_dicts(chat_of(prompt)), prompt.tools)
-        except refusals() as error:
-            said = " ".join(str(error).split()) or type(error).__name__
-            return f"the chat template of {self.key} refuses it: {said}"
-        return None
-
-    def left_out(self, prompt: Prompt) -> list[str]:
-        """Return the parts of a prompt, which it does not refuse, that it does not read."""
-        return left_out(self._render, chat_of(prompt), prompt.tools)
-
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> str:
-        if not self.tokenizer.chat_template:
-            return "\n".join(message["content"] or "" for message in messages)
-        return self.rendering.text(self.tokenizer, [*messages, _ANSWER], tools)
-
-
-def chat_of(prompt: Prompt) -> tuple[Message, ...]:
-    """Return the messages of a prompt; none of plain text."""
-    return () if isinstance(prompt.prompt, str) else prompt.prompt
 
 
 @dataclass(frozen=True)
@@ -173,95 +129,6 @@ def judge(
     return Judged(key, path, found, kept, tuple(rejected), texts, tokens, len(long), rendered.left_out)
 
 
-class TemplateRefused(PromptError):
-    """The chat template cannot make text of these messages."""
-
-
-def prompt_text(prompt: Prompt, tokenizer: PromptTokenizer, rendering: Rendering) -> str:
-    """Return the text that the policy continues: plain text as it is, messages through the chat template.
-
-    Raises:
-        TemplateRefused: the template refuses these messages.
-        PromptError: there is no template, or it is not written in Jinja's language.
-    """
-    if isinstance(prompt.prompt, str):
-        return prompt.prompt
-    if not tokenizer.chat_template:
-        raise PromptError(
-            "data.prompts holds chat messages, but the policy's tokenizer has no chat template; "
-            "add chat_template to the tokenizer, or give prompts as plain text"
-        )
-    from jinja2 import TemplateSyntaxError
-
-    try:
-        return rendering.text(tokenizer, as_dicts(prompt.prompt), prompt.tools, add_generation_prompt=True)
-    except TemplateSyntaxError as error:
-        raise PromptError(f"the policy's chat template, line {error.lineno}: {error.message}") from error
-    except refusals() as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise TemplateRefused(f"the policy's chat template refuses it: {said}") from error
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """Prompts as text."""
-
-    texts: list[str]
-    """Text of each row; empty of one that is refused."""
-    refused: Mapping[int, Rejected]
-    """By index, the rows whose messages a chat template refuses."""
-    left_out: Counter[str]
-    """Counts of prompts, by what in them a chat template does not write, in words."""
-
-
-def prompt_texts(
-    rows: Sequence[Prompt],
-    rendering: Rendering,
-    tokenizer: PromptTokenizer,
-    templates: Sequence[ScoringTemplate] = (),
-) -> Rendered:
-    """Render every row, and try the templates of scoring components on it."""
-    texts: list[str] = []
-    refused: dict[int, Rejected] = {}
-    counts: Counter[str] = Counter()
-
-    def render(messages: Sequence[Mapping[str, Any]], tools: Tools | None) -> str:
-        return rendering.text(tokenizer, messages, tools, add_generation_prompt=True)
-
-    for index, row in enumerate(rows):
-        try:
-            texts.append(prompt_text(row, tokenizer, rendering))
-            if not isinstance(row.prompt, str):
-                missing = left_out(render, row.prompt, row.tools)
-                _check_is_written(missing)
-                _check_takes(row, templates)
-                counts.update(f"the policy's chat template does not write {part}" for part in missing)
-                counts.update(
-                    f"{template.key} does not read {part}"
-                    for template in templates
-                    for part in template.left_out(row)
-                )
-        except TemplateRefused as error:
-            texts[index:] = [""]
-            refused[index] = _rejected(row, RejectReason.BAD_MESSAGE, str(error))
-    return Rendered(texts, refused, counts)
-
-
-def _check_is_written(missing: Sequence[str]) -> None:
-    """Raise TemplateRefused where the policy would read another prompt than the file has."""
-    if needed := [part for part in missing if part in NEEDED]:
-        raise TemplateRefused(
-            f"the policy's chat template leaves out {' and '.join(needed)}, so that it would not read them"
-        )
-
-
-def _check_takes(row: Prompt, templates: Sequence[ScoringTemplate]) -> None:
-    """Raise TemplateRefused for the first template of a scoring component that refuses a prompt."""
-    for template in templates:
-        if why := template.refusal(row):
-            raise TemplateRefused(why)
-
-
 def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
     """Return the token ids of each text; a chat template has written its own special tokens already."""
     tokens: list[list[int]] = [[] for _ in texts]
@@ -279,18 +146,14 @@ def token_problem(row: Prompt, tokens: Sequence[int], limit: int, size: int | No
     """Return why the policy cannot be given a prompt of these tokens, of at most ``limit``; None if it can.
     The vocabulary's ``size`` is None where it is not known."""
     if not tokens:
-        return _rejected(row, RejectReason.NO_TOKENS, "the tokenizer gives no token for it")
+        return row.rejected(RejectReason.NO_TOKENS, "the tokenizer gives no token for it")
     if len(tokens) > limit:
         said = f"{len(tokens)} tokens, and data.max_prompt_tokens is {limit}"
-        return _rejected(row, RejectReason.TOO_LONG, said)
+        return row.rejected(RejectReason.TOO_LONG, said)
     if size is not None and max(tokens) >= size:
         said = f"its token {max(tokens)} is beyond the model's {size} embeddings"
-        return _rejected(row, RejectReason.UNKNOWN_TOKEN, said)
+        return row.rejected(RejectReason.UNKNOWN_TOKEN, said)
     return None
-
-
-def _rejected(row: Prompt, reason: RejectReason, detail: str) -> Rejected:
-    return Rejected(row.row, row.prompt_id, reason, f"{row.where}: {detail}")
 
 
 def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config) -> None:

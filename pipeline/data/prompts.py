@@ -41,6 +41,10 @@ class Prompt:
     tools: tuple[dict[str, Any], ...] | None = None
     """Tools that the chat template is given, as JSON objects; None for plain text too."""
 
+    def rejected(self, reason: RejectReason, detail: str) -> "Rejected":
+        """Return this row as one that cannot be used after all."""
+        return Rejected(self.row, self.prompt_id, reason, f"{self.where}: {detail}")
+
 
 @dataclass(frozen=True)
 class Rejected:

@@ -16,7 +16,6 @@ from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
 from pipeline.data.checks import (
     Judged,
-    ScoringTemplate,
     check_sets,
     check_usable,
     describe,
@@ -25,6 +24,7 @@ from pipeline.data.checks import (
     read_file,
 )
 from pipeline.data.prompts import Prompts
+from pipeline.data.rendering import ScoringTemplate
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.executors.allocation import describe_allocation

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
-from pipeline.data.checks import prompt_text
 from pipeline.data.prompts import Prompt, read_prompts, summarize
+from pipeline.data.rendering import prompt_text
 from pipeline.plugins.sandbox import why_no_score
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage

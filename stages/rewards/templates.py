@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import ScoringTemplate
+from pipeline.data.rendering import ScoringTemplate
 from stages.modeltrial import tried_tokenizer
 from stages.rewards.components import same_tokenizer
 

@@ -23,9 +23,10 @@ from transformers import PreTrainedTokenizerFast
 
 from pipeline.data.arrow_types import python_value
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import ScoringTemplate, check_sets, judge
+from pipeline.data.checks import check_sets, judge
 from pipeline.data.messages import Message
 from pipeline.data.prompts import PromptError, Prompts, read_prompts
+from pipeline.data.rendering import ScoringTemplate
 from pipeline.data.tokenizer_files import FileTokenizer, read_tokenizer
 from pipeline.run.chunks import write_in_chunks
 from pipeline.run.paths import RunPaths

@@ -22,8 +22,8 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.rollout import MultiTurnConfig
 from pipeline.config.update import Precision
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import prompt_text
 from pipeline.data.prompts import Message, Prompt
+from pipeline.data.rendering import prompt_text
 from pipeline.metrics.row import Clock, iteration_row
 from pipeline.run.commits import Record, require_record
 from pipeline.run.directory import Run, load_run
