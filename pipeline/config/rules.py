@@ -28,6 +28,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
     """Yield keys that do not go together. Pure: looks at no file."""
     for problems in (
         _batch_problems,
+        _column_problems,
         _length_problems,
         _training_problems,
         component_problems,
@@ -43,6 +44,14 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         evaluation_problems,
     ):
         yield from problems(config)
+
+
+def _column_problems(config: Config) -> Iterator[ConfigIssue]:
+    data = config.data
+    for key, other in (("prompt_column", data.prompt_column), ("id_column", data.id_column)):
+        if data.tools_column is not None and data.tools_column == other:
+            why = f"is data.{key} too; name the column with the tools, or null for none"
+            yield ConfigIssue.at(config, "data.tools_column", why)
 
 
 def _batch_problems(config: Config) -> Iterator[ConfigIssue]:

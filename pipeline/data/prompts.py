@@ -106,8 +106,9 @@ def read_prompts(
         source = read_source(path, split, wanted, is_sample)
         is_whole = source.num_rows == source.num_total
         kept = None if columns is None else [c for c in columns if is_whole or c in source.names]
-        others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved)
         tools_column = tools_column if tools_column in source.names else None
+        read = [name for name in ours if name in source.names]
+        others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved, read)
         rows, rejected, read_as = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
         columns_of = source.columns(others, [prompt.row for prompt in rows], tools_column)
     misfits, mixed = columns_of.misfits, RejectReason.MIXED_TYPES
@@ -156,8 +157,10 @@ def _check_columns(
     id_column: str | None,
     kept: Sequence[str] | None,
     reserved: frozenset[str],
+    read: Sequence[str],
 ) -> list[str]:
-    """Return the columns to keep besides prompt and id, in the source's order. Raises PromptError."""
+    """Return the columns to keep besides prompt and id, in the source's order; ``read`` are used besides.
+    Raises PromptError."""
     for name, way_out in (
         (prompt_column, "set data.prompt_column to one of its columns"),
         (id_column, "leave data.id_column out, or set it to one of the columns"),
@@ -166,10 +169,10 @@ def _check_columns(
         if name is not None and name not in names:
             raise PromptError(f"{path} has no column {name!r} in any row; {way_out}: {listing(names)}")
     ours = (prompt_column, *([id_column] if id_column else []))
-    used = [name for name in names if kept is None or name in kept or name in ours]
+    used = [name for name in names if kept is None or name in kept or name in read]
     if repeated := [name for name, count in Counter(used).items() if count > 1]:
         raise PromptError(f"{path} has several columns of the name {listing(repeated)}; keep one of each")
-    others = [name for name in used if name not in ours]
+    others = [name for name in used if name not in ours and (kept is None or name in kept)]
     if clashes := [name for name in others if name in reserved]:
         way_out = "rename them, or name the columns to keep in data.columns"
         raise PromptError(f"{path} has columns with reserved names: {listing(clashes)}; {way_out}")

@@ -91,6 +91,11 @@ MISTAKES = [
     ("model.reference=absent", ["model.reference", "absent"]),
     ("reward.components.rm.path=absent", ["reward.components.rm.path", "absent"]),
     # contradictions
+    ("data.tools_column=prompt", ["data.tools_column=prompt", "is data.prompt_column too", "null for none"]),
+    (
+        "model.chat_template_arguments={messages: 1}",
+        ["model.chat_template_arguments.messages", "is set by the program itself"],
+    ),
     ("rollout.num_shards=3", ["rollout.num_shards=3", "must divide data.prompts_per_iteration=8"]),
     ("update.minibatches=3", ["update.minibatches=3", "must divide the 8 responses", "give 2"]),
     ("data.max_prompt_tokens=64", ["data.max_prompt_tokens=64", "legal: 1 to 63"]),

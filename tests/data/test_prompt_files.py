@@ -96,6 +96,12 @@ def as_polars(path: Path, rows: list[dict]) -> Path:
     return write_parquet(path.with_suffix(".parquet"), table)
 
 
+def write_arrow(path: Path, table: pa.Table) -> Path:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    return path
+
+
 def as_polars_arrow(new: Callable) -> Callable[[Path, list[dict]], Path]:
     def write(path: Path, rows: list[dict]) -> Path:
         table, path = polars_table(rows), path.with_suffix(".arrow")
@@ -572,6 +578,26 @@ def test_a_column_called_tools_that_holds_something_else_says_the_way_out(tmp_pa
         in refused.detail
     )
     assert read(path, tools_column=None).columns["tools"].to_pylist() == [["hammer"]]
+
+
+def test_tools_reach_the_template_also_where_rules_get_other_columns_only(tmp_path):
+    path = write_jsonl(tmp_path / "p", [{**CALLED, "answer": "x", "junk": [1, {}]}])
+    found = read(path, columns=["answer"])
+    assert found.rows[0].tools == tuple(CALLED["tools"])
+    assert found.columns.to_pylist() == [{"answer": "x"}]
+    twice = pa.table([["x"], [None], [None]], names=["prompt", "tools", "tools"])
+    with pytest.raises(PromptError, match="several columns of the name 'tools'"):
+        read(write_arrow(tmp_path / "twice.arrow", twice), columns=[])
+
+
+def test_tools_of_every_kind_are_those_of_the_file_and_rules_get_them_too(tmp_path):
+    """Descriptions of parameters differ from tool to tool, and would fit no column."""
+    given = [[{"name": "a", "default": 1}], [{"name": "b", "default": {"x": "y"}}]]
+    rows = [{"prompt": [{"role": "user", "content": "Hi"}], "tools": tools} for tools in given]
+    found = read(write_jsonl(tmp_path / "p", rows))
+    assert [list(one.tools) for one in found.rows] == given
+    assert [json.loads(text) for text in found.columns["tools"].to_pylist()] == given
+    assert found.read_as == {"values of 'tools' of differing types were made JSON text": 2}
 
 
 def test_the_date_of_a_template_is_that_of_the_run_on_whatever_node(policy, config, tmp_path, monkeypatch):

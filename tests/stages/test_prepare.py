@@ -93,6 +93,33 @@ def test_a_prompt_of_no_tokens_cannot_be_used(models, tmp_path):
     assert listed(run) == {"tilde": "no_tokens"}
 
 
+def test_tools_calls_and_arguments_reach_the_policy_and_what_was_read_otherwise_is_counted(models, tmp_path):
+    template = (
+        "{% if tools %}{{ tools[0].name }}{% endif %}{% for m in messages %}"
+        "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
+        "{% endfor %}{{ mode }}"
+    )
+    policy = policy_with(models, tmp_path / "policy", chat_template=template)
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    said = [{"role": "user", "name": "Ann", "content": [{"type": "text", "text": "q"}]}]
+    rows = [
+        {"id": "a", "prompt": [*said, called, {"role": "tool", "content": "r"}], "tools": [{"name": "t"}]},
+        {"id": "b", "prompt": json.dumps(said)},
+    ]
+    more = (f"model.policy={policy}", "model.chat_template_arguments={mode: brief}")
+    run, done = prepared(models, tmp_path, rows, *more)
+    assert done.code == 0, done.log
+    found = table(run).slice(0, 2)
+    assert found["prompt_text"].to_pylist() == ["t<user>q<assistant>f<tool>rbrief", "<user>qbrief"]
+    assert found["prompt_tools"].to_pylist() == ['[{"name": "t"}]', None]
+    assert json.loads(found["prompt_messages"][0].as_py())[1] == called
+    metrics = read_record(run.paths, PREPARE).metrics
+    assert "1 rows: messages or tools written as JSON text were read as what it says" in done.log
+    assert "2 rows: the policy's chat template does not write name" in done.log
+    # parts joined twice, JSON text once; the name, and what a reward model without a template does not read
+    assert (metrics["read_otherwise"], metrics["left_out"]) == (3, 2 + 2 + 1 + 1)
+
+
 def test_too_few_usable_rows_stop_the_run(models, tmp_path):
     _, done = prepared(models, tmp_path, BAD[:1], "data.prompts_per_iteration=10")
     assert done.code == 2
