@@ -24,7 +24,7 @@ from pipeline.data.messages import (
     parse_messages,
     parse_tools,
 )
-from pipeline.data.sources import Cells, RejectReason, Unusable, read_source
+from pipeline.data.sources import Cells, Columns, RejectReason, Unusable, read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
 
@@ -109,19 +109,19 @@ def read_prompts(
         tools_column = tools_column if tools_column in source.names else None
         read = [name for name in ours if name in source.names]
         others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved, read)
-        rows, rejected, read_as = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
-        columns_of = source.columns(others, [prompt.row for prompt in rows], tools_column)
-    misfits, mixed = columns_of.misfits, RejectReason.MIXED_TYPES
+        sifted = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
+        found = source.columns(others, [prompt.row for prompt in sifted[0]], tools_column)
+    return _without_misfits(sifted, found, source.num_total)
+
+
+def _without_misfits(sifted: "_Sifted", columns: Columns, num_total: int) -> Prompts:
+    rows, rejected, read_as = sifted
+    misfits, mixed = columns.misfits, RejectReason.MIXED_TYPES
     fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
     rejected += [Rejected(p.row, p.prompt_id, mixed, misfits[p.row]) for p in rows if p.row in misfits]
-    counts = Counter(said for prompt in fitting for said in read_as.get(prompt.row, ())) + columns_of.read_as
-    return Prompts(
-        fitting,
-        columns_of.table,
-        tuple(sorted(rejected, key=lambda one: one.row)),
-        source.num_total,
-        counts,
-    )
+    counts = Counter(said for prompt in fitting for said in read_as.get(prompt.row, ())) + columns.read_as
+    in_order = tuple(sorted(rejected, key=lambda one: one.row))
+    return Prompts(fitting, columns.table, in_order, num_total, counts)
 
 
 def content_id(prompt: str | tuple[Message, ...], tools: Tools | None = None) -> str:

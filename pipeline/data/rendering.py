@@ -1,10 +1,12 @@
 """Prompts as the text that models read, by chat templates: the policy's, and those of reward models."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from pipeline.config.reward import RemoteConfig, RewardModelConfig
+from pipeline.config.schema import Config
 from pipeline.data.chat import NEEDED, Renderer, Rendering, left_out, refusals
 from pipeline.data.messages import Message, Tools, as_dicts
 from pipeline.data.prompts import Prompt, Rejected
@@ -49,6 +51,26 @@ class ScoringTemplate:
         if not self.tokenizer.chat_template:
             return "\n".join(message["content"] or "" for message in messages)
         return self.rendering.text(self.tokenizer, [*messages, _ANSWER], tools)
+
+
+class ScoringTokenizer(NamedTuple):
+    """A tokenizer by which a component reads chats."""
+
+    key: str
+    """Configuration key that names its directory."""
+    directory: str
+    may_share: bool
+    """Whether the component is given the policy's token ids where its tokenizer is the same."""
+
+
+def scoring_tokenizers(config: Config) -> Iterator[ScoringTokenizer]:
+    """Yield the tokenizers of all reward models, and of services that have one."""
+    for name, component in config.reward.components.items():
+        key = f"reward.components.{name}"
+        if isinstance(component, RewardModelConfig):
+            yield ScoringTokenizer(f"{key}.path", component.path, True)
+        elif isinstance(component, RemoteConfig) and component.tokenizer:
+            yield ScoringTokenizer(f"{key}.tokenizer", component.tokenizer, False)
 
 
 def chat_of(prompt: Prompt) -> tuple[Message, ...]:

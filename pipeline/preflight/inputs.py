@@ -24,7 +24,7 @@ from pipeline.data.checks import (
     read_file,
 )
 from pipeline.data.prompts import Prompts
-from pipeline.data.rendering import ScoringTemplate
+from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.executors.allocation import describe_allocation
@@ -109,17 +109,10 @@ def scoring_templates(config: Config, policy: FileTokenizer, rendering: Renderin
     """Return how reward models and services read chats that are not given the policy's own token ids, as far
     as it can be known here."""
     found = []
-    for name, component in config.reward.components.items():
-        key, takes_ids = f"reward.components.{name}", isinstance(component, RewardModelConfig)
-        if isinstance(component, RewardModelConfig):
-            key, directory = f"{key}.path", component.path
-        elif isinstance(component, RemoteConfig) and component.tokenizer:
-            key, directory = f"{key}.tokenizer", component.tokenizer
-        else:
-            continue
+    for key, directory, may_share in scoring_tokenizers(config):
         with contextlib.suppress(CannotLook):  # the run's first task does
             own = read_tokenizer(Path(directory))
-            if not (takes_ids and own.is_same(policy)):
+            if not (may_share and own.is_same(policy)):
                 found.append(ScoringTemplate(f"{key}={directory}", own, rendering.without_arguments()))
     return found
 

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
-from pipeline.data.rendering import ScoringTemplate
+from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
 from stages.modeltrial import tried_tokenizer
 from stages.rewards.components import same_tokenizer
 
@@ -26,17 +25,9 @@ def scoring_templates(
         UserError: a tokenizer cannot be loaded.
     """
     found = []
-    for name, component in config.reward.components.items():
-        key = f"reward.components.{name}"
-        if isinstance(component, RewardModelConfig):
-            key, directory = f"{key}.path", component.path
-        elif isinstance(component, RemoteConfig) and component.tokenizer:
-            key, directory = f"{key}.tokenizer", component.tokenizer
-        else:
-            continue
+    for key, directory, may_share in scoring_tokenizers(config):
         tokenizer = tried_tokenizer(key, directory, config)
-        takes_ids = isinstance(component, RewardModelConfig) and same_tokenizer(tokenizer, policy)
-        if not takes_ids:
+        if not (may_share and same_tokenizer(tokenizer, policy)):
             own = rendering.without_arguments()
             found.append(ScoringTemplate(f"{key}={directory}", tokenizer, own))
     return found

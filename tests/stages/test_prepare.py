@@ -96,8 +96,8 @@ def test_a_prompt_of_no_tokens_cannot_be_used(models, tmp_path):
 def test_tools_calls_and_arguments_reach_the_policy_and_what_was_read_otherwise_is_counted(models, tmp_path):
     template = (
         "{% if tools %}{{ tools[0].name }}{% endif %}{% for m in messages %}"
-        "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"
-        "{% endfor %}{{ mode }}"
+        "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
+        "{% endfor %}{% endfor %}{{ mode }}"
     )
     policy = policy_with(models, tmp_path / "policy", chat_template=template)
     called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
