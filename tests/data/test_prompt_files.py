@@ -629,3 +629,35 @@ def test_sets_of_held_out_prompts_that_do_not_fit_are_refused_before_the_run(con
     assert joined(named, [prompt_table(sets["jsonl"]), prompt_table(sets["polars"])]).num_rows == 4
     with pytest.raises(PromptError, match=r"^data.heldout: the sets have columns .* rename one"):
         check_sets([sets["jsonl"], sets["number"]])
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+ODD_PATHS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "an empty folder": ("d", lambda path: path.mkdir()),
+    "a folder called like a file": ("p.jsonl", lambda path: path.mkdir()),
+    "a file in the way of Parquet": ("d", lambda path: (path / "x.parquet").mkdir(parents=True)),
+    "a link to itself": ("p.jsonl", lambda path: path.symlink_to(path)),
+    "a folder with a link to itself": ("d", lambda path: (path.mkdir(), (path / "l").symlink_to(path / "l"))),
+    "a pipe": ("p.jsonl", make_fifo),
+    "a name of several lines": ("a\nb.jsonl", lambda path: path.write_text("x")),
+    "a name that is too long": ("x" * 300 + ".jsonl", lambda path: None),
+    "nothing but what Spark hides": ("d", lambda path: (path.mkdir(), (path / "_SUCCESS").touch())),
+    "a Parquet file of no bytes": ("d", lambda path: (path.mkdir(), (path / "x.parquet").touch())),
+    "text called Parquet": ("p.parquet", lambda path: path.write_text('{"prompt": "x"}\n')),
+    "text called Arrow": ("p.arrow", lambda path: path.write_text('{"prompt": "x"}\n')),
+    "a saved data set without its state": ("d", lambda path: (path / "data-0.arrow").mkdir(parents=True)),
+    "a saved data set of nothing": ("d", lambda path: (path.mkdir(), (path / "state.json").write_text("[]"))),
+}
+
+
+@pytest.mark.parametrize("name", ODD_PATHS)
+def test_whatever_lies_at_the_path_is_refused_in_one_line(name, tmp_path):
+    file, make = ODD_PATHS[name]
+    make(tmp_path / file)
+    with pytest.raises(PromptError) as error:
+        read(tmp_path / file, is_sample=True)
+    assert "; " in str(error.value)
+    assert "\n" not in str(error.value).replace(file, "")
