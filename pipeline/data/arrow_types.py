@@ -96,6 +96,6 @@ def _json_value(value: Any, kind: pa.DataType) -> Any:
         return {key: _json_value(one, inner[key]) for key, one in value.items() if one is not None}
     if kinds.is_map(kind):
         return {key: _json_value(one, kind.item_type) for key, one in value.items()}
-    if kinds.is_nested(kind):
+    if kinds.is_nested(kind) and not kinds.is_union(kind):
         return [_json_value(one, kind.value_type) for one in value]
     return value

@@ -59,7 +59,7 @@ def repeat(table: pa.Table, times: int, plain: Sequence[str]) -> pa.Table:
     indices = np.repeat(np.arange(table.num_rows, dtype=np.int32), times)
     columns, fields = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
-        if field.name in plain or _is_small(column.type):
+        if field.name in plain or not _has_dictionaries(column.type):
             found = _taken(column, indices.tolist())
         else:
             values = column.cast(wide_type(column.type)).combine_chunks()
@@ -69,6 +69,8 @@ def repeat(table: pa.Table, times: int, plain: Sequence[str]) -> pa.Table:
     return pa.table(columns, schema=pa.schema(fields, metadata=table.schema.metadata))
 
 
-def _is_small(kind: pa.DataType) -> bool:
-    """Whether a value takes a few bytes: nothing is won by storing it once."""
-    return any(is_one(kind) for is_one in (kinds.is_primitive, kinds.is_null, kinds.is_decimal))
+def _has_dictionaries(kind: pa.DataType) -> bool:
+    """Whether values are stored once: not those of a few bytes, and Arrow does not read what else it cannot
+    have in dictionaries."""
+    is_small = any(is_one(kind) for is_one in (kinds.is_primitive, kinds.is_null, kinds.is_decimal))
+    return not (is_small or kinds.is_union(kind) or isinstance(kind, pa.BaseExtensionType))

@@ -1,9 +1,14 @@
 """Columns of prompts that are large: stored once for all responses, never too large for Arrow's offsets."""
 
+from decimal import Decimal
+
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from pipeline.data.arrow_types import python_value
 from pipeline.run.wide import repeat, take
+from stages.rewards.rows import values_of
 
 TESTS = "0123456789abcdef" * (17 << 16)
 """17.8 MB, as tests of a program have that are larger than the program."""
@@ -31,18 +36,40 @@ def test_some_rows_of_a_column_beyond_two_gigabytes_are_taken():
     assert [one.as_py()[-1] for one in found["tests"]] == ["1", "3", "0"]
 
 
-def test_values_of_any_type_are_the_same_after_they_were_repeated():
-    columns = {
-        "text": ["a", None, "ä"],
-        "list": [["x"], [], None],
-        "struct": [{"k": [1]}, None, {"k": None}],
-        "map": pa.array([[("k", "v")], None, []], pa.map_(pa.string(), pa.string())),
-        "bytes": [b"1", None, b""],
-        "number": [1, None, 3],
-        "nothing": [None, None, None],
-        "fixed": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)),
-    }
-    table = pa.table(columns)
-    expected = [row for row in table.to_pylist() for _ in range(2)]
-    assert repeat(table, 2, plain=[]).to_pylist() == expected
-    assert repeat(table.slice(0, 0), 2, plain=[]).to_pylist() == []
+COLUMNS = {
+    "text": ["a", None, "ä"],
+    "list": [["x"], [], None],
+    "struct": [{"k": [1]}, None, {"k": None}],
+    "map": pa.array([[("k", ["v"])], None, []], pa.map_(pa.string(), pa.list_(pa.string()))),
+    "bytes": [b"1", None, b""],
+    "bytes of one length": pa.array([b"12", None, b"34"], pa.binary(2)),
+    "number": [1, None, 3],
+    "nothing": [None, None, None],
+    "lists of nothing": [[None], None, []],
+    "lists of one length": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)),
+    "wide decimal": pa.array([None, Decimal("1.5"), None], pa.decimal256(50, 2)),
+    "interval": pa.array([(1, 2, 3), None, None], pa.month_day_nano_interval()),
+    "time": pa.array([1, None, 2], pa.timestamp("ns", "Europe/Oslo")),
+    "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16, None, b"1" * 16], pa.binary(16))),
+    "tensor": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.int8(), (2,)), pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2))
+    ),
+    "union": pa.UnionArray.from_dense(
+        pa.array([0, 1, 0], pa.int8()), pa.array([0, 0, 1], pa.int32()), [pa.array([1, 2]), pa.array(["a"])]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_values_of_any_type_are_the_same_after_they_were_repeated_and_written(name, tmp_path):
+    table = pa.table({name: COLUMNS[name]})
+    repeated = repeat(table, 2, plain=[])
+    with pa.ipc.new_file(str(tmp_path / "x.arrow"), repeated.schema) as writer:
+        writer.write_table(repeated, max_chunksize=2)
+    with pa.ipc.open_file(str(tmp_path / "x.arrow")) as reader:
+        found = reader.read_all()
+    expected = [value for value in table[name].to_pylist() for _ in range(2)]
+    assert repr(found[name].to_pylist()) == repr(values_of(found[name])) == repr(expected)
+    assert repr(take(found, [5, 0])[name].to_pylist()) == repr([expected[5], expected[0]])
+    assert len(list(map(python_value, table[name]))) == 3
+    assert repeat(table.slice(0, 0), 2, plain=[]).num_rows == 0
