@@ -179,14 +179,15 @@ def _check_columns(
     return others
 
 
-_Sifted = tuple[list[Prompt], list[Rejected], dict[int, set[str]]]
+_Sifted = tuple[list[Prompt], list[Rejected], dict[int, frozenset[str]]]
 """Usable rows, rejected ones, and by row how a usable one was read otherwise than it is written."""
 
 
 def _sift(cells: Iterable[Cells], tools_column: str | None) -> _Sifted:
     rows: list[Prompt] = []
     rejected: list[Rejected] = []
-    read_as: dict[int, set[str]] = {}
+    read_as: dict[int, frozenset[str]] = {}
+    shared: dict[frozenset[str], frozenset[str]] = {}
     seen: dict[str, str] = {}
     for cell in cells:
         prompt_id = None
@@ -208,7 +209,8 @@ def _sift(cells: Iterable[Cells], tools_column: str | None) -> _Sifted:
             seen[prompt_id] = cell.where
             rows.append(Prompt(cell.row, prompt_id, prompt, cell.where, tools))
             if said:
-                read_as[cell.row] = {f"{one}" for one in said}
+                words = frozenset(map(str, said))
+                read_as[cell.row] = shared.setdefault(words, words)  # a million rows say the same
     return rows, rejected, read_as
 
 

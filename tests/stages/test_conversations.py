@@ -489,6 +489,17 @@ def test_what_comes_between_two_turns_ends_the_first_and_begins_the_second(templ
     assert continuation_text([Message("tool", "42")], end, speaker(template), RENDERING) == text
 
 
+def test_other_keys_of_what_is_said_the_arguments_and_the_date_reach_the_template():
+    template = (
+        "{{ strftime_now('%Y') }}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.tool_call_id }}<eos>"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{{ mode }}{% endif %}"
+    )
+    said = [Message("tool", "42", {"tool_call_id": "c1"})]
+    text = continuation_text(said, "<eos>", speaker(template), Rendering(0.0, {"mode": "brief"}))
+    assert text == "[tool]42c1<eos>[assistant]brief"
+
+
 def test_a_message_that_looks_like_the_fixed_answer_is_said_all_the_same():
     said = continuation_text(
         [Message("user", "ANSWER QUESTION ANSWER")], "<|im_end|>", speaker(CHATML), RENDERING
