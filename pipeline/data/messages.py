@@ -1,5 +1,6 @@
 """Chat messages and tools as templates take them: with all their keys, checked one by one."""
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ class ReadAs(StrEnum):
 
     JSON_TEXT = "messages or tools written as JSON text were read as what it says"
     JOINED_PARTS = "text parts of a message's content were joined"
+    NO_TEMPLATE = "tools beside plain text, which no template makes a prompt of, are not given to the policy"
     NO_ENTRY = "keys of a message that are null were left out"
 
 
@@ -128,6 +130,13 @@ def parse_tools(value: object, column: str) -> tuple[tuple[dict[str, Any], ...] 
         what = f"{column!r} is {shown(value)}, not a list of tools, which are objects; {way_out}"
         raise Unusable(RejectReason.BAD_MESSAGE, what)
     return tuple(value), read_as
+
+
+def are_tools(value: object) -> bool:
+    """Whether a value is a list of tools, of which there is at least one."""
+    with contextlib.suppress(Unusable):
+        return parse_tools(value, "")[0] is not None
+    return False
 
 
 def messages_in_text(text: str) -> list[dict[str, Any]] | None:

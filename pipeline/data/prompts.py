@@ -19,6 +19,7 @@ from pipeline.data.messages import (
     Message,
     ReadAs,
     Tools,
+    are_tools,
     as_dicts,
     messages_in_text,
     parse_messages,
@@ -195,7 +196,9 @@ def _sift(cells: Iterable[Cells], tools_column: str | None) -> _Sifted:
             prompt_id = _parse_id(cell.prompt_id) if cell.has_id else None
             prompt, said = _parse_prompt(cell.prompt)
             tools = None
-            if tools_column and not isinstance(prompt, str):
+            if isinstance(prompt, str):
+                said |= {ReadAs.NO_TEMPLATE} if are_tools(cell.tools) else set()
+            elif tools_column:
                 tools, also_said = parse_tools(cell.tools, tools_column)
                 said |= also_said
             prompt_id = prompt_id or content_id(prompt, tools)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -372,6 +373,22 @@ def test_every_layout_of_a_column_is_the_same_values():
     ]
 
 
+@pytest.mark.parametrize("writer", ["polars, arrow file", "polars, arrow stream", "json column"])
+def test_flipped_bytes_in_other_layouts_never_raise_anything_else(writer, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.data.sources._SAMPLE_ROWS", 10)
+    rows = [{"prompt": f"a text beyond twelve bytes {i}", "answer": str(i) * 20} for i in range(40)]
+    path = WRITERS[writer](tmp_path / "p", rows)
+    whole, generator = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(100):
+        broken = bytearray(whole)
+        for place in generator.integers(0, len(whole), 3):
+            broken[place] = generator.integers(0, 256)
+        path.write_bytes(broken)
+        for is_sample in (False, True):
+            with contextlib.suppress(PromptError):
+                read(path, is_sample=is_sample)
+
+
 # --- messages ---
 
 TEMPLATES = {
@@ -588,6 +605,12 @@ def test_tools_reach_the_template_also_where_rules_get_other_columns_only(tmp_pa
     twice = pa.table([["x"], [None], [None]], names=["prompt", "tools", "tools"])
     with pytest.raises(PromptError, match="several columns of the name 'tools'"):
         read(write_arrow(tmp_path / "twice.arrow", twice), columns=[])
+
+
+def test_tools_beside_plain_text_are_counted_as_they_reach_no_template(tmp_path):
+    rows = [{"prompt": "a", "tools": [{"name": "w"}]}, {"prompt": "b", "tools": []}, {"prompt": "c"}]
+    said = "tools beside plain text, which no template makes a prompt of, are not given to the policy"
+    assert read(write_jsonl(tmp_path / "p", rows)).read_as == {said: 1}
 
 
 def test_tools_of_every_kind_are_those_of_the_file_and_rules_get_them_too(tmp_path):
