@@ -6,12 +6,13 @@ from urllib.parse import urlsplit
 
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import (
-    RULE_ARGUMENTS,
     NormalizationConfig,
+    OnError,
     RemoteApi,
     RemoteConfig,
     RowsPerCall,
     RuleConfig,
+    passed_names,
     template_problem,
 )
 from pipeline.config.schema import Config
@@ -49,15 +50,20 @@ def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[Co
 
 
 def _rule_problems(key: str, rule: RuleConfig) -> Iterator[ConfigIssue]:
-    for name in sorted(RULE_ARGUMENTS & rule.arguments.keys()):
+    for name in sorted(passed_names(rule) & rule.arguments.keys()):
         why = "is what slurm-ppo itself passes under this name; leave it out"
         yield ConfigIssue(f"{key}arguments.{name}", rule.arguments[name], why)
-    if rule.timeout_score is not None and rule.rows_per_call is not RowsPerCall.RESPONSE:
-        why = (
-            f"all responses of a call would get it, with {key}rows_per_call={rule.rows_per_call}; leave it "
-            "out, or set rows_per_call to response"
-        )
-        yield ConfigIssue.at(rule, "timeout_score", why, key)
+    given = {"timeout_score": rule.timeout_score is not None, "on_error": rule.on_error is OnError.SCORE}
+    for name in (name for name, is_given in given.items() if is_given):
+        if rule.rows_per_call is not RowsPerCall.RESPONSE:
+            why = (
+                f"all responses of a call would get it, with {key}rows_per_call={rule.rows_per_call}; "
+                "leave it out, or set rows_per_call to response"
+            )
+            yield ConfigIssue.at(rule, name, why, key)
+    if rule.prefill is not None and not rule.prefill.strip():
+        why = "is blank; write what prompts end with, such as <think>, or leave it out"
+        yield ConfigIssue.at(rule, "prefill", why, key)
 
 
 def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:

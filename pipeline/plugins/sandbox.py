@@ -9,7 +9,6 @@ import faulthandler
 import functools
 import inspect
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.plugins.load import MissingImport, PluginError, load_plugin
+from pipeline.plugins.marks import TIMEOUT_SCORE
 from pipeline.process import uninterrupted
 
 LARGEST_SCORE = 3.4028234663852886e38
@@ -175,15 +175,26 @@ def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
     return function if isinstance(function, PluginFailure) else getattr(function, name, False) is True
 
 
+def timeout_score(plugin: Plugin) -> float | None:
+    """Return the score that the function itself gives a response that takes too long; None if it has none."""
+    found = getattr(loaded(plugin), TIMEOUT_SCORE, None)
+    return None if found is None or why_no_score(found) else float(found)
+
+
 # what runs in this process
 
 
-class _Worker(SpawnProcess):
-    """A process of a pool, known by its type from others that this one has started."""
+class _Processes(SpawnContext):
+    """Starts the processes of one pool, and knows them from others that this one has started."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[SpawnProcess] = []
 
-class _Workers(SpawnContext):
-    Process = _Worker
+    def Process(self, *arguments: Any, **settings: Any) -> SpawnProcess:  # type: ignore[override]
+        process = SpawnProcess(*arguments, **settings)
+        self.started = [one for one in self.started if one.is_alive()] + [process]
+        return process
 
 
 @dataclass(frozen=True)
@@ -191,9 +202,17 @@ class Calls:
     """Processes that have imported a plug-in."""
 
     plugin: Plugin
+    workers: int
+    """Number of processes."""
     pool: Any
-    stuck: Path
-    """File of the traceback of an import that took too long."""
+    processes: _Processes
+    folder: tempfile.TemporaryDirectory[str]
+    """Folder with a file for each process that has started, and :attr:`stuck`."""
+
+    @property
+    def stuck(self) -> Path:
+        """File of the traceback of an import that took too long."""
+        return Path(self.folder.name, _STUCK)
 
     def of(self, plugin: Plugin) -> "Calls":
         """Return the same processes, for another function of the same module."""
@@ -243,38 +262,48 @@ class Calls:
             what = f"its import took longer than {self.plugin.import_limit:g} s{where}"
         return PluginUnusable(f"{self.plugin.key}={self.plugin.name}: {what}")
 
+    def close(self) -> None:
+        """Stop the processes, whatever they do."""
+        with self.folder:
+            self._wait_for_starts()
+            self.pool.stop()
+            self.pool.join()
 
-@contextlib.contextmanager
-def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
-    """Start processes for a plug-in, and stop them in the end whatever they do."""
+    def _wait_for_starts(self) -> None:
+        """Wait for all processes to start: one that is stopped while it starts would complain in the log."""
+        begun = time.monotonic()
+        while (waited := time.monotonic() - begun) < _START_SECONDS:
+            started = {name.name for name in Path(self.folder.name).iterdir()}
+            alive = [process for process in tuple(self.processes.started) if process.is_alive()]
+            # One that is being started is not alive for a moment, nor is one that has ended.
+            has_all = len(alive) >= self.workers or waited > _SHOWN_SECONDS
+            if has_all and all(str(process.pid) in started for process in alive):
+                return
+            time.sleep(0.01)
+
+
+def start_calls(plugin: Plugin, workers: int) -> Calls:
+    """Start processes for a plug-in, at its first call. Who starts them closes them."""
     from pipeline.plugins.pool import Pool
 
     # Else strings hash differently in each process, and a sum over a set of words comes out differently.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
-    with tempfile.TemporaryDirectory() as folder:
-        stuck = Path(folder, _STUCK)
-        stuck.touch()
-        pool = Pool(workers, context=_Workers(), initializer=load, initargs=(plugin, folder))
-        try:
-            yield Calls(plugin, pool, stuck)
-        finally:
-            _wait_for_starts(Path(folder), workers)
-            pool.stop()  # type: ignore[no-untyped-call]
-            pool.join()
+    folder = tempfile.TemporaryDirectory()
+    Path(folder.name, _STUCK).touch()
+    processes = _Processes()
+    pool = Pool(workers, context=processes, initializer=load, initargs=(plugin, folder.name))
+    return Calls(plugin, workers, pool, processes, folder)
 
 
-def _wait_for_starts(folder: Path, expected: int) -> None:
-    """Wait for all processes to start: one that is stopped while it starts would complain in the log."""
-    begun = time.monotonic()
-    while (waited := time.monotonic() - begun) < _START_SECONDS:
-        started = {name.name for name in folder.iterdir()}
-        workers = [p for p in multiprocessing.active_children() if isinstance(p, _Worker)]
-        # One that is being started is not among them for a moment, nor is one that has ended.
-        has_all = len(workers) >= expected or waited > _SHOWN_SECONDS
-        if has_all and all(str(worker.pid) in started for worker in workers):
-            return
-        time.sleep(0.01)
+@contextlib.contextmanager
+def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
+    """Start processes for a plug-in, and stop them in the end whatever they do."""
+    calls = start_calls(plugin, workers)
+    try:
+        yield calls
+    finally:
+        calls.close()
 
 
 def in_words(exit_code: int) -> str:

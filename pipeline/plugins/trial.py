@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.reward import RewardModelConfig, RowsPerCall, RuleConfig
+from pipeline.config.reward import PLAIN_RESPONSES, RewardModelConfig, RowsPerCall, RuleConfig, prefill_of
 from pipeline.config.schema import Config
 from pipeline.plugins.load import RULES, PluginError
 from pipeline.plugins.sandbox import (
@@ -54,15 +54,17 @@ def check_rules(config: Config, samples: Sequence[Sample]) -> None:
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
     """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
     trial: the rule's own jobs may have it."""
-    names = [*_trial_row(config, sample), *rule.arguments]
+    names = [*_trial_row(rule, config, sample), *rule.arguments]
     trouble: PluginFailure | None = calls.call(rule.time_limit, signature_error, names, 0)
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 
 
-def _trial_row(config: Config, sample: Sample) -> dict[str, Any]:
+def _trial_row(rule: RuleConfig, config: Config, sample: Sample) -> dict[str, Any]:
     """Return what a rule gets for an empty response, by argument."""
-    row = {**sample.columns, "prompts": sample.prompt, "responses": ""}
+    row = {**sample.columns, "prompts": sample.prompt, "responses": prefill_of(sample.prompt, rule)}
+    if rule.special_tokens:
+        row[PLAIN_RESPONSES] = ""
     if config.rollout.multi_turn:
         row["response_messages"] = [{"role": "assistant", "content": ""}]
     return row
@@ -71,7 +73,7 @@ def _trial_row(config: Config, sample: Sample) -> dict[str, Any]:
 def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample: Sample) -> None:
     is_group = rule.rows_per_call is RowsPerCall.PROMPT
     num_rows = config.rollout.samples_per_prompt if is_group else 1
-    row, seconds = _trial_row(config, sample), rule.time_limit * num_rows
+    row, seconds = _trial_row(rule, config, sample), rule.time_limit * num_rows
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
     answer = calls.call(seconds, score, arguments, num_rows)
     if isinstance(answer, PluginFailure) and not (answer.is_late and rule.timeout_score is not None):

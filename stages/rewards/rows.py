@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.run.schemas import extra_columns
+from pipeline.run.schemas import FinishReason, extra_columns
 from stages.context import UserError
 from stages.generation.chat import REFUSALS
 
@@ -21,6 +21,18 @@ def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
         inputs["response_messages"] = list(map(json.loads, rows["response_messages"].to_pylist()))
     texts = {"prompts": rows["prompt_text"].to_pylist(), "responses": rows["response_text"].to_pylist()}
     return {**inputs, **texts}
+
+
+def texts_with_special_tokens(tokenizer: "PreTrainedTokenizerBase", rows: pa.Table) -> list[str]:
+    """Return the text of each response's ids with its special tokens, without the one that ended it."""
+    ends = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
+    columns = rows["response_tokens"].to_pylist(), rows["finish_reason"].to_pylist()
+    ids = [
+        tokens[:-1] if reason == FinishReason.STOP and tokens and tokens[-1] in ends else tokens
+        for tokens, reason in zip(*columns, strict=True)
+    ]
+    found: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=False)
+    return found
 
 
 def name_of(rows: pa.Table, index: int) -> str:
