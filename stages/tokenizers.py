@@ -29,6 +29,12 @@ def tokenizer_of(context: "Context", directory: str) -> "PreTrainedTokenizerBase
     return found
 
 
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
+    """Return the tokens that are left out of a text of a tokenizer's ids."""
+    added = tokenizer.added_tokens_decoder.values()
+    return frozenset({*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)})
+
+
 def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a policy or reward model.
 

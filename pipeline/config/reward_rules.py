@@ -1,7 +1,7 @@
 """Keys of reward components that do not go together, each with the way out. Looks at no file."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from urllib.parse import urlsplit
 
 from pipeline.config.issue import ConfigIssue
@@ -64,6 +64,25 @@ def _rule_problems(key: str, rule: RuleConfig) -> Iterator[ConfigIssue]:
     if rule.prefill is not None and not rule.prefill.strip():
         why = "is blank; write what prompts end with, such as <think>, or leave it out"
         yield ConfigIssue.at(rule, "prefill", why, key)
+
+
+def special_token_warnings(config: Config, special: Collection[str]) -> Iterator[str]:
+    """Warn of rules that are given words to look for which are special tokens, and never get to see these.
+
+    Args:
+        special: special tokens of the policy's tokenizer.
+    """
+    for name, rule in config.reward.components.items():
+        if not isinstance(rule, RuleConfig) or rule.special_tokens:
+            continue
+        for argument, value in rule.arguments.items():
+            text = value if isinstance(value, str) else ""
+            if named := sorted(one for one in special if one in text or re.escape(one) in text):
+                yield (
+                    f"warning: reward.components.{name}.arguments.{argument}: {', '.join(named)} are special "
+                    "tokens of the policy's tokenizer, which are not in the text that rules get; set "
+                    f"reward.components.{name}.special_tokens=true"
+                )
 
 
 def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:

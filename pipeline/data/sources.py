@@ -23,6 +23,7 @@ from pipeline.data.tables import (
     first_line,
     read_directory,
     read_part,
+    readable,
 )
 from pipeline.text import shown
 
@@ -30,6 +31,10 @@ _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SAMPLE_ROWS = 20_000
 _SAMPLE_BYTES = 32 << 20
 """Limits of a sample, in rows and bytes: so much is judged and tokenised in seconds."""
+
+_SCAN_BYTES = 16 << 20
+"""Bytes of a scan's chunk, if one row has no more."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class RejectReason(StrEnum):
@@ -61,6 +66,8 @@ class RejectReason(StrEnum):
     """An earlier usable row has the same id, or the same prompt where ids come from content."""
     MIXED_TYPES = "mixed_types"
     """A value of another column is of another type than most rows have there."""
+    BAD_ANSWER = "bad_answer"
+    """A reward rule cannot score responses to the row, most often as its answer is missing."""
     TOO_LONG = "too_long"
     """The prompt has more tokens than fit."""
     NO_TOKENS = "no_tokens"
@@ -229,6 +236,54 @@ def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: boo
     return _Table(path, table if len(places) == total else table.take(places), names, places, total)
 
 
+def scan(
+    path: Path, split: str, names: Sequence[str], size: int
+) -> Iterator[tuple[Sequence[str], dict[str, list[object]]]]:
+    """Yield all rows of a source in chunks of up to ``size``: how messages name them, and values by column.
+    Rows that are no JSON objects are left out; a value that cannot be one of Python is None.
+
+    Raises:
+        PromptError: the source cannot be read.
+    """
+    with readable(path):
+        if path.is_file() and path.suffix.lower() in _JSON_LINES:
+            yield from _scan_lines(path, names, size)
+            return
+        table, _ = read_directory(path, split, names) if path.is_dir() else read_part(path, names)
+        size = max(1, min(size, _SCAN_BYTES * table.num_rows // max(table.nbytes, 1)))
+        for start in range(0, table.num_rows, size):
+            part = table.slice(start, size)
+            where = [f"row {start + i}" for i in range(part.num_rows)]
+            values = {name: [_known(_value(cell)) for cell in part[name]] for name in part.column_names}
+            yield where, values
+
+
+def _scan_lines(
+    path: Path, names: Sequence[str], size: int
+) -> Iterator[tuple[Sequence[str], dict[str, list[object]]]]:
+    where: list[str] = []
+    values: dict[str, list[object]] = {name: [] for name in names}
+    num_bytes = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            row = _parse_line(line.removeprefix(_BYTE_ORDER_MARK)) if line.strip() else None
+            if not isinstance(row, dict):
+                continue
+            num_bytes += len(line)
+            where.append(f"line {number}")
+            for name in names:
+                values[name].append(row.get(name))
+            if len(where) == size or num_bytes > _SCAN_BYTES:
+                yield where, values
+                where, values, num_bytes = [], {name: [] for name in names}, 0
+    if where:
+        yield where, values
+
+
+def _known(value: object) -> object:
+    return None if isinstance(value, Unusable) else value
+
+
 def _chosen(num_rows: int, num_bytes: int, is_sample: bool) -> Sequence[int]:
     """Return the rows to look at, in order."""
     limit = min(_SAMPLE_ROWS, max(num_rows * _SAMPLE_BYTES // max(num_bytes, 1), 1))
@@ -238,7 +293,7 @@ def _chosen(num_rows: int, num_bytes: int, is_sample: bool) -> Sequence[int]:
 
 
 def _read_lines(path: Path, is_sample: bool) -> _Lines:
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    content = path.read_bytes().removeprefix(_BYTE_ORDER_MARK)
     filled = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
     chosen = (filled[row] for row in _chosen(len(filled), len(content), is_sample))
     return _Lines(path, tuple((number, _parse_line(line)) for number, line in chosen), len(filled))

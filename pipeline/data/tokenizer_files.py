@@ -45,6 +45,12 @@ class FileTokenizer:
         encoded = self._tokenizer.encode_batch_fast(list(text), add_special_tokens=add_special_tokens)
         return {"input_ids": [one.ids for one in encoded]}
 
+    @property
+    def special(self) -> frozenset[str]:
+        """Tokens that are left out of a text of these ids."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 

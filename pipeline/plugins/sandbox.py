@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.plugins.load import MissingImport, PluginError, load_plugin
-from pipeline.plugins.marks import TIMEOUT_SCORE
+from pipeline.plugins.marks import CHECK, TIMEOUT_SCORE
 from pipeline.process import uninterrupted
 
 LARGEST_SCORE = 3.4028234663852886e38
@@ -68,6 +68,11 @@ class PluginFailure:
     is_late: bool = False
     is_elsewhere: bool = False
     """Whether the plug-in imports something that this machine lacks."""
+
+    @property
+    def is_of_response(self) -> bool:
+        """Whether a response is to blame: a call failed at it, or returned no finite number for it."""
+        return not self.is_late and (not self.is_users or self.index is not None)
 
 
 class PluginUnusable(PluginError):
@@ -173,6 +178,28 @@ def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
     """Whether a decorator of slurm-ppo has marked the function with ``name``."""
     function = loaded(plugin)
     return function if isinstance(function, PluginFailure) else getattr(function, name, False) is True
+
+
+def has_check(plugin: Plugin) -> bool:
+    """Whether the function can be imported and has a check of the prompt file's rows."""
+    return callable(getattr(loaded(plugin), CHECK, None))
+
+
+def check_rows(
+    plugin: Plugin, columns: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]
+) -> list[tuple[int, str]] | PluginFailure:
+    """Return index and problem of each row that the function's check finds one in."""
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    try:
+        answer = list(getattr(loaded(plugin), CHECK)(rows, **arguments))
+    except BaseException as error:  # also SystemExit: the message has to name the check
+        return PluginFailure(raised(error), trace=traceback.format_exc(), is_users=True)
+    if len(answer) != len(rows):
+        return PluginFailure(f"returned {len(answer)} entries for {len(rows)} rows", is_users=True)
+    for why in answer:
+        if not (why is None or isinstance(why, str)):
+            return PluginFailure(f"returned {why!r:.200} instead of None or text", is_users=True)
+    return [(index, why) for index, why in enumerate(answer) if why is not None]
 
 
 def timeout_score(plugin: Plugin) -> float | None:

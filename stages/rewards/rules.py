@@ -48,11 +48,6 @@ class FailedCall:
     rows: pa.Table
     """The call's rows of the rollout table."""
 
-    @property
-    def is_of_response(self) -> bool:
-        """Whether a response is to blame: the function failed at it, or returned no finite number for it."""
-        return not self.failure.is_late and (not self.failure.is_users or self.failure.index is not None)
-
 
 def rule_scores(
     name: str,
@@ -91,7 +86,7 @@ def rule_scores(
     num_late = sum(one.rows.num_rows for one in failed if one.failure.is_late)
     counts = {} if late_score is None else {f"late/{name}": float(num_late)}
     if config.on_error is OnError.SCORE:
-        of_responses = [one for one in failed if one.is_of_response]
+        of_responses = [one for one in failed if one.failure.is_of_response]
         check_failed(name, config, of_responses, rows.num_rows)
         counts[f"failed/{name}"] = float(len(of_responses))  # a call has one response
     return scores, counts
@@ -199,7 +194,7 @@ def substitute(name: str, config: RuleConfig, call: FailedCall, late_score: floa
     """Return the score of a call that took too long or failed, if it has one; else raise what went wrong."""
     if call.failure.is_late and late_score is not None:
         return late_score
-    if config.on_error is OnError.SCORE and call.is_of_response:
+    if config.on_error is OnError.SCORE and call.failure.is_of_response:
         return config.error_score
     raise error_of(f"reward component {name!r} ({config.function}) ", call)
 
