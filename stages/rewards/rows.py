@@ -25,7 +25,7 @@ def rule_inputs(rows: pa.Table) -> dict[str, list[Any]]:
 
 def texts_with_special_tokens(tokenizer: "PreTrainedTokenizerBase", rows: pa.Table) -> list[str]:
     """Return the text of each response's ids with its special tokens, without the one that ended it."""
-    ends = {*tokenizer.all_special_ids, tokenizer.eos_token_id}
+    ends = {*getattr(tokenizer, "all_special_ids", ()), tokenizer.eos_token_id}
     columns = rows["response_tokens"].to_pylist(), rows["finish_reason"].to_pylist()
     ids = [
         tokens[:-1] if reason == FinishReason.STOP and tokens and tokens[-1] in ends else tokens

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from pipeline.config.reward import OnError, RowsPerCall, RuleConfig
 from pipeline.plugins.load import PluginError
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
-from pipeline.run.schemas import ROLLOUT, conform
 from pipeline.run.tasks import Stage, Task
 from stages.context import UserError
 from stages.engines import release_all
@@ -27,6 +26,7 @@ from stages.rewards import ready
 from stages.rewards.rules import RuleFailed, rule_scores
 from tests.support import tiny
 from tests.support.processes import Done, make_run, stage
+from tests.support.rollouts import table
 from tests.support.waiting import eventually
 
 # what a user writes: for an empty response all is well, so that only a run finds it
@@ -157,29 +157,6 @@ def project(tmp_path, monkeypatch) -> Path:
 
 def module(project: Path) -> str:
     return next(project.glob("*_rules.py")).stem
-
-
-TEXTS = ["xyz", "a longer answer", "ü", "xyz"]
-
-
-def table(texts: Sequence[str] = TEXTS, messages: list[str] | None = None, **extra: list) -> pa.Table:
-    """A rollout table of two samples per prompt."""
-    count = len(texts)
-    columns = {
-        "prompt_id": [f"p{i // 2}" for i in range(count)],
-        "sample_index": [i % 2 for i in range(count)],
-        "prompt_tokens": [[3]] * count,
-        "response_tokens": [[4]] * count,
-        "response_mask": [[True]] * count,
-        "rollout_logprobs": [[-1.0]] * count,
-        "finish_reason": ["stop"] * count,
-        "num_turns": [1] * count,
-        "prompt_text": ["q"] * count,
-        "prompt_messages": [None] * count,
-        "response_text": list(texts),
-        "response_messages": messages or [None] * count,
-    }
-    return conform(columns, ROLLOUT, extra=pa.table(extra))
 
 
 @pytest.fixture
@@ -388,7 +365,7 @@ def test_rules_of_two_components_keep_processes_side_by_side_and_one_may_be_late
 def test_processes_that_stay_end_with_a_worker_that_is_killed(project):
     code = (
         "import os, signal, sys\nfrom pipeline.config.reward import RuleConfig\n"
-        "from tests.plugins.test_rules import table\nfrom stages.rewards.rules import rule_scores\n"
+        "from tests.support.rollouts import table\nfrom stages.rewards.rules import rule_scores\n"
         "if __name__ == '__main__':\n"
         f"    config = RuleConfig(function='{module(project)}:process')\n"
         "    print(int(rule_scores('mine', config, table(), stays=True)[0][0]), flush=True)\n"
