@@ -22,9 +22,12 @@ SECONDS = 5
 """Seconds for each step, parsing and comparing; what takes longer is not the answer."""
 _LONGEST = 2000
 """Characters at the end of a response, or of what its pattern finds, that are looked at."""
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})(?!\w)", re.ASCII)
+"""Numbers such as 1e3, of which math-verify reads only what stands before the letter."""
 _POWER = r"(?:\^|\*\*)\s*[{(]*\s*"
 _TOO_LARGE = re.compile(
     rf"\d\s*[)}}]*\s*{_POWER}\d+\s*[)}}]*\s*(?:\^|\*\*)|{_POWER}\d{{5,}}|\d{{5,}}\s*!|!\s*[)}}]*\s*!|\d{{400,}}"
+    r"|\d[eE][-+]?\d{5,}"
 )
 """Powers of powers of numbers, powers of large exponents, large factorials: computing them may take more time
 and memory than there is, in a step that no alarm interrupts."""
@@ -66,6 +69,6 @@ def _parsed_answer(right: str) -> list[Any]:
 
 def _parsed(text: str) -> list[Any]:
     try:
-        return list(parse(text, parsing_timeout=SECONDS))
+        return list(parse(_SCIENTIFIC.sub(r"\1*10**\2", text), parsing_timeout=SECONDS))
     except Exception:  # of sympy and the grammar's parser, for what is no formula: any of their kinds
         return []
