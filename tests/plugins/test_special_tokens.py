@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pipeline.config.reward import RuleConfig, prefill_of
-from pipeline.config.reward_rules import special_token_warnings
+from pipeline.config.reward import OnError, RowsPerCall, RuleConfig, prefill_of
+from pipeline.config.reward_rules import component_problems, special_token_warnings
 from pipeline.data.checks import Judged, prefill_warnings
 from pipeline.data.prompts import Prompt, Prompts
 from pipeline.data.tokenizer_files import read_tokenizer
+from pipeline.run.schemas import reserved_columns
 from stages.rewards.rows import texts_with_special_tokens
 from stages.rewards.rules import rule_scores
 from stages.tokenizers import special_tokens
@@ -146,3 +147,26 @@ def test_validate_warns_of_prompts_that_do_not_end_as_the_rule_expects(inputs, t
     judged = Judged("data.prompts", "p", Prompts(rows, None, (), 2), (0, 1), (), texts, [[1], [1]])
     [warning] = prefill_warnings(judged, config)
     assert "1 of 2 prompts do not end with reward.components.format.prefill='<think>', as line 2" in warning
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "why"),
+    [
+        ({"prefill": " \n"}, "prefill", "is blank"),
+        (
+            {"special_tokens": True, "arguments": {"plain_responses": 1}},
+            "arguments.plain_responses",
+            "itself",
+        ),
+        ({"on_error": OnError.SCORE, "rows_per_call": RowsPerCall.PROMPT}, "on_error", "all responses of a"),
+    ],
+)
+def test_settings_of_a_rule_that_do_not_go_together_are_named(inputs, tmp_path, settings, key, why):
+    [found] = component_problems(configured(inputs, tmp_path, **settings))
+    assert f"reward.components.format.{key}" in str(found)
+    assert why in str(found)
+
+
+def test_a_column_may_have_the_name_of_the_plain_text_where_no_rule_gets_that(inputs, tmp_path):
+    assert "plain_responses" not in reserved_columns(configured(inputs, tmp_path))
+    assert "plain_responses" in reserved_columns(configured(inputs, tmp_path, special_tokens=True))
