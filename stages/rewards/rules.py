@@ -29,6 +29,7 @@ from pipeline.plugins.trial import plugin_of
 from stages.context import UserError
 from stages.engines.kept import drop_value, kept_value
 from stages.imported import Files, files_behind, is_changed
+from stages.logs import log
 from stages.rewards.rows import name_of, rule_inputs
 
 _SHOWN = 200
@@ -200,13 +201,15 @@ def substitute(name: str, config: RuleConfig, call: FailedCall, late_score: floa
 
 
 def check_failed(name: str, config: RuleConfig, failed: Sequence[FailedCall], num_rows: int) -> None:
-    """Raise an error that names the first failure where the rule failed at too many responses."""
+    """Log the first failure of a rule at a response, or raise its error where there are too many."""
+    if not failed:
+        return
+    start = f"reward component {name!r} ({config.function}) failed at {len(failed)} of {num_rows} responses"
     if len(failed) > config.max_failed * num_rows:
-        start = (
-            f"reward component {name!r} ({config.function}) failed at {len(failed)} of {num_rows} responses, "
-            f"a larger share than max_failed={config.max_failed:g}; the first: it "
-        )
-        raise error_of(start, failed[0])
+        too_many = f", a larger share than max_failed={config.max_failed:g}"
+        raise error_of(f"{start}{too_many}; the first: it ", failed[0])
+    first = error_of(f"{start}, which get error_score={config.error_score:g}; the first: it ", failed[0])
+    log.warning(str(first))
 
 
 def error_of(start: str, call: FailedCall) -> Exception:

@@ -1,5 +1,6 @@
 r"""Answers of mathematics: written in many ways, and right by their value; no text is an error."""
 
+import os
 import time
 
 import pytest
@@ -7,9 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.reward import RuleConfig
-from stages.rewards.mathematics import math_match
 from stages.rewards.rules import rule_scores
 from tests.support.rollouts import table
+
+if "CI" not in os.environ:
+    pytest.importorskip("math_verify", reason="needs the extra math")
+
+from stages.rewards.mathematics import math_match
 
 TEXTS = st.text(max_size=60) | st.text(alphabet="0123456789+-*/^=(){}[]\\frac sqrtxy$!,.%", max_size=60)
 
@@ -82,3 +87,8 @@ def test_it_is_registered_and_runs_in_processes_of_its_own():
     config = RuleConfig(function="math_match", arguments={"column": "answer"})
     rows = table([r"\boxed{0.50}", "1/3"], answer=[r"\frac{1}{2}", r"\frac{1}{2}"])
     assert rule_scores("mine", config, rows) == ([1.0, 0.0], {"late/mine": 0.0})
+
+
+def test_a_row_without_an_answer_is_found_before_the_run():
+    rows = [{"ground_truth": r"\pi"}, {"ground_truth": None}]
+    assert math_match.check(rows) == [None, "'ground_truth' is missing or null"]

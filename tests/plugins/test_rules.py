@@ -291,13 +291,14 @@ def test_a_regular_expression_without_end_is_stopped_though_it_never_lets_go_of_
         scores("backtracks", time_limit=0.2)
 
 
-def test_a_response_at_which_the_rule_fails_may_have_a_score_and_is_counted(project):
+def test_a_response_at_which_the_rule_fails_may_have_a_score_and_is_counted(project, caplog):
     texts = ["raise", "fine", "fine", "fine", "leave", "nan", "fine", "fine", "end", "fine"]
     config = RuleConfig(
         function=f"{module(project)}:fragile", on_error=OnError.SCORE, error_score=-2.0, max_failed=0.4
     )
     found = rule_scores("mine", config, table(texts))
     assert found == ([-2.0, 1.0, 1.0, 1.0, -2.0, -2.0, 1.0, 1.0, -2.0, 1.0], {"failed/mine": 4.0})
+    assert "failed at 4 of 10 responses, which get error_score=-2; the first: it raised Val" in caplog.text
 
 
 def test_a_rule_that_fails_at_too_many_responses_ends_the_task_and_the_first_is_named(project):
