@@ -29,6 +29,14 @@ def tokenizer_of(context: "Context", directory: str) -> "PreTrainedTokenizerBase
     return found
 
 
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
+    """Return the tokens that are left out of a text of a tokenizer's ids, as far as it says: one that a
+    function of the user's makes may not."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    named = getattr(tokenizer, "all_special_tokens", ())
+    return frozenset({*named, *(str(token) for token in added if token.special)})
+
+
 def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a policy or reward model.
 

@@ -14,6 +14,7 @@ from pipeline.config.types import (
     DeviceMap,
     EnvironmentName,
     FiniteFloat,
+    Fraction,
     HttpUrl,
     Name,
     NonNegativeInt,
@@ -70,6 +71,15 @@ class RowsPerCall(StrEnum):
     """All responses of a shard."""
 
 
+class OnError(StrEnum):
+    """What becomes of a response to which a rule gives no score of its own."""
+
+    STOP = "stop"
+    """The task fails, and names it."""
+    SCORE = "score"
+    """It gets error_score, and is counted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuleConfig:
     """A Python function that scores responses, in processes of its own. See docs/howto/own_reward.md."""
@@ -87,6 +97,19 @@ class RuleConfig:
     """Seconds that a call may take for each of its responses."""
     timeout_score: FiniteFloat | None = None
     """Score of a response that takes longer. Default: an error that names it."""
+    on_error: OnError = OnError.STOP
+    """What becomes of a response at which the function raises, ends its process or returns no finite number:
+    stop (the task fails and names it) or score (it gets error_score and is counted)."""
+    error_score: FiniteFloat = 0.0
+    """With on_error=score: the score of such a response."""
+    max_failed: Fraction = 0.1
+    """With on_error=score: largest share of such responses in a reward task. More are an error."""
+    special_tokens: bool = False
+    """Leave special tokens, such as a tokenizer's own <think>, in ``responses``; the text without them is
+    passed as ``plain_responses``. The token that ends a response is in neither."""
+    prefill: Text | None = None
+    """End of the prompt's text that belongs to the response, such as <think>: where a prompt ends with it, it
+    is put before the response that the function gets."""
     import_limit: PositiveFloat = 60.0
     """Seconds that importing the function may take."""
     workers: PositiveInt = 1
@@ -100,8 +123,22 @@ class RuleConfig:
     """Pool whose jobs score it, as of a reward model. Default: in the reward stage's jobs."""
 
 
+PLAIN_RESPONSES = "plain_responses"
+"""Name under which a rule with special_tokens gets the text without them."""
 RULE_ARGUMENTS = frozenset({"prompts", "responses"})
 """Names that the user's columns may not have beside a rule, to which columns are passed by name."""
+
+
+def passed_names(rule: RuleConfig) -> frozenset[str]:
+    """Return the names of what slurm-ppo itself passes to a rule: no column or argument may have one."""
+    return RULE_ARGUMENTS | ({PLAIN_RESPONSES} if rule.special_tokens else frozenset())
+
+
+def prefill_of(prompt: str, rule: RuleConfig) -> str:
+    """Return the end of a prompt's text that belongs to the response for a rule, blanks after it included;
+    empty where the prompt ends otherwise."""
+    text, wanted = prompt.rstrip(), (rule.prefill or "").rstrip()
+    return prompt[len(text) - len(wanted) :] if wanted and text.endswith(wanted) else ""
 
 
 class RemoteApi(StrEnum):

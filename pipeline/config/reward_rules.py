@@ -1,17 +1,18 @@
 """Keys of reward components that do not go together, each with the way out. Looks at no file."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from urllib.parse import urlsplit
 
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import (
-    RULE_ARGUMENTS,
     NormalizationConfig,
+    OnError,
     RemoteApi,
     RemoteConfig,
     RowsPerCall,
     RuleConfig,
+    passed_names,
     template_problem,
 )
 from pipeline.config.schema import Config
@@ -49,15 +50,39 @@ def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[Co
 
 
 def _rule_problems(key: str, rule: RuleConfig) -> Iterator[ConfigIssue]:
-    for name in sorted(RULE_ARGUMENTS & rule.arguments.keys()):
+    for name in sorted(passed_names(rule) & rule.arguments.keys()):
         why = "is what slurm-ppo itself passes under this name; leave it out"
         yield ConfigIssue(f"{key}arguments.{name}", rule.arguments[name], why)
-    if rule.timeout_score is not None and rule.rows_per_call is not RowsPerCall.RESPONSE:
-        why = (
-            f"all responses of a call would get it, with {key}rows_per_call={rule.rows_per_call}; leave it "
-            "out, or set rows_per_call to response"
-        )
-        yield ConfigIssue.at(rule, "timeout_score", why, key)
+    given = {"timeout_score": rule.timeout_score is not None, "on_error": rule.on_error is OnError.SCORE}
+    for name in (name for name, is_given in given.items() if is_given):
+        if rule.rows_per_call is not RowsPerCall.RESPONSE:
+            why = (
+                f"all responses of a call would get it, with {key}rows_per_call={rule.rows_per_call}; "
+                "leave it out, or set rows_per_call to response"
+            )
+            yield ConfigIssue.at(rule, name, why, key)
+    if rule.prefill is not None and not rule.prefill.strip():
+        why = "is blank; write what prompts end with, such as <think>, or leave it out"
+        yield ConfigIssue.at(rule, "prefill", why, key)
+
+
+def special_token_warnings(config: Config, special: Collection[str]) -> Iterator[str]:
+    """Warn of rules that are given words to look for which are special tokens, and never get to see these.
+
+    Args:
+        special: special tokens of the policy's tokenizer.
+    """
+    for name, rule in config.reward.components.items():
+        if not isinstance(rule, RuleConfig) or rule.special_tokens:
+            continue
+        for argument, value in rule.arguments.items():
+            text = value if isinstance(value, str) else ""
+            if named := sorted(one for one in special if one in text or re.escape(one) in text):
+                yield (
+                    f"warning: reward.components.{name}.arguments.{argument}: {', '.join(named)} are special "
+                    "tokens of the policy's tokenizer, which are not in the text that rules get; set "
+                    f"reward.components.{name}.special_tokens=true"
+                )
 
 
 def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:

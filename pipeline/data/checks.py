@@ -5,13 +5,14 @@ Prepare and validate judge by the same functions, with the tokenizer that each o
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from pipeline.config.engines import Engine
 from pipeline.config.model_dir import text_settings
+from pipeline.config.reward import RuleConfig, prefill_of
 from pipeline.config.schema import BadRows, Config, LongPrompts
 from pipeline.data.chat import Rendering
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summarize
@@ -28,6 +29,7 @@ _WARN_ABOVE = 0.1
 _MOST_LISTED = 10
 _MOST_QUOTED = 80
 _WAYS_OUT = {
+    RejectReason.BAD_ANSWER: "mend the answers",
     RejectReason.TOO_LONG: "lower rollout.max_new_tokens, set data.long_prompts=truncate",
     RejectReason.MIXED_TYPES: "leave the column out by data.columns",
 }
@@ -52,6 +54,18 @@ class Judged:
     num_truncated: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Counts of prompts, by what in them a chat template does not write, in words."""
+
+    def without(self, problems: Mapping[int, str]) -> "Judged":
+        """Return the same file without the rows that a reward rule cannot score responses to.
+
+        Args:
+            problems: why, by index into ``found.rows``.
+        """
+        rows = self.found.rows
+        unfit = [rows[i].rejected(RejectReason.BAD_ANSWER, problems[i]) for i in self.kept if i in problems]
+        kept = tuple(i for i in self.kept if i not in problems)
+        rejected = tuple(sorted([*self.rejected, *unfit], key=lambda one: one.row))
+        return replace(self, kept=kept, rejected=rejected)
 
     @property
     def share_dropped(self) -> float:
@@ -183,11 +197,26 @@ def describe(judged: Judged, config: Config) -> Iterator[str]:
         yield f"  {judged.num_truncated} prompts truncated to their last {limit} tokens"
     if judged.share_dropped > _WARN_ABOVE:
         yield f"warning: {judged.key}: {_portion(judged)} cannot be used, and the policy never sees them"
+    yield from prefill_warnings(judged, config)
     if judged.tokens and (num_short := num_without_room(judged, config)):
         yield (
             f"warning: {judged.key}: after {num_short} of {len(judged.kept)} prompts there is no room for "
             f"rollout.max_new_tokens={config.rollout.max_new_tokens}; their responses are cut shorter"
         )
+
+
+def prefill_warnings(judged: Judged, config: Config) -> Iterator[str]:
+    """Warn of prompts that do not end as a rule's ``prefill`` says."""
+    for name, rule in config.reward.components.items():
+        if not (isinstance(rule, RuleConfig) and rule.prefill and judged.texts):
+            continue
+        others = [i for i in judged.kept if not prefill_of(judged.texts[i], rule)]
+        if others:
+            yield (
+                f"warning: {judged.key}: {len(others)} of {len(judged.kept)} prompts do not end with "
+                f"reward.components.{name}.prefill={rule.prefill!r}, as "
+                f"{judged.found.rows[others[0]].where}, which ends with {judged.texts[others[0]][-20:]!r}"
+            )
 
 
 def num_without_room(judged: Judged, config: Config) -> int:

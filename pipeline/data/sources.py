@@ -25,6 +25,7 @@ from pipeline.data.tables import (
     first_line,
     read_directory,
     read_files,
+    readable,
 )
 from pipeline.text import shown
 
@@ -35,6 +36,9 @@ _SAMPLE_BYTES = 32 << 20
 _HEAD_BYTES = 1 << 16
 """Bytes of a file's beginning and end that say whether it holds lines."""
 _WANTED = "JSON Lines are wanted: an object on each line"
+_SCAN_BYTES = 16 << 20
+"""Bytes of a scan's chunk, if one row has no more."""
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class RejectReason(StrEnum):
@@ -67,6 +71,8 @@ class RejectReason(StrEnum):
     """An earlier usable row has the same id, or the same prompt where ids come from content."""
     MIXED_TYPES = "mixed_types"
     """A value of another column is of another type than most rows have there."""
+    BAD_ANSWER = "bad_answer"
+    """A reward rule cannot score responses to the row, most often as its answer is missing."""
     TOO_LONG = "too_long"
     """The prompt has more tokens than fit."""
     NO_TOKENS = "no_tokens"
@@ -282,6 +288,61 @@ def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: boo
     return _Table(path, found.table, found.names, found.places, found.num_total)
 
 
+def scan(
+    path: Path, split: str, names: Sequence[str], size: int
+) -> Iterator[tuple[Sequence[str], dict[str, list[object]]]]:
+    """Yield all rows of a source in chunks of up to ``size``: how messages name them, and values by column.
+    Rows that are no JSON objects are left out; a value that cannot be one of Python is None.
+
+    Raises:
+        PromptError: the source cannot be read.
+    """
+    with readable(path):
+        if path.is_file() and path.suffix.lower() in _JSON_LINES:
+            yield from _scan_lines(path, names, size)
+            return
+        read = read_directory(path, split, names, None) if path.is_dir() else None
+        table = (read or read_files(path, [path], names, None)).table
+        for name in table.column_names:
+            _check_values(path, name, table[name], is_judged_by_row=True)
+        size = max(1, min(size, _SCAN_BYTES * table.num_rows // max(table.nbytes, 1)))
+        for start in range(0, table.num_rows, size):
+            part = table.slice(start, size)
+            where = [f"row {start + i}" for i in range(part.num_rows)]
+            yield where, {name: list(map(_kept_value, part[name])) for name in part.column_names}
+
+
+def _scan_lines(
+    path: Path, names: Sequence[str], size: int
+) -> Iterator[tuple[Sequence[str], dict[str, list[object]]]]:
+    where: list[str] = []
+    values: dict[str, list[object]] = {name: [] for name in names}
+    num_bytes = 0
+    for number, line in _filled(path):
+        row = _parse_line(line)
+        if isinstance(row, Unusable):
+            continue
+        num_bytes += len(line)
+        where.append(f"line {number}")
+        for name in names:
+            values[name].append(row.get(name))
+        if len(where) == size or num_bytes > _SCAN_BYTES:
+            yield where, values
+            where, values, num_bytes = [], {name: [] for name in names}, 0
+    if where:
+        yield where, values
+
+
+def _kept_value(scalar: pa.Scalar) -> object:
+    """Return a value of a column as rules get it; None where there is none in Python."""
+    if has_json(scalar.type):
+        return _parsed(scalar)
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, KeyError, RecursionError):
+        return None
+
+
 def _chosen(num_rows: int, num_bytes: int) -> Sequence[int]:
     """Return the rows to look at, in order."""
     limit = min(_SAMPLE_ROWS, max(num_rows * _SAMPLE_BYTES // max(num_bytes, 1), 1))
@@ -306,7 +367,7 @@ def _filled(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of each line that is not blank."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
             if line.strip():
                 yield number, line.removesuffix(b"\n")
 
@@ -328,7 +389,7 @@ def _parse_line(line: bytes) -> dict[str, object] | Unusable:
 def _check_is_lines(path: Path) -> None:
     """Raise PromptError for a file that is one JSON array, or one object, on several lines."""
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
+        head = file.read(_HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK).lstrip()
         file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
         tail = file.read().rstrip()
     first = head.split(b"\n", 1)[0].strip()

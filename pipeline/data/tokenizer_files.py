@@ -59,6 +59,12 @@ class FileTokenizer:
         same_template = self.chat_template == other.chat_template
         return same_template and self._tokenizer.to_str() == other._tokenizer.to_str()
 
+    @property
+    def special(self) -> frozenset[str]:
+        """Tokens that are left out of a text of these ids."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 

@@ -63,6 +63,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/*/truncated", _S, "responses cut to fit the reward model's context"),
     Metric("reward/*/unscored", _S, "responses that the reward model could not take, or that were refused"),
     Metric("reward/*/late", _S, "responses that took longer than the rule's time_limit"),
+    Metric("reward/*/failed", _S, "responses at which the rule failed, and that got its error_score"),
     Metric("reward/*/unreadable", _S, "responses whose judge's reply held no score"),
     Metric("reward/*/retries", _P, "requests to the remote service that were sent again"),
     Metric("objective/kl", _O, "KL to the reference per response, summed over its tokens (k1)"),

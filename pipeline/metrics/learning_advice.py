@@ -328,6 +328,7 @@ _LOST_HOW = {
     "truncated": "did not fit the reward model's context and were cut",
     "unscored": "could not be scored",
     "late": "took longer than time_limit and got timeout_score",
+    "failed": "made the rule fail and got error_score",
     "unreadable": "got a reply that held no score",
 }
 

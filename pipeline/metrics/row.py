@@ -96,7 +96,7 @@ def evaluation_metrics(record: Record) -> dict[str, float]:
     return found
 
 
-_COUNTED = frozenset({"truncated", "unscored", "late", "unreadable", "retries"})
+_COUNTED = frozenset({"truncated", "unscored", "late", "failed", "unreadable", "retries"})
 """Counters that scoring keeps for each reward component."""
 
 

@@ -47,7 +47,9 @@ def load_plugin(key: str, name: str, group: str | None = None) -> Callable[..., 
     except ModuleNotFoundError as error:
         is_own = f"{module_name}.".startswith(f"{error.name}.")
         raise (PluginError if is_own else MissingImport)(
-            f"{key}={name}: no module {error.name!r}; modules are looked for in the folder that the run "
+            f"{key}={name}: {error}"
+            if is_ready(target)
+            else f"{key}={name}: no module {error.name!r}; modules are looked for in the folder that the run "
             "was started in and in PYTHONPATH"
         ) from error
     try:
@@ -59,6 +61,11 @@ def load_plugin(key: str, name: str, group: str | None = None) -> Callable[..., 
         raise PluginError(f"{key}={name}: is not a function")
     function: Callable[..., Any] = found
     return function
+
+
+def is_ready(target: str) -> bool:
+    """Whether ``module:function`` comes with slurm-ppo, and says itself what it lacks."""
+    return target.startswith("stages.")
 
 
 def registered(key: str, name: str, group: str) -> str:

@@ -9,7 +9,6 @@ import faulthandler
 import functools
 import inspect
 import math
-import multiprocessing
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.plugins.load import MissingImport, PluginError, load_plugin
+from pipeline.plugins.marks import CHECK, TIMEOUT_SCORE
 from pipeline.process import uninterrupted
 
 LARGEST_SCORE = 3.4028234663852886e38
@@ -68,6 +68,11 @@ class PluginFailure:
     is_late: bool = False
     is_elsewhere: bool = False
     """Whether the plug-in imports something that this machine lacks."""
+
+    @property
+    def is_of_response(self) -> bool:
+        """Whether a response is to blame: a call failed at it, or returned no finite number for it."""
+        return not self.is_late and (not self.is_users or self.index is not None)
 
 
 class PluginUnusable(PluginError):
@@ -175,15 +180,48 @@ def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
     return function if isinstance(function, PluginFailure) else getattr(function, name, False) is True
 
 
+def has_check(plugin: Plugin) -> bool:
+    """Whether the function can be imported and has a check of the prompt file's rows."""
+    return callable(getattr(loaded(plugin), CHECK, None))
+
+
+def check_rows(
+    plugin: Plugin, columns: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]
+) -> list[tuple[int, str]] | PluginFailure:
+    """Return index and problem of each row that the function's check finds one in."""
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    try:
+        answer = list(getattr(loaded(plugin), CHECK)(rows, **arguments))
+    except BaseException as error:  # also SystemExit: the message has to name the check
+        return PluginFailure(raised(error), trace=traceback.format_exc(), is_users=True)
+    if len(answer) != len(rows):
+        return PluginFailure(f"returned {len(answer)} entries for {len(rows)} rows", is_users=True)
+    for why in answer:
+        if not (why is None or isinstance(why, str)):
+            return PluginFailure(f"returned {why!r:.200} instead of None or text", is_users=True)
+    return [(index, why) for index, why in enumerate(answer) if why is not None]
+
+
+def timeout_score(plugin: Plugin) -> float | None:
+    """Return the score that the function itself gives a response that takes too long; None if it has none."""
+    found = getattr(loaded(plugin), TIMEOUT_SCORE, None)
+    return None if found is None or why_no_score(found) else float(found)
+
+
 # what runs in this process
 
 
-class _Worker(SpawnProcess):
-    """A process of a pool, known by its type from others that this one has started."""
+class _Processes(SpawnContext):
+    """Starts the processes of one pool, and knows them from others that this one has started."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[SpawnProcess] = []
 
-class _Workers(SpawnContext):
-    Process = _Worker
+    def Process(self, *arguments: Any, **settings: Any) -> SpawnProcess:  # type: ignore[override]
+        process = SpawnProcess(*arguments, **settings)
+        self.started = [one for one in self.started if one.is_alive()] + [process]
+        return process
 
 
 @dataclass(frozen=True)
@@ -191,9 +229,17 @@ class Calls:
     """Processes that have imported a plug-in."""
 
     plugin: Plugin
+    workers: int
+    """Number of processes."""
     pool: Any
-    stuck: Path
-    """File of the traceback of an import that took too long."""
+    processes: _Processes
+    folder: tempfile.TemporaryDirectory[str]
+    """Folder with a file for each process that has started, and :attr:`stuck`."""
+
+    @property
+    def stuck(self) -> Path:
+        """File of the traceback of an import that took too long."""
+        return Path(self.folder.name, _STUCK)
 
     def of(self, plugin: Plugin) -> "Calls":
         """Return the same processes, for another function of the same module."""
@@ -243,38 +289,48 @@ class Calls:
             what = f"its import took longer than {self.plugin.import_limit:g} s{where}"
         return PluginUnusable(f"{self.plugin.key}={self.plugin.name}: {what}")
 
+    def close(self) -> None:
+        """Stop the processes, whatever they do."""
+        with self.folder:
+            self._wait_for_starts()
+            self.pool.stop()
+            self.pool.join()
 
-@contextlib.contextmanager
-def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
-    """Start processes for a plug-in, and stop them in the end whatever they do."""
+    def _wait_for_starts(self) -> None:
+        """Wait for all processes to start: one that is stopped while it starts would complain in the log."""
+        begun = time.monotonic()
+        while (waited := time.monotonic() - begun) < _START_SECONDS:
+            started = {name.name for name in Path(self.folder.name).iterdir()}
+            alive = [process for process in tuple(self.processes.started) if process.is_alive()]
+            # One that is being started is not alive for a moment, nor is one that has ended.
+            has_all = len(alive) >= self.workers or waited > _SHOWN_SECONDS
+            if has_all and all(str(process.pid) in started for process in alive):
+                return
+            time.sleep(0.01)
+
+
+def start_calls(plugin: Plugin, workers: int) -> Calls:
+    """Start processes for a plug-in, at its first call. Who starts them closes them."""
     from pipeline.plugins.pool import Pool
 
     # Else strings hash differently in each process, and a sum over a set of words comes out differently.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
-    with tempfile.TemporaryDirectory() as folder:
-        stuck = Path(folder, _STUCK)
-        stuck.touch()
-        pool = Pool(workers, context=_Workers(), initializer=load, initargs=(plugin, folder))
-        try:
-            yield Calls(plugin, pool, stuck)
-        finally:
-            _wait_for_starts(Path(folder), workers)
-            pool.stop()  # type: ignore[no-untyped-call]
-            pool.join()
+    folder = tempfile.TemporaryDirectory()
+    Path(folder.name, _STUCK).touch()
+    processes = _Processes()
+    pool = Pool(workers, context=processes, initializer=load, initargs=(plugin, folder.name))
+    return Calls(plugin, workers, pool, processes, folder)
 
 
-def _wait_for_starts(folder: Path, expected: int) -> None:
-    """Wait for all processes to start: one that is stopped while it starts would complain in the log."""
-    begun = time.monotonic()
-    while (waited := time.monotonic() - begun) < _START_SECONDS:
-        started = {name.name for name in folder.iterdir()}
-        workers = [p for p in multiprocessing.active_children() if isinstance(p, _Worker)]
-        # One that is being started is not among them for a moment, nor is one that has ended.
-        has_all = len(workers) >= expected or waited > _SHOWN_SECONDS
-        if has_all and all(str(worker.pid) in started for worker in workers):
-            return
-        time.sleep(0.01)
+@contextlib.contextmanager
+def open_calls(plugin: Plugin, workers: int) -> Iterator[Calls]:
+    """Start processes for a plug-in, and stop them in the end whatever they do."""
+    calls = start_calls(plugin, workers)
+    try:
+        yield calls
+    finally:
+        calls.close()
 
 
 def in_words(exit_code: int) -> str:

@@ -4,11 +4,19 @@ They are tried in processes of their own, so that none can hang or crash the cal
 import (torch, vLLM) stays out of it.
 """
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.reward import RewardModelConfig, RowsPerCall, RuleConfig
+from pipeline.config.reward import (
+    PLAIN_RESPONSES,
+    OnError,
+    RewardModelConfig,
+    RowsPerCall,
+    RuleConfig,
+    prefill_of,
+)
 from pipeline.config.schema import Config
 from pipeline.plugins.load import RULES, PluginError
 from pipeline.plugins.sandbox import (
@@ -39,48 +47,83 @@ def plugin_of(name: str, rule: RuleConfig) -> Plugin:
     return Plugin(f"reward.components.{name}.function", rule.function, RULES, rule.import_limit)
 
 
-def check_rules(config: Config, samples: Sequence[Sample]) -> None:
+@dataclass(frozen=True)
+class OpenRule:
+    """A rule component with a process that has imported it."""
+
+    name: str
+    config: RuleConfig
+    calls: Calls
+
+    @property
+    def key(self) -> str:
+        return self.calls.plugin.key
+
+
+@contextlib.contextmanager
+def open_rules(config: Config) -> Iterator[list[OpenRule]]:
+    """Open a process for each rule of a configuration, which starts when it is first asked."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            OpenRule(name, component, stack.enter_context(open_calls(plugin_of(name, component), 1)))
+            for name, component in config.reward.components.items()
+            if isinstance(component, RuleConfig)
+        ]
+
+
+def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sample]) -> Iterator[str]:
     """Call every rule on an empty response to each sample's prompt: any policy may write one.
-    Raises PluginError for one that is not there, does not take its arguments, or gives no number."""
-    for name, component in config.reward.components.items():
-        if isinstance(component, RuleConfig):
-            with open_calls(plugin_of(name, component), 1) as calls:
-                for sample in samples:
-                    _check_signature(calls, component, config, sample)
-                    if component.trial:
-                        _try_rule(calls, name, component, config, sample)
+
+    Yields a warning for one that fails there, where the configuration gives such responses a score.
+
+    Raises:
+        PluginError: a rule is not there, does not take its arguments, or gives no number.
+    """
+    for rule in rules:
+        for sample in samples:
+            _check_signature(rule.calls, rule.config, config, sample)
+            if rule.config.trial:
+                yield from _try_rule(rule, config, sample)
 
 
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
     """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
     trial: the rule's own jobs may have it."""
-    names = [*_trial_row(config, sample), *rule.arguments]
+    names = [*_trial_row(rule, config, sample), *rule.arguments]
     trouble: PluginFailure | None = calls.call(rule.time_limit, signature_error, names, 0)
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 
 
-def _trial_row(config: Config, sample: Sample) -> dict[str, Any]:
+def _trial_row(rule: RuleConfig, config: Config, sample: Sample) -> dict[str, Any]:
     """Return what a rule gets for an empty response, by argument."""
-    row = {**sample.columns, "prompts": sample.prompt, "responses": ""}
+    row = {**sample.columns, "prompts": sample.prompt, "responses": prefill_of(sample.prompt, rule)}
+    if rule.special_tokens:
+        row[PLAIN_RESPONSES] = ""
     if config.rollout.multi_turn:
         row["response_messages"] = [{"role": "assistant", "content": ""}]
     return row
 
 
-def _try_rule(calls: Calls, name: str, rule: RuleConfig, config: Config, sample: Sample) -> None:
+def _try_rule(opened: OpenRule, config: Config, sample: Sample) -> Iterator[str]:
+    rule = opened.config
     is_group = rule.rows_per_call is RowsPerCall.PROMPT
     num_rows = config.rollout.samples_per_prompt if is_group else 1
-    row, seconds = _trial_row(config, sample), rule.time_limit * num_rows
+    row, seconds = _trial_row(rule, config, sample), rule.time_limit * num_rows
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
-    answer = calls.call(seconds, score, arguments, num_rows)
-    if isinstance(answer, PluginFailure) and not (answer.is_late and rule.timeout_score is not None):
-        key = sample.source.partition("=")[0]
-        raise PluginError(
-            f"reward.components.{name}.function={rule.function}: {answer.text} for an empty response to "
-            f"prompt_id {sample.prompt_id} of {key}; if it needs what only its jobs have, set "
-            f"reward.components.{name}.trial=false"
-        )
+    answer = opened.calls.call(seconds, score, arguments, num_rows)
+    if not isinstance(answer, PluginFailure) or (answer.is_late and rule.timeout_score is not None):
+        return
+    key = sample.source.partition("=")[0]
+    text = (
+        f"{opened.key}={rule.function}: {answer.text} for an empty response to prompt_id {sample.prompt_id} "
+        f"of {key}"
+    )
+    if rule.on_error is OnError.SCORE and answer.is_of_response:
+        yield f"warning: {text}; it gets error_score={rule.error_score:g}"
+    else:
+        key = f"reward.components.{opened.name}.trial"
+        raise PluginError(f"{text}; if it needs what only its jobs have, set {key}=false")
 
 
 def check_scheduler(config: Config) -> None:

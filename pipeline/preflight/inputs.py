@@ -1,18 +1,22 @@
 """Checks of everything the user gave, for ``validate``. Starts no run."""
 
 import contextlib
+import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+
+import pyarrow as pa
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_dir import has_chat_template
 from pipeline.config.model_rules import model_warnings
 from pipeline.config.notify_rules import notify_warnings
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import BadRows, Config
 from pipeline.data.chat import Rendering
 from pipeline.data.checks import (
     Judged,
@@ -25,13 +29,15 @@ from pipeline.data.checks import (
 )
 from pipeline.data.prompts import Prompts
 from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
+from pipeline.data.sources import scan
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
 from pipeline.plugins.load import make_importable
-from pipeline.plugins.trial import Sample, check_engines, check_rules, check_scheduler
+from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
+from pipeline.plugins.trial import OpenRule, Sample, check_engines, check_rules, check_scheduler, open_rules
 from pipeline.preflight.disk_need import check_disk
 from pipeline.preflight.reward_ping import why_silent
 from pipeline.run.directory import check_can_be_made, check_is_free
@@ -60,13 +66,9 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
     yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
     yield from check_disk(config, start)
     yield from model_warnings(config)
-    files, why_not = judged_files(config)
-    yield from (line for judged in files for line in describe(judged, config))
-    if why_not:
-        yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
-    check_usable(config, files)
-    samples = [sample_of(f"{one.key}={one.path}", one.found, i) for one in files for i in one.kept[:1]]
-    check_rules(config, samples)
+    with open_rules(config) as rules:
+        samples = yield from validate_prompts(config, rules)
+        yield from check_rules(config, rules, samples)
     check_scheduler(config)
     yield from check_engines(config)
     for name, component in config.reward.components.items():
@@ -80,9 +82,73 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
     yield "ok so far; the numbers in the models are checked by the run's first task"
 
 
-def judged_files(config: Config) -> tuple[list[Judged], str]:
-    """Read the prompt files, or samples of large ones. Returns them, and why they were not tokenised, if so.
-    Raises PromptError where a whole file cannot be used."""
+def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str, None, list[Sample]]:
+    """Check the prompt files. Yields lines for people, and returns a row of each file to try rules on.
+    Raises PromptError, PluginError."""
+    found, tokenizer, why_not = judged_files(config)
+    files = [judged.without(dict(problems_in(rules, judged))) for judged in found]
+    yield from (line for judged in files for line in describe(judged, config))
+    if why_not:
+        yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
+    if tokenizer:
+        yield from special_token_warnings(config, tokenizer.special)
+    check_usable(config, files)
+    for judged in files:
+        yield from check_all_answers(config, rules, judged)
+    return [sample_of(f"{one.key}={one.path}", one.found, i) for one in files for i in one.kept[:1]]
+
+
+def problems_in(rules: Sequence[OpenRule], judged: Judged) -> Iterator[tuple[int, str]]:
+    """Yield index and problem of rows that were looked at, and that a rule cannot score responses to."""
+    return row_problems(rules, chunks_of(judged.found.columns), f"{judged.key}={judged.path}")
+
+
+def check_all_answers(config: Config, rules: Sequence[OpenRule], judged: Judged) -> Iterator[str]:
+    """Have rules check all rows of a file of which only a sample was judged. Yields a line for people.
+    Raises PromptError where such rows are fatal, or too many."""
+    found, names = judged.found, judged.found.columns.column_names
+    if found.num_rows == found.num_total or not names:
+        return
+    where: list[str] = []
+
+    def chunks() -> Iterator[Chunk]:
+        for places, values in scan(Path(judged.path), config.data.split, names, CHUNK_ROWS):
+            where.extend(places)
+            yield as_read(values, found.columns.schema)
+
+    problems = list(row_problems(rules, chunks(), f"{judged.key}={judged.path}"))
+    if not problems:
+        return
+    share, (index, why) = len(problems) / found.num_total, problems[0]
+    text = (
+        f"{len(problems):,} of all {found.num_total:,} rows are bad_answer, the first {where[index]}: {why}"
+    )
+    for key, is_over in (
+        ("bad_rows=fatal", config.data.bad_rows is BadRows.FATAL),
+        (f"max_dropped={config.data.max_dropped:g}", share > config.data.max_dropped),
+    ):
+        if is_over:
+            raise PromptError(f"{judged.key}={judged.path}: {text} (data.{key})")
+    yield f"{judged.key}: {text}"
+
+
+def as_read(values: Chunk, schema: pa.Schema) -> Chunk:
+    """Return values as reading the whole file makes them: a number in a column of text is text."""
+    kinds = {name: schema.field(name).type for name in values}
+    is_text = {
+        name: pa.types.is_string(kind) or pa.types.is_large_string(kind) for name, kind in kinds.items()
+    }
+    return {
+        name: [json.dumps(one) if isinstance(one, int | float) else one for one in column]
+        if is_text[name]
+        else column
+        for name, column in values.items()
+    }
+
+
+def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, str]:
+    """Read the prompt files, or samples of large ones. Returns them, and the policy's tokenizer or why they
+    were not tokenised. Raises PromptError where a whole file cannot be used."""
     found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
@@ -102,7 +168,7 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
         judge(*names, prompts, config, rendering, tokenizer, templates) for names, prompts in found.items()
     ]
     check_sets(judged)
-    return judged, why_not
+    return judged, tokenizer, why_not
 
 
 def scoring_templates(config: Config, policy: FileTokenizer, rendering: Rendering) -> list[ScoringTemplate]:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config.reward import RULE_ARGUMENTS, RuleConfig
+from pipeline.config.reward import RuleConfig, passed_names
 from pipeline.config.schema import Config
 from pipeline.run.wide import combined
 
@@ -109,9 +109,9 @@ RESERVED_COLUMNS = frozenset(
 
 def reserved_columns(config: Config) -> frozenset[str]:
     """Return the names that the user's columns may not have in this run."""
-    has_rules = any(isinstance(component, RuleConfig) for component in config.reward.components.values())
+    rules = [one for one in config.reward.components.values() if isinstance(one, RuleConfig)]
     of_sets = frozenset({HELDOUT_SET} if isinstance(config.data.heldout, dict) else ())
-    return RESERVED_COLUMNS | of_sets | (RULE_ARGUMENTS if has_rules else frozenset())
+    return RESERVED_COLUMNS | of_sets | frozenset().union(*map(passed_names, rules))
 
 
 def extra_columns(table: pa.Table) -> pa.Table:

@@ -48,7 +48,8 @@ class _Kept:
 
 _UNKNOWN = object()
 _kept: dict[str, _Kept] = {}
-_values: dict[str, tuple[Any, Any]] = {}
+_values: dict[str, tuple[Any, Any, Callable[[Any], None]]] = {}
+"""Keys, values, and what gives back what a value holds."""
 
 
 def engine(
@@ -101,11 +102,29 @@ def _can_serve(wanted: Wanted, reload: Callable[[Any, Weights], bool]) -> bool:
         return False
 
 
-def kept_value(name: str, key: Any, make: Callable[[], Any]) -> Any:
-    """Return something small that no use changes: what is kept under ``name`` if it was made from ``key``."""
+def _holds_nothing(value: Any) -> None:
+    """Give back nothing: a value that is garbage when it is dropped."""
+
+
+def kept_value(
+    name: str, key: Any, make: Callable[[], Any], close: Callable[[Any], None] = _holds_nothing
+) -> Any:
+    """Return something small that no use changes: what is kept under ``name`` if it was made from ``key``.
+
+    Args:
+        close: gives back what a value holds that is not only memory, when it is dropped.
+    """
     if name not in _values or _values[name][0] != key:
-        _values[name] = (key, make())
+        drop_value(name)
+        _values[name] = (key, make(), close)
     return _values[name][1]
+
+
+def drop_value(name: str) -> None:
+    """Drop what is kept under ``name``, if anything is."""
+    if name in _values:
+        _, value, close = _values.pop(name)
+        close(value)
 
 
 def release(role: str) -> None:
@@ -123,12 +142,12 @@ def release_all(ends: bool = False) -> None:
         ends: whether the process ends: garbage goes with it, and to look for it takes a second of a core
             where others still compute.
     """
-    _values.clear()
-    for role in list(_kept):
-        try:
-            _close(role)
-        except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
-            log.exception(f"closing the {role} failed; what the task has done stands:")
+    for drop, names in ((drop_value, list(_values)), (_close, list(_kept))):
+        for name in names:
+            try:
+                drop(name)
+            except (OSError, RuntimeError):  # of disks, worker processes, GPUs that are gone
+                log.exception(f"closing the {name} failed; what the task has done stands:")
     if not ends:
         _collect()
 

@@ -18,7 +18,13 @@ from stages.engines import Wanted, engine, kept_value, make_scorer
 from stages.engines.base import Scorer, problem_of
 from stages.generation.chat import REFUSALS, messages_json, tools_json
 from stages.logs import log
-from stages.rewards.rows import conversation_ids, name_of, token_ids, tokenized_conversations
+from stages.rewards.rows import (
+    conversation_ids,
+    name_of,
+    texts_with_special_tokens,
+    token_ids,
+    tokenized_conversations,
+)
 from stages.rewards.rules import rule_scores
 from stages.tokenizers import tokenizer_of
 
@@ -48,8 +54,11 @@ def component_scores(
             metrics[f"unscored/{name}"] = float(model.num_unscored)
             del model  # the next component's may need its memory
         elif isinstance(component, RuleConfig):
+            special = None
+            if component.special_tokens:
+                special = texts_with_special_tokens(tokenizer_of(context, context.config.model.policy), rows)
             with context.computing():
-                scores[name], counted = rule_scores(name, component, rows)
+                scores[name], counted = rule_scores(name, component, rows, special, context.stays)
             metrics |= counted
         else:
             from stages.rewards.remote import remote_scores  # an HTTP client, which most tasks do not need

@@ -1,16 +1,17 @@
 """Ready rules, each registered under its own name: ``reward.components.NAME.function=exact_match``.
 
 Options are given as ``reward.components.NAME.arguments.OPTION=...``. They look at one response at a time and
-import nothing but the standard library and each other.
+import little but the standard library and each other.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from typing import Any
 
+from pipeline.plugins.marks import Row, rule
 from stages.rewards.numbers import last_number, only_number
 
 
@@ -21,6 +22,39 @@ class Unit(StrEnum):
     WORDS = "words"
 
 
+def check_answers(rows: Sequence[Row], *, column: str = "ground_truth", **arguments: Any) -> list[str | None]:
+    """Return why a row's answer is none: there is none, or an empty list of them."""
+    if rows and column not in rows[0]:
+        raise ValueError(no_column(column, rows[0]))
+    return [answer_problem(column, row[column]) for row in rows]
+
+
+def check_numbers(rows: Sequence[Row], *, column: str = "ground_truth", **arguments: Any) -> list[str | None]:
+    """Return why a row's answer is none, or which of its answers holds no number."""
+
+    def problem(answer: Any) -> str | None:
+        listed = answer if isinstance(answer, list | tuple) else [answer]
+        wrong = [one for one in listed if last_number(str(one)) is None]
+        return f"{column!r} holds no number: {wrong[0]!r:.80}" if wrong else None
+
+    found = check_answers(rows, column=column)
+    return [why or problem(row[column]) for why, row in zip(found, rows, strict=True)]
+
+
+def answer_problem(column: str, answer: Any) -> str | None:
+    """Return why an answer is none; None if it is one."""
+    if answer is None:
+        return f"{column!r} is missing or null"
+    if isinstance(answer, list | tuple) and not answer:
+        return f"{column!r} is an empty list"
+    return f"{column!r} has a null among its answers" if _has_null(answer) else None
+
+
+def _has_null(answer: Any) -> bool:
+    return isinstance(answer, list | tuple) and any(one is None for one in answer)
+
+
+@rule(check=check_answers)
 def exact_match(
     *,
     responses: Sequence[str],
@@ -43,6 +77,7 @@ def exact_match(
     return matches(found, answers(columns, column), lambda text, right: fold(str(right)) == fold(text))
 
 
+@rule(check=check_numbers)
 def numeric_match(
     *,
     responses: Sequence[str],
@@ -120,12 +155,16 @@ def repeated_share(words: Sequence[str], size: int) -> float:
 def answers(columns: Mapping[str, Any], column: str) -> Sequence[Any]:
     """Return a column of the prompt file. Raises ValueError where there is none, or an empty field."""
     if column not in columns:
-        has = ", ".join(sorted(columns.keys() - {"prompts"})) or "none"
-        raise ValueError(f"the prompt file has no column {column!r}; it has: {has}; see arguments.column")
+        raise ValueError(no_column(column, columns))
     found: Sequence[Any] = columns[column]
     if any(answer is None for answer in found):
         raise ValueError(f"column {column!r} of the prompt file is empty")
     return found
+
+
+def no_column(column: str, columns: Iterable[str]) -> str:
+    has = ", ".join(sorted({*columns} - {"prompts", "plain_responses", "response_messages"})) or "none"
+    return f"the prompt file has no column {column!r}; it has: {has}; see arguments.column"
 
 
 def matches(found: Sequence[str], right: Sequence[Any], is_right: Callable[[str, Any], bool]) -> list[float]:

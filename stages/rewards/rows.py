@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipeline.data.chat import Rendering
-from pipeline.run.schemas import PROMPT_TOOLS, extra_columns
+from pipeline.run.schemas import PROMPT_TOOLS, FinishReason, extra_columns
 from stages.context import UserError
 from stages.generation.chat import REFUSALS
 
@@ -34,6 +34,18 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
     for chunk in column.chunks:
         texts = [*chunk.dictionary.to_pylist(), None]
         found += [texts[-1 if index is None else index] for index in chunk.indices.to_pylist()]
+    return found
+
+
+def texts_with_special_tokens(tokenizer: "PreTrainedTokenizerBase", rows: pa.Table) -> list[str]:
+    """Return the text of each response's ids with its special tokens, without the one that ended it."""
+    ends = {*getattr(tokenizer, "all_special_ids", ()), tokenizer.eos_token_id}
+    columns = rows["response_tokens"].to_pylist(), rows["finish_reason"].to_pylist()
+    ids = [
+        tokens[:-1] if reason == FinishReason.STOP and tokens and tokens[-1] in ends else tokens
+        for tokens, reason in zip(*columns, strict=True)
+    ]
+    found: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=False)
     return found
 
 

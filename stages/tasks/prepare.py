@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.schema import Config
 from pipeline.data.checks import (
     SETS_MERGE,
@@ -24,7 +25,8 @@ from pipeline.data.checks import (
     read_file,
 )
 from pipeline.data.prompts import Rejected, write_rejected
-from pipeline.plugins.trial import Sample, check_rules, check_scheduler
+from pipeline.plugins.row_checks import chunks_of, row_problems
+from pipeline.plugins.trial import OpenRule, Sample, check_rules, check_scheduler, open_rules
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
 from pipeline.run.commits import FileEntry, file_state, hash_file
 from pipeline.run.durable import replace_durably
@@ -37,32 +39,25 @@ from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
 from stages.rewards.templates import scoring_templates
+from stages.tokenizers import special_tokens
 
 
 def run(task: Task, context: Context) -> Result:
     config = context.config
     try_models(config)
     check_lora(config)
-    tokenizer = tried_tokenizer("model.policy", config.model.policy, config)
-    templates = scoring_templates(config, tokenizer, context.rendering)
-    files = [
-        judge(key, path, read_file(config, path), config, context.rendering, tokenizer, templates)
-        for key, path in prompt_files(config)
-    ]
     rejected = context.files.data(context.attempt, "rejected", "jsonl")
     rejected.parent.mkdir(parents=True, exist_ok=True)
-    write_rejected(rejected, [row for judged in files for row in named(judged)])
-    for line in (line for judged in files for line in describe(judged, config)):
-        log.info(line)
-    check_usable(config, files, str(rejected))
-    check_sets(files)
-    prompts, *sets = map(prompt_table, files)
-    sets = [table.slice(0, config.evaluate.num_prompts) for table in sets]
-    heldout = joined(config, sets)
-    tables = zip(config.data.heldout_keys.items(), sets, strict=False)
-    of_sets = [sample for (key, path), table in tables for sample in samples(table, key, path)]
-    check_rules(config, [*samples(prompts, "data.prompts", config.data.prompts), *of_sets])
+    with open_rules(config) as rules:
+        files = checked_files(context, rules, rejected)
+        prompts, *sets = map(prompt_table, files)
+        sets = [table.slice(0, config.evaluate.num_prompts) for table in sets]
+        tables = zip(prompt_files(config), [prompts, *sets], strict=True)
+        tried = [sample for (key, path), table in tables for sample in samples(table, key, path)]
+        for line in check_rules(config, rules, tried):
+            log.warning(line.removeprefix("warning: "))
     check_scheduler(config)
+    heldout = joined(config, sets)
     check_remotes(config, prompts, heldout)
     normalization = context.files.data(context.attempt, "normalization", "json")
     replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
@@ -81,6 +76,27 @@ def run(task: Task, context: Context) -> Result:
         "left_out": float(sum(sum(judged.left_out.values()) for judged in files)),
     }
     return Result(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
+
+
+def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -> list[Judged]:
+    """Return the prompt files, judged and checked by the rules. The rows that cannot be used are listed in
+    the file ``rejected``. Raises PromptError, PluginError."""
+    config, rendering = context.config, context.rendering
+    tokenizer = tried_tokenizer("model.policy", config.model.policy, config)
+    templates = scoring_templates(config, tokenizer, rendering)
+    files = []
+    for key, path in prompt_files(config):
+        judged = judge(key, path, read_file(config, path), config, rendering, tokenizer, templates)
+        found = row_problems(rules, chunks_of(judged.found.columns), f"{key}={path}")
+        files.append(judged.without(dict(found)))
+    write_rejected(rejected, [row for judged in files for row in named(judged)])
+    for line in (line for judged in files for line in describe(judged, config)):
+        log.info(line)
+    for line in special_token_warnings(config, special_tokens(tokenizer)):
+        log.warning(line.removeprefix("warning: "))
+    check_usable(config, files, str(rejected))
+    check_sets(files)
+    return files
 
 
 def joined(config: Config, sets: Sequence[pa.Table]) -> pa.Table:

@@ -414,7 +414,7 @@ def test_without_the_packages_validate_says_that_it_did_not_look(inputs, tmp_pat
     config = resolve(compose(tokenised(inputs, tmp_path, rows, f"model.policy={policy}")))
     there = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else there(name))
-    files, why_not = judged_files(config)
+    files, _, why_not = judged_files(config)
     assert why_not == f"the package {missing} is not installed here"
     assert len(files[0].kept) == 9
 

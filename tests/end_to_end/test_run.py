@@ -46,7 +46,12 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "evaluate/pass@",
         "eval/",
     )
-    of_components = {"reward/*/late", "reward/*/unreadable", "reward/*/retries"}  # rules and services
+    of_components = {
+        "reward/*/late",
+        "reward/*/failed",
+        "reward/*/unreadable",
+        "reward/*/retries",
+    }  # rules and services
     absent = {metric.name for metric in METRICS if not metric.name.startswith(of_others)} - described
     assert absent == {"gpu_memory_gib/*", "records_lost", *of_components}
 

@@ -1,8 +1,10 @@
 """Rules as a user meets them: validate finds what is wrong; in a run one row is to blame, by name."""
 
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -13,17 +15,19 @@ from hypothesis import strategies as st
 from pebble.pool import process
 from pebble.pool.process import PoolManager
 
-from pipeline.config.reward import RowsPerCall, RuleConfig
+from pipeline.config.reward import OnError, RowsPerCall, RuleConfig
 from pipeline.plugins.load import PluginError
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
-from pipeline.run.schemas import ROLLOUT, conform
 from pipeline.run.tasks import Stage, Task
 from stages.context import UserError
+from stages.engines import release_all
 from stages.rewards import ready
 from stages.rewards.rules import RuleFailed, rule_scores
 from tests.support import tiny
 from tests.support.processes import Done, make_run, stage
+from tests.support.rollouts import table
+from tests.support.waiting import eventually
 
 # what a user writes: for an empty response all is well, so that only a run finds it
 
@@ -115,6 +119,15 @@ def hangs(*, responses, **columns):
         time.sleep(1000)
     return [1.0]
 
+def fragile(*, responses, **columns):
+    if responses[0] == "raise":
+        raise ValueError("hard")
+    if responses[0] == "leave":
+        sys.exit(1)
+    if responses[0] == "end":
+        os._exit(3)
+    return [float("nan") if responses[0] == "nan" else 1.0]
+
 def backtracks(*, responses, **columns):
     return [bool(re.fullmatch("(a|a)*b", "a" * 60)) if responses[0] else 0.0]
 
@@ -144,29 +157,6 @@ def project(tmp_path, monkeypatch) -> Path:
 
 def module(project: Path) -> str:
     return next(project.glob("*_rules.py")).stem
-
-
-TEXTS = ["xyz", "a longer answer", "ü", "xyz"]
-
-
-def table(texts: Sequence[str] = TEXTS, messages: list[str] | None = None, **extra: list) -> pa.Table:
-    """A rollout table of two samples per prompt."""
-    count = len(texts)
-    columns = {
-        "prompt_id": [f"p{i // 2}" for i in range(count)],
-        "sample_index": [i % 2 for i in range(count)],
-        "prompt_tokens": [[3]] * count,
-        "response_tokens": [[4]] * count,
-        "response_mask": [[True]] * count,
-        "rollout_logprobs": [[-1.0]] * count,
-        "finish_reason": ["stop"] * count,
-        "num_turns": [1] * count,
-        "prompt_text": ["q"] * count,
-        "prompt_messages": [None] * count,
-        "response_text": list(texts),
-        "response_messages": messages or [None] * count,
-    }
-    return conform(columns, ROLLOUT, extra=pa.table(extra))
 
 
 @pytest.fixture
@@ -299,6 +289,96 @@ def test_a_rule_that_hangs_is_stopped_and_the_row_named(scores, workers):
 def test_a_regular_expression_without_end_is_stopped_though_it_never_lets_go_of_the_interpreter(scores):
     with pytest.raises(RuleFailed, match=r"gave no answer within 0\.2 s"):
         scores("backtracks", time_limit=0.2)
+
+
+def test_a_response_at_which_the_rule_fails_may_have_a_score_and_is_counted(project, caplog):
+    texts = ["raise", "fine", "fine", "fine", "leave", "nan", "fine", "fine", "end", "fine"]
+    config = RuleConfig(
+        function=f"{module(project)}:fragile", on_error=OnError.SCORE, error_score=-2.0, max_failed=0.4
+    )
+    found = rule_scores("mine", config, table(texts))
+    assert found == ([-2.0, 1.0, 1.0, 1.0, -2.0, -2.0, 1.0, 1.0, -2.0, 1.0], {"failed/mine": 4.0})
+    assert "failed at 4 of 10 responses, which get error_score=-2; the first: it raised Val" in caplog.text
+
+
+def test_a_rule_that_fails_at_too_many_responses_ends_the_task_and_the_first_is_named(project):
+    function = f"{module(project)}:fragile"
+    config = RuleConfig(function=function, on_error=OnError.SCORE, max_failed=0.25)
+    with pytest.raises(
+        RuleFailed,
+        match=rf"reward component 'mine' \({function}\) failed at 2 of 4 responses, a larger share than "
+        r"max_failed=0\.25; the first: it raised ValueError: hard at .* for prompt_id p0, sample 1, whose "
+        "response begins 'raise'",
+    ):
+        rule_scores("mine", config, table(["fine", "raise", "fine", "raise"]))
+    assert rule_scores("mine", config, table(["fine", "raise", "fine", "fine"]))[1] == {"failed/mine": 1.0}
+
+
+def test_a_rule_that_returns_something_else_than_a_list_stays_an_error(project):
+    config = RuleConfig(function=f"{module(project)}:nothing", on_error=OnError.SCORE, max_failed=1.0)
+    with pytest.raises(UserError, match="returned NoneType instead of a list of numbers"):
+        rule_scores("mine", config, table())
+
+
+# processes that stay
+
+
+@pytest.fixture
+def staying() -> Iterator[None]:
+    yield
+    release_all()
+
+
+def test_a_worker_keeps_the_processes_of_a_rule_from_task_to_task(project, staying):
+    """The import, of a second here, is paid once."""
+    (project / "slow_import.py").write_text(
+        "import os, time\ntime.sleep(1)\n\ndef pid(*, responses, **columns):\n    return [os.getpid()]\n"
+    )
+    config = RuleConfig(function="slow_import:pid")
+    first = rule_scores("mine", config, table(), stays=True)
+    began = time.monotonic()
+    assert rule_scores("mine", config, table(), stays=True) == first
+    assert time.monotonic() - began < 0.5
+    release_all()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(first[0][0]), 0)
+
+
+def test_processes_that_stay_have_the_rule_as_it_is_now(project, staying):
+    rule = project / "changing.py"
+    config = RuleConfig(function="changing:f")
+    for score in (1.0, 2.0):
+        rule.write_text(f"def f(*, responses, **columns):\n    return [{score}]  # {'x' * int(score)}\n")
+        assert rule_scores("mine", config, table(), stays=True)[0] == [score] * 4
+
+
+def test_rules_of_two_components_keep_processes_side_by_side_and_one_may_be_late(project, staying):
+    name = module(project)
+    late = RuleConfig(function=f"{name}:hangs", time_limit=0.2, timeout_score=-3.0)
+    for _ in range(2):
+        assert rule_scores("late", late, table(), stays=True)[0] == [1.0, -3.0, 1.0, 1.0]
+        assert rule_scores("mine", RuleConfig(function=f"{name}:length"), table(), stays=True)[0][0] == 0.3
+    began = time.monotonic()
+    release_all()
+    assert time.monotonic() - began < 5
+
+
+def test_processes_that_stay_end_with_a_worker_that_is_killed(project):
+    code = (
+        "import os, signal, sys\nfrom pipeline.config.reward import RuleConfig\n"
+        "from tests.support.rollouts import table\nfrom stages.rewards.rules import rule_scores\n"
+        "if __name__ == '__main__':\n"
+        f"    config = RuleConfig(function='{module(project)}:process')\n"
+        "    print(int(rule_scores('mine', config, table(), stays=True)[0][0]), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = os.pathsep.join([str(project), str(Path(__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.stdout, done.stderr
+    status = Path("/proc", done.stdout.strip(), "stat")
+    assert eventually(lambda: not status.exists() or ") Z " in status.read_text())
 
 
 def test_a_late_response_may_have_a_score_of_its_own(project):

@@ -1,0 +1,29 @@
+"""What a rule says of itself beside its code, as attributes of the function.
+
+Imports nothing but the standard library: the processes of rules import it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+CHECK = "check"
+"""Attribute with a function ``check(rows, **arguments)``: rows of the prompt file, each a dictionary of the
+user's own columns; it returns for each row why the rule cannot score responses to it, or None."""
+TIMEOUT_SCORE = "timeout_score"
+"""Attribute with the score of a response that takes too long, where the configuration gives none."""
+
+Check = Callable[..., Sequence[str | None]]
+Row = Mapping[str, Any]
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
+
+
+def rule(*, check: Check | None = None, timeout_score: float | None = None) -> Callable[[_Rule], _Rule]:
+    """Mark a rule with its check of the prompt file, and with its score of a response that takes too long."""
+
+    def mark(function: _Rule) -> _Rule:
+        for name, value in ((CHECK, check), (TIMEOUT_SCORE, timeout_score)):
+            if value is not None:
+                setattr(function, name, value)
+        return function
+
+    return mark
