@@ -3,14 +3,18 @@
 Importing this imports no transformers, which takes seconds.
 """
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pipeline.config.schema import ModelConfig
+from pipeline.config.model_dir import text_settings
+from pipeline.config.schema import Config, ModelConfig
+from pipeline.data.tokens import Ends, ends_of, hidden_ids
 from pipeline.plugins.load import load_plugin
 from stages.engines.kept import kept_value
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
     from stages.context import Context
@@ -26,6 +30,52 @@ def tokenizer_of(context: "Context", directory: str) -> "PreTrainedTokenizerBase
     found: PreTrainedTokenizerBase = kept_value(
         f"tokenizer {directory}", key, lambda: load_tokenizer(directory, model)
     )
+    return found
+
+
+def policy_ends(context: "Context") -> Ends:
+    """Return the ids that end a response, by the policy's model, tokenizer, template and by what is given."""
+    model, given = context.config.model, context.config.rollout.stop_token_ids
+    return ends_of(Path(model.policy), tokenizer_of(context, model.policy), given)
+
+
+def stop_ids_of(context: "Context") -> tuple[int, ...]:
+    """Return the ids that end a response and that the policy can write."""
+    size = text_settings(Path(context.config.model.policy)).get("vocab_size")
+    ids = sorted(policy_ends(context).ids)
+    return tuple(id_ for id_ in ids if not isinstance(size, int) or id_ < size)
+
+
+def unknown_ids(config: Config, size: int) -> list[int]:
+    """Return the ids below ``size`` that the policy's tokenizer has no token for."""
+    model = config.model
+
+    def find() -> list[int]:
+        return hidden_ids(load_tokenizer(model.policy, model), size)
+
+    found: list[int] = kept_value("unknown ids", (model, size), find)
+    return found
+
+
+def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:
+    """Whether both give the same ids for the same text or messages, so that ids may be passed on."""
+    if one.chat_template != other.chat_template:
+        return False
+    mine, others = (getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other))
+    if mine and others:
+        return _what_makes_ids(mine) == _what_makes_ids(others)
+    return type(one) is type(other) and one.get_vocab() == other.get_vocab()
+
+
+def _what_makes_ids(backend: "Tokenizer") -> dict[str, Any]:
+    """Return what decides a text's ids: vocabulary, merges, normaliser, special tokens. Padding and
+    truncation are those of whatever call came last before it was saved; the decoder makes text of ids."""
+    found: dict[str, Any] = json.loads(backend.to_str())
+    for name in ("padding", "truncation", "decoder", "version"):
+        found.pop(name, None)
+    # Whether it is called special changes the text of ids, not the ids of a text.
+    for token in found.get("added_tokens") or ():
+        token.pop("special", None)
     return found
 
 

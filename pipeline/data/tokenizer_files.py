@@ -48,6 +48,30 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def get_added_vocab(self) -> dict[str, int]:
+        """Return the ids of tokens that were added to the tokenizer's model, special ones among them."""
+        return {token.content: id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items()}
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id_of("eos_token")
+
+    @property
+    def cls_token_id(self) -> int | None:
+        return self._id_of("cls_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        return self._id_of("unk_token")
+
+    def _id_of(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        return None if token is None else self._tokenizer.token_to_id(token)
+
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> str:

@@ -14,7 +14,8 @@ from pipeline.config.schema import Config
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
 from pipeline.data.prompts import Prompts
 from pipeline.data.tables import PromptError
-from pipeline.data.tokenizer_files import CannotLook, check_can_render, read_tokenizer
+from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
+from pipeline.data.tokens import end_warnings, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
@@ -49,6 +50,7 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
     yield from check_disk(config, start)
     yield from model_warnings(config)
     files, why_not = judged_files(config)
+    yield from end_lines(config)
     yield from (line for judged in files for line in describe(judged, config))
     if why_not:
         yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
@@ -78,12 +80,31 @@ def judged_files(config: Config) -> tuple[list[Judged], str]:
     try:
         if any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows):
             check_can_render()
-        if config.model.tokenizer:
-            raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
-        tokenizer = read_tokenizer(Path(config.model.policy))
+        tokenizer = policy_tokenizer(config)
     except CannotLook as error:
         why_not = str(error)
     return [judge(*names, prompts, config, tokenizer) for names, prompts in found.items()], why_not
+
+
+def policy_tokenizer(config: Config) -> FileTokenizer:
+    """Read the policy's tokenizer. Raises CannotLook."""
+    if config.model.tokenizer:
+        raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
+    return read_tokenizer(Path(config.model.policy))
+
+
+def end_lines(config: Config) -> Iterator[str]:
+    """Warn where nothing ends a response, or model and tokenizer disagree on what does."""
+    policy = config.model.policy
+    try:
+        tokenizer = policy_tokenizer(config)
+        if tokenizer.chat_template:
+            check_can_render()
+    except CannotLook:  # which judged_files has said
+        return
+    yield from end_warnings(
+        ends_of(Path(policy), tokenizer, config.rollout.stop_token_ids), tokenizer, policy
+    )
 
 
 def environment_warnings(config: Config) -> Iterator[str]:

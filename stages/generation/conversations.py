@@ -22,6 +22,7 @@ from jinja2 import TemplateError
 from pipeline.config.rollout import MultiTurnConfig, RolloutConfig
 from pipeline.config.schema import Config
 from pipeline.data.prompts import Message, as_dicts
+from pipeline.data.tokens import written_text
 from pipeline.plugins.load import load_plugin
 from pipeline.run.schemas import FinishReason, extra_columns
 from pipeline.run.seeds import derive_seed
@@ -77,6 +78,7 @@ def open_conversations(
     tokenizer: "PreTrainedTokenizerBase",
     generator: Generator,
     should_stop: Callable[[], bool],
+    unwritten: frozenset[int] = frozenset(),
 ) -> "Iterator[Conversations | None]":
     """Yield the conversations of a task's requests; None where each has one turn only.
 
@@ -85,6 +87,7 @@ def open_conversations(
         samples: ``sample_index`` of each request of a prompt, as in :func:`.responding.respond`.
         generator: the engine that the requests are for.
         should_stop: waiting for the scheduler ends once it holds.
+        unwritten: end tokens, which are no part of a turn's text.
 
     Raises:
         PluginError: there is no such scheduler.
@@ -98,7 +101,9 @@ def open_conversations(
     room = TokenBudget.of(config.rollout, generator.limits.context)
     problem_with = generator.problem_with
     try:
-        yield Conversations(settings, openings, requests, tokenizer, room, problem_with, calls, should_stop)
+        yield Conversations(
+            settings, openings, requests, tokenizer, room, problem_with, calls, should_stop, unwritten
+        )
     finally:
         calls.close()
 
@@ -149,11 +154,13 @@ class Conversations(Turns):
     _problem_with: Callable[[Request], str | None]
     _calls: Calls
     _should_stop: Callable[[], bool]
+    _unwritten: frozenset[int] = frozenset()
     _episodes: dict[int, Episode] = field(default_factory=dict)
     _over: dict[int, None] = field(default_factory=dict)
 
     def ended(self, index: int, response: Response) -> None:
-        text = str(self._tokenizer.decode(response.tokens, skip_special_tokens=True))
+        is_own = [True] * len(response.tokens)
+        text = written_text(self._tokenizer, response.tokens, is_own, self._unwritten)
         episode = self._episodes.get(index, BEFORE_THE_FIRST_TURN).with_turn(response, text)
         self._episodes[index] = episode
         if response.finish_reason is FinishReason.STOP and episode.num_turns < self._settings.max_turns:

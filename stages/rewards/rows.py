@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipeline.data.tokens import affixes_of, text_ids
 from pipeline.run.schemas import extra_columns
 from stages.context import UserError
 from stages.generation.chat import REFUSALS
@@ -76,5 +77,5 @@ def conversation_ids(
 
 
 def token_ids(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
-    return ids
+    """Return the ids of a text that is whole, with what the tokenizer puts around texts if ``special``."""
+    return text_ids(tokenizer, [text], special=special, ends=True, affixes=affixes_of(tokenizer))[0]

@@ -9,7 +9,7 @@ from pipeline.config.schema import Config
 from pipeline.data.prompts import Message, as_dicts
 from stages.generation.chat import REFUSALS
 from stages.modeltrial import tried_tokenizer
-from stages.rewards.components import same_tokenizer
+from stages.tokenizers import same_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,6 +14,7 @@ from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_fiel
 from pipeline.config.schema import Config
 from pipeline.data.checks import Judged, check_usable, describe, judge, prompt_files, read_file
 from pipeline.data.prompts import Rejected, write_rejected
+from pipeline.data.tokens import end_warnings
 from pipeline.plugins.trial import Sample, check_rules, check_scheduler
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
 from pipeline.run.commits import FileEntry, file_state, hash_file
@@ -27,6 +28,7 @@ from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
 from stages.rewards.templates import scoring_templates
+from stages.tokenizers import policy_ends
 
 
 def run(task: Task, context: Context) -> Result:
@@ -42,6 +44,8 @@ def run(task: Task, context: Context) -> Result:
     rejected = context.files.data(context.attempt, "rejected", "jsonl")
     rejected.parent.mkdir(parents=True, exist_ok=True)
     write_rejected(rejected, [row for judged in files for row in named(judged)])
+    for line in end_warnings(policy_ends(context), tokenizer, config.model.policy):
+        log.warning(line.removeprefix("warning: "))
     for line in (line for judged in files for line in describe(judged, config)):
         log.info(line)
     check_usable(config, files, str(rejected))
