@@ -89,6 +89,8 @@ def text_ids(
 
 
 def _encoded(tokenizer: TextTokenizer, texts: Sequence[str], special: bool) -> list[list[int]]:
+    if not texts:  # which some tokenizers refuse
+        return []
     # verbose=False: what is too long is reported by us, row by row
     found = tokenizer(list(texts), add_special_tokens=special, verbose=False)["input_ids"]
     return [list(ids) for ids in found]

@@ -78,7 +78,7 @@ def open_conversations(
     tokenizer: "PreTrainedTokenizerBase",
     generator: Generator,
     should_stop: Callable[[], bool],
-    unwritten: frozenset[int] = frozenset(),
+    unwritten: frozenset[int],
 ) -> "Iterator[Conversations | None]":
     """Yield the conversations of a task's requests; None where each has one turn only.
 

@@ -179,7 +179,7 @@ def rollout_table(
     responses: Sequence[Episode],
     samples: Sequence[int],
     tokenizer: "PreTrainedTokenizerBase",
-    unwritten: frozenset[int] = frozenset(),
+    unwritten: frozenset[int],
 ) -> pa.Table:
     """Return one row per response, with the prompt's columns. ``prompts`` has a row per response too.
 
