@@ -157,7 +157,7 @@ def score(loop: Loop, task: Task, rows: pa.Table) -> pa.Table:
     config, context, scores = loop.run.config, loop.context(task), {}
     for name, (model, (mean, std)) in loop.rewards.items():
         with context.computing():
-            scores[name] = [(raw - mean) / std for raw in model.score(rows)]
+            scores[name] = [None if raw is None else (raw - mean) / std for raw in model.score(rows)]
     has_reference = has_reference_in(config, ReferenceStage.REWARD)
     reference = reference_log_probs(context, rows) if has_reference else None
     loop.compute_seconds += context.compute_seconds

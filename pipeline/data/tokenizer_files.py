@@ -48,6 +48,10 @@ class FileTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def get_added_vocab(self) -> dict[str, int]:
         """Return the ids of tokens that were added to the tokenizer's model, special ones among them."""
         return {token.content: id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items()}

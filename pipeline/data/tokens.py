@@ -206,6 +206,13 @@ def end_warnings(ends: Ends, tokenizer: Any, policy: str) -> Iterator[str]:
             "that every response goes on to rollout.max_new_tokens; give rollout.stop_token_ids"
         )
         return
+    if unknown := ends.ids - set(_vocabulary(tokenizer).values() or ends.ids):
+        numbers = ", ".join(map(str, sorted(unknown)))
+        yield (
+            f"warning: model.policy={policy}: responses cannot end at {numbers}, which is no token's id "
+            "in its tokenizer; mend eos_token_id of its config.json and generation_config.json, or "
+            "rollout.stop_token_ids"
+        )
     named = {
         "its tokenizer's end token": ends.tokenizer,
         "the end of a turn in its chat template": ends.template,
@@ -227,9 +234,14 @@ def _shown(tokenizer: Any, ids: Sequence[int] | frozenset[int]) -> str:
 # --- ids that no token has ---
 
 
+def _vocabulary(tokenizer: Any) -> dict[str, int]:
+    """Return the ids of all tokens; nothing of a tokenizer of the user's that does not say."""
+    found: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
+    return found
+
+
 def hidden_ids(tokenizer: Any, size: int) -> list[int]:
     """Return the ids below ``size``, rows of a model's head, for which the tokenizer has no token: padding,
     which no response may have. Empty where the tokenizer does not say which it has."""
-    vocabulary: dict[str, int] = getattr(tokenizer, "get_vocab", dict)()
-    known = set(vocabulary.values())
+    known = set(_vocabulary(tokenizer).values())
     return [id_ for id_ in range(size) if id_ not in known] if known else []

@@ -80,10 +80,8 @@ def test_a_text_that_is_read_whole_is_as_the_tokenizer_makes_it(case):
     text = words(1)
     assert token_ids(tokenizer, text, special=True) == tokenizer([text])["input_ids"][0]
     if variant.adds_begin and variant.adds_end:
-        assert token_ids(tokenizer, f"<s>{text}</s>", True).count(tokenizer.convert_tokens_to_ids("<s>")) == 1
-        assert (
-            token_ids(tokenizer, f"<s>{text}</s>", True).count(tokenizer.convert_tokens_to_ids("</s>")) == 1
-        )
+        written = token_ids(tokenizer, f"<s>{text}</s>", special=True)
+        assert [written.count(tokenizer.convert_tokens_to_ids(token)) for token in ("<s>", "</s>")] == [1, 1]
 
 
 def test_what_is_too_long_keeps_its_begin_and_its_end(case):
@@ -176,6 +174,7 @@ def test_affixes_are_put_once_and_cuts_stay_within_the_limit(ids, before, after,
             "end token \\(1 'a'\\) is none of .* \\(0 'b'\\); responses end at any",
         ),
         (Ends(frozenset({0}), 0, 1), "end of a turn in its chat template \\(1 'a'\\)"),
+        (Ends(frozenset({1}), 1, None, frozenset({7})), "cannot end at 7, which is no token's id"),
         (Ends(frozenset(), None, None), "neither the model nor its tokenizer .*give rollout.stop_token_ids"),
     ],
 )
@@ -183,6 +182,9 @@ def test_validate_says_what_ends_a_response_where_model_and_tokenizer_disagree(e
     class Tokenizer:
         def decode(self, ids):
             return "ba"[ids[0]]
+
+        def get_vocab(self):
+            return {"b": 0, "a": 1}
 
     (line,) = end_warnings(ends, Tokenizer(), "policy")
     assert line.startswith("warning: model.policy=policy: ")
