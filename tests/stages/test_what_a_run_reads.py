@@ -4,6 +4,7 @@ import dataclasses
 import json
 import random
 
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -22,6 +23,7 @@ from stages.models import load_causal_lm
 from stages.ppo.batching import Row, collate
 from stages.ppo.experience import build_experience
 from stages.ppo.forward import policy_outputs
+from stages.ppo.targets import Scores, estimate
 from stages.rewards.components import component_scores
 from stages.tasks.reward import reward_table
 from tests.stages.test_rewards import TEXTS, context, responses
@@ -133,9 +135,9 @@ def test_a_response_that_a_reward_model_cannot_take_has_no_score(models, tmp_pat
     assert total == pytest.approx([*scores["rm"][:2], None])
 
 
-def scored(rewards: list[float | None], samples: list[int]) -> tuple:
+def scored(rewards: list[float | None], samples: list[int], prompt_id: str = "p") -> tuple:
     """Responses to one prompt, and their reward table."""
-    names = {"prompt_id": ["p"] * len(rewards), "sample_index": samples}
+    names = {"prompt_id": [prompt_id] * len(rewards), "sample_index": samples}
     columns = {
         "prompt_tokens": [[5, 6]] * len(rewards),
         "response_tokens": [[7, 8]] * len(rewards),
@@ -159,6 +161,22 @@ def test_the_update_leaves_it_out_and_compares_no_other_with_it():
     assert found.groups.tolist() == [0, 0]
     assert list(found.shards) == [4, 6]
     assert found.mask.shape == (2, 2)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce++-baseline"])
+def test_the_last_of_a_group_has_nothing_to_be_compared_with(models, tmp_path, estimator):
+    """Its raw score, of any mean, would teach it to go away, or to stay."""
+    given = [f"algorithm.estimator={estimator}", "algorithm.kl.coef=0", "rollout.samples_per_prompt=2"]
+    config = context(models, tmp_path, *given).config
+    tables = [scored([-6.0, None], [0, 1]), scored([-7.0, -9.0], [0, 1], "q")]
+    rollout, rewards = (pa.concat_tables(found) for found in zip(*tables, strict=True))
+    found = build_experience(rollout, rewards, [0] * 4)
+    rewarded = torch.zeros(3, 2)
+    rewarded[:, 1] = found.outcome.scores
+    scores = Scores(found.outcome.scores, None)
+    advantages, _ = estimate(config, found, rewarded, scores, None)
+    assert advantages[0].tolist() == [0.0, 0.0]
+    assert advantages[1, 0] > 0 > advantages[2, 0]
 
 
 def test_without_a_score_of_the_greedy_response_remax_has_nothing_to_compare_with():
