@@ -26,9 +26,9 @@ from stages.ppo.forward import policy_outputs
 from stages.ppo.targets import Scores, estimate
 from stages.rewards.components import component_scores
 from stages.tasks.reward import reward_table
-from tests.stages.test_rewards import TEXTS, context, responses
 from tests.support import crossed, tiny
 from tests.support.processes import make_run
+from tests.support.rollouts import TEXTS, context, responses
 from tests.support.tokenizers import CASES, KINDS, VARIANTS
 
 _DRAW = random.Random(30)
