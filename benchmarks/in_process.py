@@ -59,7 +59,7 @@ from stages.rewards.components import RewardModel, normalization_of  # noqa: E40
 from stages.rewards.reference import reference_log_probs  # noqa: E402
 from stages.tasks.reward import reward_table  # noqa: E402
 from stages.tasks.rollout import samples_of_prompt  # noqa: E402
-from stages.tokenizers import load_tokenizer  # noqa: E402
+from stages.tokenizers import load_tokenizer, policy_ends, stop_ids_of  # noqa: E402
 
 
 class FromMemory(Context):
@@ -141,14 +141,15 @@ def roll_out(loop: Loop, task: Task) -> pa.Table:
     repeated = loop.prompts.take([i for i in dealt.indices for _ in samples])
     requests = requests_of(context, repeated, samples)
     sampling = Sampling(
-        rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=rollout.stop_token_ids
+        rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=stop_ids_of(context)
     )
     found: dict[int, Episode] = {}
     with context.computing():
         for part in loop.generator.stream(requests, sampling, frozenset(), lambda: False, None):
             found |= {index: Episode.of(response) for index, response in part.items()}
     loop.compute_seconds += context.compute_seconds
-    return rollout_table(repeated, [found[i] for i in range(len(requests))], samples, loop.tokenizer)
+    episodes, unwritten = [found[i] for i in range(len(requests))], policy_ends(context).unwritten
+    return rollout_table(repeated, episodes, samples, loop.tokenizer, unwritten)
 
 
 def score(loop: Loop, task: Task, rows: pa.Table) -> pa.Table:
@@ -156,7 +157,7 @@ def score(loop: Loop, task: Task, rows: pa.Table) -> pa.Table:
     config, context, scores = loop.run.config, loop.context(task), {}
     for name, (model, (mean, std)) in loop.rewards.items():
         with context.computing():
-            scores[name] = [(raw - mean) / std for raw in model.score(rows)]
+            scores[name] = [None if raw is None else (raw - mean) / std for raw in model.score(rows)]
     has_reference = has_reference_in(config, ReferenceStage.REWARD)
     reference = reference_log_probs(context, rows) if has_reference else None
     loop.compute_seconds += context.compute_seconds

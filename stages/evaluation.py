@@ -27,12 +27,13 @@ def pass_at_k(num_samples: int, num_solved: int, k: int) -> float:
 
 
 def evaluation_numbers(
-    scores: Mapping[str, Sequence[float]], sets: Sequence[str], sampled: Sampled | None
+    scores: Mapping[str, Sequence[float | None]], sets: Sequence[str], sampled: Sampled | None
 ) -> dict[str, float]:
     """Return metrics of all responses, and of each set of prompts.
 
     Args:
-        scores: ``reward`` and its components, one number per response.
+        scores: ``reward`` and its components, one number per response; None where a reward model could not
+            take it, which no mean counts, and which solves nothing.
         sets: name of each response's set; empty where there is one set only.
         sampled: None for greedy responses.
     """
@@ -44,14 +45,18 @@ def evaluation_numbers(
     return found
 
 
-def _numbers(prefix: str, scores: Mapping[str, Sequence[float]], sampled: Sampled | None) -> dict[str, float]:
-    found = {f"{prefix}/{name}": stats.fmean(values) for name, values in scores.items()}
+def _numbers(
+    prefix: str, scores: Mapping[str, Sequence[float | None]], sampled: Sampled | None
+) -> dict[str, float]:
+    known = {name: [value for value in values if value is not None] for name, values in scores.items()}
+    found = {f"{prefix}/{name}": stats.fmean(values) for name, values in known.items() if values}
     if sampled is None:
         return found
     size, rewards = sampled.num_samples, scores["reward"]
-    found[f"{prefix}/mean@{size}"] = found[f"{prefix}/reward"]
+    if known["reward"]:
+        found[f"{prefix}/mean@{size}"] = found[f"{prefix}/reward"]
     groups = [rewards[start : start + size] for start in range(0, len(rewards), size)]
-    solved = [sum(reward >= sampled.solved_at for reward in group) for group in groups]
+    solved = [sum(reward is not None and reward >= sampled.solved_at for reward in group) for group in groups]
     for k in sampled.pass_at:
         found[f"{prefix}/pass@{k}"] = stats.fmean(pass_at_k(size, count, k) for count in solved)
     return found

@@ -6,7 +6,9 @@ Importing this imports no transformers, which takes seconds.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config.schema import ModelConfig
+from pipeline.config.model_dir import text_settings
+from pipeline.config.schema import Config, ModelConfig
+from pipeline.data.tokens import Ends, ends_of, hidden_ids, what_makes_ids
 from pipeline.plugins.load import load_plugin
 from stages.engines.kept import kept_value
 
@@ -35,6 +37,40 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     named = getattr(tokenizer, "all_special_tokens", ())
     return frozenset({*named, *(str(token) for token in added if token.special)})
+
+
+def policy_ends(context: "Context") -> Ends:
+    """Return the ids that end a response, by the policy's model, tokenizer, template and by what is given."""
+    model, given = context.config.model, context.config.rollout.stop_token_ids
+    return ends_of(Path(model.policy), tokenizer_of(context, model.policy), given)
+
+
+def stop_ids_of(context: "Context") -> tuple[int, ...]:
+    """Return the ids that end a response and that the policy can write."""
+    size = text_settings(Path(context.config.model.policy)).get("vocab_size")
+    ids = sorted(policy_ends(context).ids)
+    return tuple(id_ for id_ in ids if not isinstance(size, int) or id_ < size)
+
+
+def unknown_ids(config: Config, size: int) -> list[int]:
+    """Return the ids below ``size`` that the policy's tokenizer has no token for."""
+    model = config.model
+
+    def find() -> list[int]:
+        return hidden_ids(load_tokenizer(model.policy, model), size)
+
+    found: list[int] = kept_value("unknown ids", (model, size), find)
+    return found
+
+
+def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:
+    """Whether both give the same ids for the same text or messages, so that ids may be passed on."""
+    if one.chat_template != other.chat_template:
+        return False
+    mine, others = (getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other))
+    if mine and others:
+        return what_makes_ids(mine) == what_makes_ids(others)
+    return type(one) is type(other) and one.get_vocab() == other.get_vocab()
 
 
 def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":

@@ -19,7 +19,7 @@ COLUMNS = {
     "num_turns": "turns of the policy",
     "response_text": "all of the response as text",
     "response_messages": "with `rollout.multi_turn` what followed the prompt, as JSON; else null",
-    "reward": "the weighted sum of the components",
+    "reward": "the weighted sum of the components; null where a reward model could not take the response",
     "reference_logprobs": "the reference's log-probability of each response token; null for greedy "
     "responses, when KL is off and when the update computes them",
 }

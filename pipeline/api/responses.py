@@ -132,7 +132,7 @@ def _scores_of(run: Run, record: Record) -> Iterator[Score]:
     columns = zip(*(column.to_pylist() for column in table.columns), strict=True)
     for row, (prompt_id, sample_index, reward) in enumerate(columns):
         if sample_index != GREEDY_SAMPLE:
-            yield Score(record.task.shard, row, prompt_id, reward)
+            yield Score(record.task.shard, row, prompt_id, math.nan if reward is None else reward)
 
 
 def _select(
@@ -177,7 +177,8 @@ def _samples(
     iteration: int, scores: Scores, rows: tuple[Sample, ...], choices: tuple[Choice | None, ...]
 ) -> Samples:
     count = len(scores.rows)
-    mean = math.fsum(score.reward for score in scores.rows) / count if count else None
+    known = [score.reward for score in scores.rows if not math.isnan(score.reward)]
+    mean = math.fsum(known) / len(known) if known else None
     return Samples(iteration, rows, choices, count, mean, scores.damage, scores.num_pending)
 
 

@@ -131,6 +131,8 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
     else:
         for path in sorted(directory.glob("*.safetensors")):
             read_header(path)
+    if model.use is Use.REWARD and model.is_ours:
+        _check_padding(settings, embedding_rows(tensors))
     has_own = with_tokenizer and model.use in (Use.POLICY, Use.REWARD)
     if has_own and not has_tokenizer(directory):
         raise BadModel("has no tokenizer; copy the tokenizer's files (tokenizer.json ...) there")
@@ -143,6 +145,16 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
             "the model's own tokenizer, or the embeddings were not resized"
         )
     return Known(tensors, vocabulary)
+
+
+def _check_padding(settings: Mapping[str, Any], rows: int | None) -> None:
+    """Raise BadModel for a padding id that a reward model cannot be given beside a shorter sequence."""
+    pad = settings.get("pad_token_id")
+    if isinstance(pad, int) and rows and not 0 <= pad < rows:
+        raise BadModel(
+            f"its config.json has pad_token_id={pad}, which is none of its {rows} embeddings; give the id of "
+            "its tokenizer's padding token, or null"
+        )
 
 
 def _settings(directory: Path) -> dict[str, Any]:

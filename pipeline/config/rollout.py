@@ -51,7 +51,8 @@ class RolloutConfig:
     top_k: NonNegativeInt = 0
     """Sample among the k likeliest tokens; 0 is off."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
-    """Token ids that end a response, besides the model's own end-of-sequence ids."""
+    """Token ids that end a response, besides the end tokens of the model, its tokenizer and its chat
+    template. One that was added to the tokenizer is no part of the response's text."""
     tokens_per_batch: PositiveInt = 16384
     """Token budget (prompt plus max_new_tokens, padding included) of one generation batch; a longer sequence
     is a batch of its own."""

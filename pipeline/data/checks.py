@@ -19,6 +19,7 @@ from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summa
 from pipeline.data.rendering import PromptTokenizer, ScoringTemplate, prompt_texts
 from pipeline.data.sources import RejectReason
 from pipeline.data.tables import PromptError, first_line
+from pipeline.data.tokens import affixes_of, text_ids
 from pipeline.run.schemas import reserved_columns
 from pipeline.text import printable
 
@@ -126,12 +127,14 @@ def judge(
     rendered = prompt_texts(found.rows, rendering, tokenizer, templates)
     texts, refused = rendered.texts, rendered.refused
     tokens = tokenize(texts, found.rows, tokenizer)
-    limit = config.data.max_prompt_tokens or 0
+    limit, affixes = config.data.max_prompt_tokens or 0, affixes_of(tokenizer)
     cuts = config.data.long_prompts is LongPrompts.TRUNCATE
     long = [i for i, ids in enumerate(tokens) if len(ids) > limit] if cuts else []
     for i in long:
-        tokens[i] = tokens[i][-limit:]
-        texts[i] = tokenizer.decode(tokens[i])
+        tokens[i] = affixes.cut(tokens[i], limit)
+        # What the tokenizer adds to plain text is no part of the text; what a template wrote is.
+        added = affixes.num_leading(tokens[i]) if isinstance(found.rows[i].prompt, str) else 0
+        texts[i] = tokenizer.decode(tokens[i][added:])
     size = text_settings(Path(config.model.policy)).get("vocab_size")
     problems = [
         refused.get(i) or token_problem(row, tokens[i], limit, size) for i, row in enumerate(found.rows)
@@ -144,16 +147,14 @@ def judge(
 
 
 def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
-    """Return the token ids of each text; a chat template has written its own special tokens already."""
-    tokens: list[list[int]] = [[] for _ in texts]
-    for is_chat in (False, True):
-        chosen = [i for i, row in enumerate(rows) if isinstance(row.prompt, str) is not is_chat]
-        if chosen:
-            # verbose=False: what is too long is reported by us, row by row
-            found = tokenizer([texts[i] for i in chosen], add_special_tokens=not is_chat, verbose=False)
-            for i, ids in zip(chosen, found["input_ids"], strict=True):
-                tokens[i] = ids
-    return tokens
+    """Return the token ids of each text: plain text begins as the tokenizer begins texts, once, and has no
+    end, since it is continued; a chat template has written its own special tokens already."""
+    affixes = affixes_of(tokenizer)
+    bare = text_ids(tokenizer, texts, special=False, ends=False, affixes=affixes)
+    is_plain = [isinstance(row.prompt, str) for row in rows]
+    return [
+        affixes.around(ids, ends=False) if plain else ids for ids, plain in zip(bare, is_plain, strict=True)
+    ]
 
 
 def token_problem(row: Prompt, tokens: Sequence[int], limit: int, size: int | None) -> Rejected | None:

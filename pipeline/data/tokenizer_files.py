@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.model_dir import read_json
+from pipeline.data.tokens import what_makes_ids
 from pipeline.run.environment import TASK_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class FileTokenizer:
     def is_same(self, other: "FileTokenizer") -> bool:
         """Whether both give the same ids for the same text and messages."""
         same_template = self.chat_template == other.chat_template
-        return same_template and self._tokenizer.to_str() == other._tokenizer.to_str()
+        return same_template and what_makes_ids(self._tokenizer) == what_makes_ids(other._tokenizer)
 
     @property
     def special(self) -> frozenset[str]:
@@ -67,6 +68,34 @@ class FileTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        """Return the ids of tokens that were added to the tokenizer's model, special ones among them."""
+        return {token.content: id_ for id_, token in self._tokenizer.get_added_tokens_decoder().items()}
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id_of("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id_of("eos_token")
+
+    @property
+    def cls_token_id(self) -> int | None:
+        return self._id_of("cls_token")
+
+    @property
+    def unk_token_id(self) -> int | None:
+        return self._id_of("unk_token")
+
+    def _id_of(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        return None if token is None else self._tokenizer.token_to_id(token)
 
     def apply_chat_template(
         self,

@@ -1,6 +1,7 @@
 """A few of an iteration's responses, to be read by people: in the report and in W&B's table."""
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Sample:
     response: str
     """All of the response, of several turns too."""
     reward: float
-    """Total, before KL."""
+    """Total, before KL; NaN where a reward model could not take the response."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Scores by component name, before their weights."""
     kl: float | None = None
@@ -170,7 +171,7 @@ def read_pair(run: Run, rollout: Record, reward: Record, rows: Sequence[int] | N
 def _samples(iteration: int, texts: "pa.Table", scores: "pa.Table") -> list[Sample]:
     columns = [
         *(texts[name].to_pylist() for name in ("prompt_id", "sample_index", "prompt_text", "response_text")),
-        scores["reward"].to_pylist(),
+        _numbers(scores["reward"]),
         _components(scores),
         _kls(texts, scores),
         [len(tokens) for tokens in texts["response_tokens"]],
@@ -190,8 +191,16 @@ def _turns(text: str | None) -> tuple[Turn, ...]:
 def _components(scores: "pa.Table") -> list[dict[str, float]]:
     """Return each row's component scores by name: [rows]."""
     columns = [name for name in scores.column_names if name.startswith(_COMPONENT)]
-    rows = scores.select(columns).to_pylist()
-    return [{name.removeprefix(_COMPONENT): value for name, value in row.items()} for row in rows]
+    names = [name.removeprefix(_COMPONENT) for name in columns]
+    if not names:
+        return [{} for _ in range(scores.num_rows)]
+    values = zip(*(_numbers(scores[column]) for column in columns), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in values]
+
+
+def _numbers(column: "pa.ChunkedArray") -> list[float]:
+    """Return scores, NaN for a response that a reward model could not take."""
+    return [math.nan if value is None else value for value in column.to_pylist()]
 
 
 def _kls(texts: "pa.Table", scores: "pa.Table") -> list[float | None]:

@@ -32,6 +32,7 @@ from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
 from pipeline.data.sources import scan
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
+from pipeline.data.tokens import end_warnings, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
@@ -86,6 +87,8 @@ def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str
     """Check the prompt files. Yields lines for people, and returns a row of each file to try rules on.
     Raises PromptError, PluginError."""
     found, tokenizer, why_not = judged_files(config)
+    if tokenizer:
+        yield from end_lines(config, tokenizer)
     files = [judged.without(dict(problems_in(rules, judged))) for judged in found]
     yield from (line for judged in files for line in describe(judged, config))
     if why_not:
@@ -157,9 +160,7 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     try:
         if has_chats:
             check_can_render()
-        if config.model.tokenizer:
-            raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
-        tokenizer = read_tokenizer(Path(config.model.policy))
+        tokenizer = policy_tokenizer(config)
     except CannotLook as error:
         why_not = str(error)
     rendering = Rendering(time.time(), config.model.chat_template_arguments)
@@ -181,6 +182,26 @@ def scoring_templates(config: Config, policy: FileTokenizer, rendering: Renderin
             if not (may_share and own.is_same(policy)):
                 found.append(ScoringTemplate(f"{key}={directory}", own, rendering.without_arguments()))
     return found
+
+
+def policy_tokenizer(config: Config) -> FileTokenizer:
+    """Read the policy's tokenizer. Raises CannotLook."""
+    if config.model.tokenizer:
+        raise CannotLook(f"only tasks call model.tokenizer={config.model.tokenizer}")
+    return read_tokenizer(Path(config.model.policy))
+
+
+def end_lines(config: Config, tokenizer: FileTokenizer) -> Iterator[str]:
+    """Warn where nothing ends a response, or model and tokenizer disagree on what does."""
+    policy = config.model.policy
+    if tokenizer.chat_template:
+        try:
+            check_can_render()
+        except CannotLook:  # the run's first task can
+            return
+    yield from end_warnings(
+        ends_of(Path(policy), tokenizer, config.rollout.stop_token_ids), tokenizer, policy
+    )
 
 
 def environment_warnings(config: Config) -> Iterator[str]:

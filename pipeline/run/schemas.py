@@ -82,7 +82,8 @@ REWARD = _versioned(
     "reward/1",
     [
         *_RESPONSE,
-        pa.field("reward", pa.float32(), nullable=False),
+        # Null for a response that a reward model cannot take: the update leaves it out.
+        pa.field("reward", pa.float32()),
         # One per response token; null for greedy responses, when KL is off and when the update computes them.
         pa.field("reference_logprobs", pa.list_(pa.float32())),
     ],

@@ -34,6 +34,7 @@ from stages.engines.base import (
 )
 from stages.engines.in_place import Unused, can_take, load_in_place
 from stages.engines.layouts import Layout, layout_of
+from stages.hidden import hide_unknown_ids
 from stages.models import load_causal_lm, load_reward_model
 from stages.ppo.batching import budgeted
 
@@ -50,6 +51,7 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
     if adapter and precision is not config.update.precision:
         raise CannotAdapt(f"it generates in {precision}, and was trained in {config.update.precision}")
     loaded = load_causal_lm(directory, precision, model.trust_remote_code, rollout.device_map)
+    hide_unknown_ids(loaded, config)
     generator = TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
     generator.is_like(directory, merges=precision is config.update.precision)
     if adapter:

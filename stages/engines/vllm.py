@@ -7,6 +7,7 @@ reach it: one such request fails the whole call, and an id outside the vocabular
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from stages.engines.compiled import KeptCache
 from stages.engines.vllm_adapters import Given, adapter_arguments, count_adapted, put_on
 from stages.engines.vllm_reload import pack_shared, shared_weights
 from stages.engines.vllm_setup import Unsupported, check_gpus, common_arguments, is_refusal, start
+from stages.hidden import hide_in_vllm
 from stages.logs import log
+from stages.tokenizers import unknown_ids
 
 
 @takes_adapters
@@ -55,6 +58,7 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
         engine = _Engine(*start("rollout", config, arguments))
     else:
         engine = _adapted(config, arguments, Path(adapter))
+    engine.hide(unknown_ids(config, limits.vocabulary))
     window = _WINDOWS * rollout.vllm.max_num_seqs
     given = Given.of(directory, adapter, rollout.vllm.tensor_parallel_size)
     return VllmGenerator(engine, limits, stop_ids(directory, described), truncates, window, given)
@@ -171,6 +175,11 @@ class _Engine:
         self._adapter = LoRARequest("policy", 1, str(adapter))
         self._engine.add_lora(self._adapter)
         return list(self._engine.apply_model(count_adapted))
+
+    def hide(self, ids: Sequence[int]) -> None:
+        """Give ids that no response may have the probability 0."""
+        if ids:
+            self._engine.apply_model(partial(hide_in_vllm, ids=ids))
 
     @property
     def can_classify(self) -> bool:

@@ -23,6 +23,7 @@ from pipeline.config.rollout import MultiTurnConfig, RolloutConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
 from pipeline.data.messages import Message, as_dicts, is_json
+from pipeline.data.tokens import written_text
 from pipeline.plugins.load import load_plugin
 from pipeline.run.schemas import FinishReason, extra_columns
 from pipeline.run.seeds import derive_seed
@@ -79,6 +80,7 @@ def open_conversations(
     generator: Generator,
     rendering: Rendering,
     should_stop: Callable[[], bool],
+    unwritten: frozenset[int],
 ) -> "Iterator[Conversations | None]":
     """Yield the conversations of a task's requests; None where each has one turn only.
 
@@ -88,6 +90,7 @@ def open_conversations(
         generator: the engine that the requests are for.
         rendering: what the policy's chat template is given besides messages.
         should_stop: waiting for the scheduler ends once it holds.
+        unwritten: end tokens, which are no part of a turn's text.
 
     Raises:
         PluginError: there is no such scheduler.
@@ -102,7 +105,16 @@ def open_conversations(
     problem_with = generator.problem_with
     try:
         yield Conversations(
-            settings, openings, requests, tokenizer, rendering, room, problem_with, calls, should_stop
+            settings,
+            openings,
+            requests,
+            tokenizer,
+            rendering,
+            room,
+            problem_with,
+            calls,
+            should_stop,
+            unwritten,
         )
     finally:
         calls.close()
@@ -155,11 +167,13 @@ class Conversations(Turns):
     _problem_with: Callable[[Request], str | None]
     _calls: Calls
     _should_stop: Callable[[], bool]
+    _unwritten: frozenset[int] = frozenset()
     _episodes: dict[int, Episode] = field(default_factory=dict)
     _over: dict[int, None] = field(default_factory=dict)
 
     def ended(self, index: int, response: Response) -> None:
-        text = str(self._tokenizer.decode(response.tokens, skip_special_tokens=True))
+        is_own = [True] * len(response.tokens)
+        text = written_text(self._tokenizer, response.tokens, is_own, self._unwritten)
         episode = self._episodes.get(index, BEFORE_THE_FIRST_TURN).with_turn(response, text)
         self._episodes[index] = episode
         if response.finish_reason is FinishReason.STOP and episode.num_turns < self._settings.max_turns:

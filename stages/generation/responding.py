@@ -4,12 +4,15 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config.model_dir import text_settings
 from pipeline.config.schema import Config
+from pipeline.data.tokens import written_text
 from pipeline.run.schemas import (
     GREEDY_SAMPLE,
     PROMPTS,
@@ -23,14 +26,14 @@ from pipeline.run.tasks import Stage, Task
 from pipeline.run.wide import repeat
 from stages.context import Context, NumericalError
 from stages.engines import Wanted, engine, make_generator, reload_generator
-from stages.engines.base import Generator, Request, Sampling
+from stages.engines.base import BadAnswer, Generator, Request, Sampling
 from stages.generation.chat import messages_json
 from stages.generation.conversations import Conversations, TokenBudget, open_conversations
 from stages.generation.episodes import Episode
 from stages.generation.progress import SAVE_SECONDS, Progress, origin_of
 from stages.policy_files import PolicyFiles
 from stages.preemption import StoppedOnWarning, warned
-from stages.tokenizers import tokenizer_of
+from stages.tokenizers import policy_ends, tokenizer_of, unknown_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,12 +66,14 @@ def respond(
     generator = generator_of(context, files)
     origin = origin_of(context, version, requests, sampling, generator.plan(requests))
     progress = Progress(context, origin, len(requests), save_every)
+    unwritten = policy_ends(context).unwritten
     with open_conversations(
-        config, repeated, samples, requests, tokenizer, generator, context.rendering, warned
+        config, repeated, samples, requests, tokenizer, generator, context.rendering, warned, unwritten
     ) as conversations:
         responses = finish(context, progress, generator, requests, sampling, conversations)
     check_finite(responses, repeated, version)
-    return rollout_table(repeated, responses, samples, tokenizer)
+    check_known(context, responses, repeated)
+    return rollout_table(repeated, responses, samples, tokenizer, unwritten)
 
 
 def generator_of(context: Context, files: PolicyFiles) -> Generator:
@@ -154,6 +159,20 @@ def check_finite(responses: Sequence[Episode], prompts: pa.Table, version: int) 
             )
 
 
+def check_known(context: Context, responses: Sequence[Episode], prompts: pa.Table) -> None:
+    """Raise BadAnswer naming the first prompt after which an engine wrote an id that is no token's: no text
+    has it, and other models may have no embedding for it. Our own engines never write one."""
+    config = context.config
+    size = text_settings(Path(config.model.policy)).get("vocab_size")
+    unknown = frozenset(unknown_ids(config, size) if isinstance(size, int) else ())
+    for index, response in enumerate(responses if unknown else ()):
+        if wrong := unknown.intersection(response.tokens):
+            raise BadAnswer(
+                f"rollout.engine={config.rollout.engine} wrote id {min(wrong)}, which the policy's tokenizer "
+                f"has no token for, for prompt_id {prompts['prompt_id'][index]}"
+            )
+
+
 def room(config: Config, prompt_tokens: Sequence[int]) -> int:
     """Return how many tokens the first turn may have; prepare has ensured at least 1."""
     context = config.model.context_length
@@ -168,9 +187,14 @@ def rollout_table(
     responses: Sequence[Episode],
     samples: Sequence[int],
     tokenizer: "PreTrainedTokenizerBase",
+    unwritten: frozenset[int],
 ) -> pa.Table:
-    """Return one row per response, with the prompt's columns. ``prompts`` has a row per response too."""
-    texts = tokenizer.batch_decode([list(r.tokens) for r in responses], skip_special_tokens=True)
+    """Return one row per response, with the prompt's columns. ``prompts`` has a row per response too.
+
+    Args:
+        unwritten: end tokens, which are no part of a response's text.
+    """
+    texts = [written_text(tokenizer, r.tokens, r.mask, unwritten) for r in responses]
     return conform(
         {
             "prompt_id": prompts["prompt_id"],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.run.schemas import FinishReason, is_sampled
 from stages import columns
-from stages.context import Context
+from stages.context import Context, UserError
 from stages.ppo.batching import Row
 from stages.ppo.math.shaping import Outcome
 from stages.training import check_has_responses, read_pair_in_batches
@@ -93,14 +93,19 @@ def read_experience(context: Context, iteration: int) -> Experience:
         shards += [shard for part in of_shard for _ in part.prompt_ids]
         parts += of_shard
     pa.default_memory_pool().release_unused()  # the files' memory, which Arrow would keep for later ones
-    check_has_responses(iteration, sum(len(part.prompt_ids) + len(part.greedy_ids) for part in parts))
+    check_has_responses(iteration, sum(part.num_rows for part in parts))
+    if not shards:
+        raise UserError(
+            f"iteration {iteration} has no response with a score: the reward models could take none of them; "
+            "the log of its reward tasks says why"
+        )
     return _joined(parts, shards)
 
 
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
     """Make matrices of a rollout table and its reward table; ``shards`` [rows] is each row's shard."""
-    sampled = is_sampled(responses).to_pylist()
-    kept = [shard for shard, is_kept in zip(shards, sampled, strict=True) if is_kept]
+    learned = pc.and_(is_sampled(responses), pc.is_valid(rewards["reward"])).to_pylist()
+    kept = [shard for shard, is_kept in zip(shards, learned, strict=True) if is_kept]
     return _joined([_part_of(responses, rewards)], kept)
 
 
@@ -108,6 +113,8 @@ def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[in
 class _Part:
     """What the learner needs of some rows. Nothing in it holds on to the tables that it was made from."""
 
+    num_rows: int
+    """All rows, also those that have no score."""
     prompt_ids: list[str]
     rows: list[Row]
     matrices: dict[str, Tensor]
@@ -126,7 +133,9 @@ _FOR_METRICS = ("sample_index", "finish_reason", "num_turns")
 
 
 def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
-    sampled = is_sampled(responses)
+    # What a reward model could not take has no score to learn from, and none that others are compared with.
+    has_score = pc.is_valid(rewards["reward"])
+    sampled = pc.and_(is_sampled(responses), has_score)
     is_all = pc.all(sampled).as_py()
 
     def kept(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -136,8 +145,9 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
     if not (reference := kept(rewards, _REFERENCE)).null_count:
         matrices[_REFERENCE] = _padded(reference)
-    others = pc.invert(sampled)
+    others = pc.invert(is_sampled(responses))
     return _Part(
+        num_rows=responses.num_rows,
         prompt_ids=responses["prompt_id"].filter(sampled).to_pylist(),
         rows=[Row(prompt, response) for prompt, response in zip(prompts, tokens, strict=True)],
         matrices=matrices,
@@ -150,11 +160,12 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
 
 
 def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
-    """Put parts together; ``shards`` [N] is each response's shard."""
+    """Put parts together, but for responses whose baseline has no score; ``shards`` [N] is each response's
+    shard."""
     ids = [prompt_id for part in parts for prompt_id in part.prompt_ids]
     index = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(ids))}
     has_reference = all(_REFERENCE in part.matrices for part in parts)
-    return Experience(
+    found = Experience(
         rows=[row for part in parts for row in part.rows],
         prompt_ids=ids,
         shards=shards,
@@ -167,6 +178,9 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
         responses=pa.concat_tables([part.responses for part in parts]),
         rewards=pa.concat_tables([part.rewards for part in parts]),
     )
+    if found.greedy is None or not found.greedy.scores.isnan().any():
+        return found
+    return found.select(found.greedy.scores.isfinite().nonzero().flatten().tolist())
 
 
 def _greedy_of(parts: Sequence[_Part], ids: Sequence[str]) -> Outcome | None:

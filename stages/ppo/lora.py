@@ -21,6 +21,7 @@ from pipeline.run.paths import ADAPTER, BASE
 from pipeline.run.seeds import derive_seed
 from stages.adapters import ADAPTER_FILE, PREFIX
 from stages.context import UserError
+from stages.hidden import hide_unknown_ids
 from stages.models import load_causal_lm
 from stages.ppo.bare import looking_filled
 from stages.ppo.zero import device_map_of
@@ -38,7 +39,7 @@ def load_policy(base: Path, config: Config) -> PreTrainedModel:
     """
     update, trust = config.update, config.model.trust_remote_code
     model = load_causal_lm(base, update.precision, trust, device_map_of(update), update.attention)
-    return adapt(model, base, config)
+    return adapt(hide_unknown_ids(model, config), base, config)
 
 
 def adapt(model: PreTrainedModel, base: Path, config: Config) -> PreTrainedModel:

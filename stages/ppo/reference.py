@@ -13,6 +13,7 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.update import Precision, UpdateConfig
 from stages.context import Context
+from stages.hidden import hide_unknown_ids
 from stages.models import DTYPES, load_causal_lm
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.experience import Experience
@@ -42,7 +43,8 @@ def reference_model(context: Context) -> Iterator[nn.Module]:
     update, trust = config.update, config.model.trust_remote_code
 
     def load(placement: str | None) -> PreTrainedModel:
-        return load_causal_lm(directory, update.precision, trust, placement, update.attention)
+        loaded = load_causal_lm(directory, update.precision, trust, placement, update.attention)
+        return hide_unknown_ids(loaded, config)
 
     model = load(None) if update.zero_stage < 3 else shared_out(bare_model(load, directory), update)
     yield model

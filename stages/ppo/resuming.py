@@ -15,6 +15,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
+from stages.hidden import hide_unknown_ids
 from stages.models import load_causal_lm
 from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
@@ -103,10 +104,12 @@ def policy_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
     update, trust = config.update, config.model.trust_remote_code
     if update.zero_stage < 3:
         return load_policy(directory, config)
-    bare = bare_model(
-        lambda placement: load_causal_lm(directory, update.precision, trust, placement, update.attention),
-        directory,
-    )
+
+    def load(placement: str | None) -> PreTrainedModel:
+        loaded = load_causal_lm(directory, update.precision, trust, placement, update.attention)
+        return hide_unknown_ids(loaded, config)
+
+    bare = bare_model(load, directory)
     adapt(bare.model, directory, config)
     return bare
 

@@ -125,6 +125,7 @@ def estimate(
     algorithm, mask, groups = config.algorithm, experience.mask, experience.groups
     # A response without a token of the policy's has nothing to learn, but its score counts in its group.
     totals = torch.where(mask.any(dim=1), torch.where(mask, rewards, 0.0).sum(dim=1), scores.shaped)
+    compared = with_others(mask, groups) if config.rollout.samples_per_prompt > 1 else mask
     match algorithm.estimator:
         case Estimator.GAE:
             assert old_values is not None
@@ -133,13 +134,19 @@ def estimate(
                 advantages = masked_whiten(advantages, mask)
             return advantages, returns
         case Estimator.GRPO:
-            return grpo(totals, groups, mask, algorithm.normalize_group_std), None
+            return grpo(totals, groups, compared, algorithm.normalize_group_std), None
         case Estimator.RLOO:
-            return rloo(totals, groups, mask), None
+            return rloo(totals, groups, compared), None
         case Estimator.REINFORCE_PLUS_PLUS:
             return reinforce_plus_plus(rewards, mask, algorithm.gamma)[0], None
         case Estimator.REINFORCE_PLUS_PLUS_BASELINE:
-            return reinforce_plus_plus_baseline(totals, groups, mask), None
+            return reinforce_plus_plus_baseline(totals, groups, compared), None
         case Estimator.REMAX:
             assert scores.greedy is not None
             return remax(rewards, scores.greedy, mask, algorithm.gamma), None
+
+
+def with_others(mask: Tensor, groups: Tensor) -> Tensor:
+    """Return the mask [N, T] without rows that are alone in their group [N]: reward models could not take the
+    other responses to the prompt, so there is nothing to compare with, and a raw score is no advantage."""
+    return mask & (torch.bincount(groups)[groups] > 1).unsqueeze(1)

@@ -1,8 +1,9 @@
 """Scores of each reward component for a table of responses."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.data.prompts import Prompt, read_prompts, summarize
 from pipeline.data.rendering import prompt_text
+from pipeline.data.tokens import affixes_of, text_ids
 from pipeline.plugins.sandbox import why_no_score
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
@@ -22,25 +24,24 @@ from stages.rewards.rows import (
     conversation_ids,
     name_of,
     texts_with_special_tokens,
-    token_ids,
     tokenized_conversations,
 )
 from stages.rewards.rules import rule_scores
-from stages.tokenizers import tokenizer_of
+from stages.tokenizers import policy_ends, same_tokenizer, tokenizer_of
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+Score = float | None
+"""Score of a row; None for a row that a reward model cannot take, which is left out of the update."""
 
 
 def component_scores(
     context: Context, rows: pa.Table, components: Mapping[str, Component] | None = None
-) -> tuple[dict[str, list[float]], dict[str, float]]:
+) -> tuple[dict[str, list[Score]], dict[str, float]]:
     """Return one score per row of a rollout table, by component, and metrics of the scoring itself.
 
     Args:
         components: components to score with, by name. Default: all of the run.
     """
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, list[Score]] = {}
     metrics: dict[str, float] = {}
     chosen = context.config.reward.components if components is None else components
     for name, component in chosen.items():
@@ -49,21 +50,24 @@ def component_scores(
             with context.computing():
                 raw = model.score(rows)
             mean, std = normalization_of(context, name, component.normalization)
-            scores[name] = [(score - mean) / std for score in raw]
+            scores[name] = [None if score is None else (score - mean) / std for score in raw]
             metrics[f"truncated/{name}"] = float(model.num_truncated)
             metrics[f"unscored/{name}"] = float(model.num_unscored)
             del model  # the next component's may need its memory
         elif isinstance(component, RuleConfig):
             special = None
             if component.special_tokens:
-                special = texts_with_special_tokens(tokenizer_of(context, context.config.model.policy), rows)
+                tokenizer = tokenizer_of(context, context.config.model.policy)
+                special = texts_with_special_tokens(tokenizer, rows, policy_ends(context).unwritten)
             with context.computing():
-                scores[name], counted = rule_scores(name, component, rows, special, context.stays)
+                found, counted = rule_scores(name, component, rows, special, context.stays)
+            scores[name] = [*found]
             metrics |= counted
         else:
             from stages.rewards.remote import remote_scores  # an HTTP client, which most tasks do not need
 
-            scores[name], counted = remote_scores(context, name, component, rows)
+            found, counted = remote_scores(context, name, component, rows)
+            scores[name] = [*found]
             metrics |= counted
         check_finite(f"reward component {name!r}", scores[name], rows)
     return scores, metrics
@@ -78,11 +82,11 @@ def load_component(context: Context, components: Mapping[str, Component]) -> str
     return None
 
 
-def check_finite(name: str, scores: list[float], rows: pa.Table) -> None:
+def check_finite(name: str, scores: Sequence[Score], rows: pa.Table) -> None:
     """Raise NumericalError naming the first row whose score is no number, or more than single precision
     holds, in which scores are stored."""
     for index, score in enumerate(scores):
-        if why := why_no_score(score):
+        if score is not None and (why := why_no_score(score)):
             raise NumericalError(f"{name} gives {score} {why} for {name_of(rows, index)}")
 
 
@@ -93,20 +97,22 @@ class RewardModel:
         context.source(config.path)
         self._config = config
         self._rendering = context.rendering
+        self._context = context
         self._tokenizer = tokenizer_of(context, config.path)
+        self._affixes = affixes_of(self._tokenizer)
         self._shares_tokens = shares_tokens(context, config.path)
         name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
         wanted = Wanted("scorer", context.attempt, (config.path, context.config), (fingerprint,), name)
         self._scorer: Scorer = engine(wanted, lambda: make_scorer(context.config, name, config.path))
         self._limit = self._scorer.limits.context
         self.num_truncated = 0
-        """Sequences that were cut on the left to fit the reward model's context."""
+        """Sequences that were cut to fit the reward model's context: behind the tokens that begin a text."""
         self.num_unscored = 0
         """Rows that this model has not scored."""
 
-    def score(self, rows: pa.Table) -> list[float]:
-        """Return raw scores, one per row of a rollout table. 0 for a row without a response and for one that
-        this model cannot take; both are counted."""
+    def score(self, rows: pa.Table) -> list[Score]:
+        """Return raw scores, one per row of a rollout table. 0 for a row without a response, None for one
+        that this model cannot take; both are counted."""
         has_response = pc.greater(pc.list_value_length(rows["response_tokens"]), 0)
         scored = rows.filter(has_response)
         sequences = self._cut(self._sequences(scored))
@@ -117,7 +123,7 @@ class RewardModel:
             log.warning(f"{self._config.path} cannot score {len(unfit)} rows, {first}")
         fitting = [sequence for sequence, problem in zip(sequences, problems, strict=True) if not problem]
         found = iter(self._scorer.score(fitting))
-        scores = iter([0.0 if problem else next(found) for problem in problems])
+        scores = iter([None if problem else next(found) for problem in problems])
         return [next(scores) if is_scored else 0.0 for is_scored in has_response.to_pylist()]
 
     def _sequences(self, rows: pa.Table) -> list[list[int]]:
@@ -153,15 +159,16 @@ class RewardModel:
 
     def _as_rolled_out(self, prompt: Prompt, response: str) -> list[int]:
         """Return the policy's own ids: prompt, response and the token that ends it."""
-        text = prompt_text(prompt, self._tokenizer, self._rendering)
-        end = self._tokenizer.eos_token_id
-        ids = token_ids(self._tokenizer, text, special=isinstance(prompt.prompt, str))
-        ids += token_ids(self._tokenizer, response, special=False)
-        return ids if end is None else [*ids, end]
+        is_chat = not isinstance(prompt.prompt, str)
+        text, affixes = prompt_text(prompt, self._tokenizer, self._rendering), self._affixes
+        made = partial(text_ids, self._tokenizer, ends=False, affixes=affixes)
+        (begun,), (written,) = made([text], special=not is_chat), made([response], special=False)
+        end = policy_ends(self._context).of_answer(is_chat)
+        return [*begun, *written, *(() if end is None else (end,))]
 
     def _cut(self, sequences: list[list[int]]) -> list[list[int]]:
         self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
-        return [sequence[-self._limit :] for sequence in sequences]
+        return [self._affixes.cut(sequence, self._limit) for sequence in sequences]
 
 
 def shares_tokens(context: Context, directory: str) -> bool:
@@ -173,16 +180,6 @@ def shares_tokens(context: Context, directory: str) -> bool:
         return same_tokenizer(tokenizer_of(context, directory), tokenizer_of(context, policy))
 
     return bool(kept_value(f"shares_tokens {directory}", key, compare))
-
-
-def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBase") -> bool:
-    """Whether both give the same ids for the same text, so that ids may be passed on."""
-    if one.chat_template != other.chat_template:
-        return False
-    mine, others = (getattr(tokenizer, "backend_tokenizer", None) for tokenizer in (one, other))
-    if mine and others:
-        return bool(mine.to_str() == others.to_str())
-    return type(one) is type(other) and one.get_vocab() == other.get_vocab()
 
 
 def normalization_of(context: Context, name: str, config: NormalizationConfig | None) -> tuple[float, float]:

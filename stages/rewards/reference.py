@@ -10,6 +10,7 @@ from stages import columns
 from stages.context import Context
 from stages.engines import Wanted, engine
 from stages.engines.in_place import Unused
+from stages.hidden import hide_unknown_ids
 from stages.models import device, load_causal_lm
 from stages.ppo.batching import Row, micro_batches
 from stages.ppo.forward import response_log_probs
@@ -36,7 +37,11 @@ def load_reference(context: Context) -> Reference:
     wanted = Wanted("reference", context.attempt, config, (context.fingerprint_of(str(directory)),))
     found: Reference = engine(
         wanted,
-        lambda: Reference(load_causal_lm(directory, config.reward_precision, trust, reward.device_map)),
+        lambda: Reference(
+            hide_unknown_ids(
+                load_causal_lm(directory, config.reward_precision, trust, reward.device_map), config
+            )
+        ),
     )
     return found
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.reward import RemoteApi, RemoteConfig
+from pipeline.data.tokens import affixes_of
 from pipeline.plugins.sandbox import why_no_score
 from stages.context import Context, UserError
 from stages.rewards.posting import RemoteFailed, Request, Service
@@ -107,7 +108,8 @@ def classify_question(context: Context, config: RemoteConfig, rows: pa.Table) ->
     own, key = context.rendering.without_arguments(), f"tokenizer={config.tokenizer} of {config.url}"
     ids = tokenized_conversations(tokenizer, rows, key, own)
     limit = config.max_model_len
-    cut = [row[-limit:] if limit else row for row in ids]
+    affixes = affixes_of(tokenizer)
+    cut = [affixes.cut(row, limit) if limit else row for row in ids]
     num_truncated = sum(len(row) > len(kept) for row, kept in zip(ids, cut, strict=True))
     return Question(lambda part: {"input": cut[part], "use_activation": False}, num_truncated)
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipeline.data.chat import Rendering
-from pipeline.run.schemas import PROMPT_TOOLS, FinishReason, extra_columns
+from pipeline.data.tokens import affixes_of, text_ids, written_text
+from pipeline.run.schemas import PROMPT_TOOLS, extra_columns
 from stages.context import UserError
 from stages.generation.chat import REFUSALS
 
@@ -37,16 +38,18 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
     return found
 
 
-def texts_with_special_tokens(tokenizer: "PreTrainedTokenizerBase", rows: pa.Table) -> list[str]:
-    """Return the text of each response's ids with its special tokens, without the one that ended it."""
-    ends = {*getattr(tokenizer, "all_special_ids", ()), tokenizer.eos_token_id}
-    columns = rows["response_tokens"].to_pylist(), rows["finish_reason"].to_pylist()
-    ids = [
-        tokens[:-1] if reason == FinishReason.STOP and tokens and tokens[-1] in ends else tokens
-        for tokens, reason in zip(*columns, strict=True)
+def texts_with_special_tokens(
+    tokenizer: "PreTrainedTokenizerBase", rows: pa.Table, ends: frozenset[int]
+) -> list[str]:
+    """Return the text of each response's ids with its special tokens, without the one that ended it.
+
+    Args:
+        ends: ids that end a response, and are no part of its text.
+    """
+    columns = rows["response_tokens"].to_pylist(), rows["response_mask"].to_pylist()
+    return [
+        written_text(tokenizer, ids, mask, ends, special=True) for ids, mask in zip(*columns, strict=True)
     ]
-    found: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=False)
-    return found
 
 
 def name_of(rows: pa.Table, index: int) -> str:
@@ -117,5 +120,5 @@ def conversation_ids(
 
 
 def token_ids(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=special)["input_ids"]
-    return ids
+    """Return the ids of a text that is whole, with what the tokenizer puts around texts if ``special``."""
+    return text_ids(tokenizer, [text], special=special, ends=True, affixes=affixes_of(tokenizer))[0]

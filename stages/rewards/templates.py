@@ -6,7 +6,7 @@ from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
 from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
 from stages.modeltrial import tried_tokenizer
-from stages.rewards.components import same_tokenizer
+from stages.tokenizers import same_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

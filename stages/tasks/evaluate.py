@@ -12,6 +12,7 @@ from stages.evaluation import Sampled, evaluation_numbers
 from stages.generation.responding import respond, response_metrics
 from stages.rewards.components import component_scores
 from stages.tasks.reward import reward_table
+from stages.tokenizers import stop_ids_of
 
 
 def run(task: Task, context: Context) -> Result:
@@ -23,7 +24,8 @@ def run(task: Task, context: Context) -> Result:
     count = config.evaluate.samples_per_prompt
     samples = [GREEDY_SAMPLE] if count is None else list(range(count))
     prompts, sets = without_sets(prompts, len(samples))
-    rows = respond(context, prompts, task.iteration, sampling_of(config), samples)
+    sampling = sampling_of(config, stop_ids_of(context))
+    rows = respond(context, prompts, task.iteration, sampling, samples)
     scores, _ = component_scores(context, rows)
     scored = reward_table(config, rows, scores, reference=None)
     kept = ["reward", *(component_column(name) for name in scores)]
@@ -44,16 +46,16 @@ def without_sets(prompts: pa.Table, num_samples: int) -> tuple[pa.Table, list[st
     return prompts.drop_columns([HELDOUT_SET]), [name for name in names for _ in range(num_samples)]
 
 
-def sampling_of(config: Config) -> Sampling:
+def sampling_of(config: Config, stop_ids: tuple[int, ...]) -> Sampling:
     """Return how responses are sampled; the greedy ones' own settings are those of no sampling."""
     given, rollout = config.evaluate, config.rollout
     if given.samples_per_prompt is None:
-        return Sampling(stop_token_ids=rollout.stop_token_ids)
+        return Sampling(stop_token_ids=stop_ids)
     return Sampling(
         rollout.temperature if given.temperature is None else given.temperature,
         rollout.top_p if given.top_p is None else given.top_p,
         rollout.top_k if given.top_k is None else given.top_k,
-        stop_token_ids=rollout.stop_token_ids,
+        stop_token_ids=stop_ids,
     )
 
 

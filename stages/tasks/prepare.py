@@ -25,6 +25,7 @@ from pipeline.data.checks import (
     read_file,
 )
 from pipeline.data.prompts import Rejected, write_rejected
+from pipeline.data.tokens import end_warnings
 from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, Sample, check_rules, check_scheduler, open_rules
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
@@ -39,7 +40,7 @@ from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
 from stages.rewards.templates import scoring_templates
-from stages.tokenizers import special_tokens
+from stages.tokenizers import policy_ends, special_tokens
 
 
 def run(task: Task, context: Context) -> Result:
@@ -90,6 +91,8 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
         found = row_problems(rules, chunks_of(judged.found.columns), f"{key}={path}")
         files.append(judged.without(dict(found)))
     write_rejected(rejected, [row for judged in files for row in named(judged)])
+    for line in end_warnings(policy_ends(context), tokenizer, config.model.policy):
+        log.warning(line.removeprefix("warning: "))
     for line in (line for judged in files for line in describe(judged, config)):
         log.info(line)
     for line in special_token_warnings(config, special_tokens(tokenizer)):

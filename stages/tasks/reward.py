@@ -2,6 +2,8 @@
 log-probabilities unless the update does.
 """
 
+from collections.abc import Mapping, Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,7 +16,7 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
 from stages.generation.responding import num_tokens
-from stages.rewards.components import check_finite, component_scores, load_component
+from stages.rewards.components import Score, check_finite, component_scores, load_component
 
 
 def run(task: Task, context: Context) -> Result:
@@ -46,9 +48,17 @@ def load(context: Context, version: int) -> None:
         load_reference(context)
 
 
-def pool_scores(context: Context) -> dict[str, list[float]]:
+def weighted_sum(factors: Sequence[float], scores: Sequence[Score]) -> Score:
+    """Return the sum of one row's scores, each times its factor; None where one of them is missing."""
+    known = [score for score in scores if score is not None]
+    if len(known) < len(scores):
+        return None
+    return sum(factor * score for factor, score in zip(factors, known, strict=True))
+
+
+def pool_scores(context: Context) -> dict[str, list[Score]]:
     """Return one score per row of this task's rollout shard, by component that has a pool."""
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, list[Score]] = {}
     for pool in context.config.reward.pools:
         task = context.task._replace(stage=Stage.SCORE, pool=pool)
         table = context.table(task, SCORE)
@@ -60,15 +70,14 @@ def pool_scores(context: Context) -> dict[str, list[float]]:
 def reward_table(
     config: Config,
     rows: pa.Table,
-    scores: dict[str, list[float]],
+    scores: Mapping[str, Sequence[Score]],
     reference: pa.Array | None,
 ) -> pa.Table:
-    """Return the weighted sum, each component, and the reference log-probabilities, row by row."""
+    """Return the weighted sum, each component, and the reference log-probabilities, row by row. A row that a
+    component could not take has no sum."""
     weights = {name: component.weight for name, component in config.reward.components.items()}
-    total = [
-        sum(weights[name] * score for name, score in zip(scores, values, strict=True))
-        for values in zip(*scores.values(), strict=True)
-    ]
+    factors = [weights[name] for name in scores]
+    total = [weighted_sum(factors, values) for values in zip(*scores.values(), strict=True)]
     check_finite("the sum of the reward components, each times its weight,", total, rows)
     columns = {component_column(name): pa.array(values, pa.float32()) for name, values in scores.items()}
     return conform(

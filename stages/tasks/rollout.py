@@ -10,6 +10,7 @@ from stages.context import Context, Result
 from stages.engines.base import Sampling
 from stages.generation.progress import SAVE_SECONDS
 from stages.generation.responding import generator_of, num_tokens, respond, response_metrics
+from stages.tokenizers import stop_ids_of
 
 
 def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:
@@ -30,7 +31,7 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     # 2. responses of the previous iteration's policy, each from a seed of its own
     version = task.iteration - 1
     sampling = Sampling(
-        rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=rollout.stop_token_ids
+        rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=stop_ids_of(context)
     )
     rows = respond(context, prompts, version, sampling, samples_of_prompt(config), save_every)
     # 3. one Arrow shard

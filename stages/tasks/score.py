@@ -1,5 +1,7 @@
 """Score: one rollout shard, by the components of one pool. Its reward task sums these with the rest."""
 
+from collections.abc import Mapping, Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -8,7 +10,7 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, Result
 from stages.generation.responding import num_tokens
-from stages.rewards.components import component_scores, load_component
+from stages.rewards.components import Score, component_scores, load_component
 
 
 def run(task: Task, context: Context) -> Result:
@@ -27,7 +29,7 @@ def load(context: Context, version: int) -> None:
     load_component(context, context.config.reward.components_of(context.task.pool))
 
 
-def score_table(rows: pa.Table, scores: dict[str, list[float]]) -> pa.Table:
+def score_table(rows: pa.Table, scores: Mapping[str, Sequence[Score]]) -> pa.Table:
     """Return each component's scores beside the names of the responses, row by row."""
     columns = {component_column(name): pa.array(values, pa.float64()) for name, values in scores.items()}
     names = {column: rows[column].combine_chunks() for column in ("prompt_id", "sample_index")}

@@ -438,6 +438,22 @@ def test_prompts_that_leave_responses_no_room_are_counted(inputs, tmp_path, slur
     assert "after 4 of 10 prompts there is no room for rollout.max_new_tokens=30" in done.stdout
 
 
+def test_validate_says_what_ends_responses_where_model_and_tokenizer_disagree(inputs, tmp_path, slurm_ppo):
+    """A fine-tune that has kept its base model's eos_token_id."""
+    policy = Path(shutil.copytree(inputs / "policy", tmp_path / "policy"))
+    words = tokenised(inputs, tmp_path, rows_of(*[20] * 10), f"model.policy={policy}")
+    done = slurm_ppo("validate", *words)
+    assert done.returncode == 0, done.stderr
+    assert "end token" not in done.stdout
+    for name in ("config.json", "generation_config.json"):
+        given = json.loads((policy / name).read_text())
+        (policy / name).write_text(json.dumps(given | {"eos_token_id": 0}))
+    done = slurm_ppo("validate", *words)
+    assert done.returncode == 0, done.stderr
+    assert "end token (1 '<eos>') is none of the model's end-of-sequence ids (0" in done.stdout
+    assert "responses end at any of 0" in done.stdout
+
+
 def test_with_evaluations_off_what_is_held_out_is_not_looked_at(inputs, tmp_path, slurm_ppo):
     heldout = tiny.write_jsonl(tmp_path / "heldout.jsonl", [{"id": "h", "prompt": None}])
     words = tiny.overrides(inputs, tmp_path / "run", f"data.heldout={heldout}")

@@ -22,6 +22,7 @@ from tests.support.rollouts import table
 
 WORDS = ["a", "b", "5", "<think>", "</think>", "<answer>", "</answer>", "<end>", "plain"]
 TAGS = WORDS[3:7]
+ENDS = frozenset({WORDS.index("<end>")})
 PATTERN = "<think>.*</think>.*<answer>.*</answer>"
 
 
@@ -50,6 +51,7 @@ def rollout(tokenizer, texts: list[str], finish_reason: str = "stop", prompt: st
     rows = table([tokenizer.decode(one, skip_special_tokens=True) for one in ids])
     for name, values in (
         ("response_tokens", ids),
+        ("response_mask", [[True] * len(one) for one in ids]),
         ("finish_reason", [finish_reason] * len(ids)),
         ("prompt_text", [prompt] * len(ids)),
     ):
@@ -62,19 +64,19 @@ def rollout(tokenizer, texts: list[str], finish_reason: str = "stop", prompt: st
 
 def test_the_text_with_special_tokens_is_that_of_the_ids_without_the_end(tokenizer):
     rows = rollout(tokenizer, ["<think> a </think> <answer> 5 </answer> <end>", "a <end>", "<end>", "b"])
-    assert texts_with_special_tokens(tokenizer, rows) == [
+    assert texts_with_special_tokens(tokenizer, rows, ENDS) == [
         "<think> a </think> <answer> 5 </answer>",
         "a",
         "",
         "b",
     ]
     cut = rollout(tokenizer, ["a </think>"], finish_reason="length")
-    assert texts_with_special_tokens(tokenizer, cut) == ["a </think>"]
+    assert texts_with_special_tokens(tokenizer, cut, ENDS) == ["a </think>"]
 
 
 def test_a_format_finds_its_tags_where_the_rule_asks_for_special_tokens(tokenizer):
     rows = rollout(tokenizer, ["<think> a </think> <answer> 5 </answer> <end>", "a 5 <end>"])
-    special = texts_with_special_tokens(tokenizer, rows)
+    special = texts_with_special_tokens(tokenizer, rows, ENDS)
     blind = RuleConfig(function="regex_match", arguments={"pattern": PATTERN})
     assert rule_scores("format", blind, rows)[0] == [0.0, 0.0]
     seeing = RuleConfig(function="regex_match", arguments={"pattern": PATTERN}, special_tokens=True)
@@ -89,13 +91,13 @@ def test_a_rule_of_the_users_own_gets_both_texts(tokenizer, tmp_path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     rows = rollout(tokenizer, ["<think> a </think>", "a b"], finish_reason="length")
     rule = RuleConfig(function="both_texts:f", special_tokens=True)
-    found = rule_scores("mine", rule, rows, texts_with_special_tokens(tokenizer, rows))[0]
+    found = rule_scores("mine", rule, rows, texts_with_special_tokens(tokenizer, rows, ENDS))[0]
     assert found == [float(len("<think>  </think>")), 0.0]
 
 
 def test_what_the_prompt_begins_is_part_of_the_response_where_the_rule_asks_for_it(tokenizer):
     rows = rollout(tokenizer, ["a </think> <answer> 5 </answer> <end>"], prompt="q assistant <think>\n")
-    special = texts_with_special_tokens(tokenizer, rows)
+    special = texts_with_special_tokens(tokenizer, rows, ENDS)
     given = {"function": "regex_match", "arguments": {"pattern": PATTERN}, "special_tokens": True}
     assert rule_scores("format", RuleConfig(**given), rows, special)[0] == [0.0]
     assert rule_scores("format", RuleConfig(**given, prefill="<think>"), rows, special)[0] == [1.0]

@@ -5,7 +5,6 @@ import json
 import shutil
 import statistics
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, create_run, load_run
-from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.schemas import REWARD, ROLLOUT
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, NumericalError, UserError
@@ -25,6 +24,7 @@ from stages.rewards.components import component_scores
 from stages.tasks.reward import reward_table
 from tests.support import tiny
 from tests.support.processes import make_run, stage
+from tests.support.scoring import TEXTS, context, responses
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 SHARD = Task(1, Stage.ROLLOUT, 0)
@@ -36,49 +36,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def responses(
-    models: Path,
-    texts: list[tuple[str, str]],
-    messages: list[str | None] | None = None,
-    following: list[str] | None = None,
-    refused: Collection[int] = (),
-    **extra: list,
-):
-    """A rollout table of (prompt, response) texts; each response ends in the end-of-sequence id. Rows that
-    are refused have none, and a token in the prompt that no model has."""
-    import pyarrow as pa
-
-    tokenizer = AutoTokenizer.from_pretrained(models / "policy")
-    ids = [[*tokenizer(response)["input_ids"], tokenizer.eos_token_id] for _, response in texts]
-    prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in texts]
-    for i in refused:
-        ids[i], prompts[i] = [], [*prompts[i], 10**6]
-    columns = {
-        "prompt_id": [f"p{i}" for i in range(len(texts))],
-        "sample_index": [0] * len(texts),
-        "prompt_tokens": prompts,
-        "response_tokens": ids,
-        "response_mask": [[True] * len(row) for row in ids],
-        "rollout_logprobs": [[-1.0] * len(row) for row in ids],
-        "finish_reason": ["stop"] * len(texts),
-        "num_turns": [1] * len(texts),
-        "prompt_text": [prompt for prompt, _ in texts],
-        "prompt_messages": messages or [None] * len(texts),
-        "response_text": [response for _, response in texts],
-        "response_messages": following or [None] * len(texts),
-    }
-    return conform(columns, ROLLOUT, extra=pa.table(extra))
-
-
-TEXTS = [("say a", "xyz"), ("tell me", "a longer answer"), ("q", "ü")]
-
-
-def context(models: Path, folder: Path, *more: str) -> Context:
-    """As prepare has it, before there is a record of the models' files to compare with."""
-    run = make_run(models, folder / "run", *more)
-    return Context(run.paths, run.config, PREPARE, "test")
 
 
 def score_of_ids(directory: Path, ids: list[int]) -> float:
