@@ -88,6 +88,16 @@ BROKEN = {
     "nan in fp16": (REF, number(math.nan, torch.float16), f"={{}}: its weight {UP} in"),
     "reward's nan": (R, number(math.nan), f"={{}}: its weight {UP} in model.safetensors has NaN or"),
     "reward without class": (R, settings(model_type="granite"), "={}: cannot be loaded as a reward model: "),
+    "reward of AWQ": (
+        R,
+        settings(quantization_config={"quant_method": "awq", "bits": 4}),
+        "={}: cannot be loaded, as it is quantised: .*gptqmodel",
+    ),
+    "reward quantised in a way of its own": (
+        R,
+        settings(quantization_config={"quant_method": "wonder"}),
+        "={}: cannot be loaded, as it is quantised: Unknown quantization type, got wonder",
+    ),
     "critic's nan": (C, number(-math.inf), f"={{}}: its weight {UP} in model.safetensors has NaN or"),
     "critic's backbone": (C, tensors(lambda found: found.pop(UP)), rf": {{}} lacks weights of .*: {UP}"),
 }
