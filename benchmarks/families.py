@@ -37,8 +37,8 @@ log-probability between rollout (the transformers engine) and update, in nats: w
 in one call, with each alone, and with prompts padded whatever the model is.
 
 Before its first batch the engine compares a row alone with the same row beside a longer one, padded on
-the left, and, where the answers differ, with the same row beside one of its own length. By these answers, not by a
-list of names, the following are not padded: {apart}. Some read padding as
+the left, and, where the answers differ, with the same row beside one of its own length. By these answers, not
+by a list of names, the following are not padded: {apart}. Some read padding as
 text, some count positions from it, and RWKV mixes up the rows of any batch when it generates. They go in
 batches of one length, or row by row, which is exact and slower. The update pads on the right, where no causal
 model looks.

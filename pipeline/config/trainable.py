@@ -10,8 +10,8 @@ from pipeline.config.model_files import Tensors
 
 QUANTISED = ("quantization_config", "compression_config")
 """Keys of config.json that say how weights are quantised."""
-_OTHER_SENSES = re.compile(r"vis(ion|ual)|audio|image|vq_?model")
-"""Parts of the names of tensors that text does not go through."""
+OTHER_SENSES = re.compile(r"vis(ion|ual)|audio|image|vq_?model")
+"""Parts of the names of weights that only images and sound go through."""
 
 
 def quantisation_of(settings: Mapping[str, Any]) -> str | None:
@@ -66,7 +66,7 @@ def why_maimed(settings: Mapping[str, Any], tensors: Tensors, classes: Classes) 
     whole, text = classes.with_images.get(kind), classes.causal.get(kind)
     if whole is None or text is None or whole == text or settings.get("auto_map"):
         return None
-    lost = [name for name in tensors if _OTHER_SENSES.search(name)]
+    lost = [name for name in tensors if OTHER_SENSES.search(name)]
     if not lost and whole not in architectures_of(settings):
         return None
     return (

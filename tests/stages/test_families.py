@@ -4,11 +4,15 @@ import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma3Config
 
 from stages.engines import padding
 from stages.engines.base import Limits, Sampling
 from stages.engines.padding import Batching, batching_of
 from stages.engines.transformers import TransformersGenerator
+from stages.models import freeze_other_senses
+from stages.ppo.batching import Row, collate
+from stages.ppo.forward import response_log_probs
 from tests.support.families import (
     CONTEXT,
     FAMILIES,
@@ -72,6 +76,29 @@ def test_one_row_needs_no_trial(monkeypatch):
 
 def test_a_context_without_room_for_a_trial_is_not_padded():
     assert batching_of(family("llama"), Limits(8, VOCABULARY)) is Batching.ALONE
+
+
+def test_what_only_images_go_through_is_frozen():
+    """Weight decay would change it, though nothing is learned there."""
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = size | {"vocab_size": VOCABULARY, "num_key_value_heads": 1, "head_dim": 8}
+    vision = size | {"image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = AutoModelForCausalLM.from_config(config)
+    freeze_other_senses(model)
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    named = {name for name, _ in model.named_parameters()}
+    assert frozen == {name for name in named if "vision_tower" in name or "multi_modal_projector" in name}
+    batch = collate([Row([5, 6, 7], [8, 9])], [0])
+    response_log_probs(model, batch, temperature=1.0).sum().backward()
+    assert all((p.grad is None) == (name in frozen) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("name", ["llama", "bart", "rwkv", "mpt"])
+def test_all_of_a_language_model_is_trained(name):
+    model = family(name)
+    freeze_other_senses(model)
+    assert all(p.requires_grad for name, p in model.named_parameters() if "embed_positions" not in name)
 
 
 def test_the_trial_leaves_nothing_behind():
