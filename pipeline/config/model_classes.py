@@ -49,7 +49,9 @@ def _runs_with_this_python(config: Config) -> bool:
         given = resources_of(scheduler, "prepare")
         return given.python == sys.executable and not given.container
     if isinstance(scheduler, AllocationConfig):
-        return scheduler.python in (None, sys.executable) and not scheduler.container
+        step = scheduler.resources["prepare"]
+        is_inside = step.container or scheduler.container
+        return (step.python or scheduler.python or sys.executable) == sys.executable and not is_inside
     return True
 
 
