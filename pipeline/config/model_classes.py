@@ -35,6 +35,8 @@ class Classes:
     """Classes of AutoModelForSequenceClassification."""
     with_images: Mapping[str, str]
     """Classes that take images and text."""
+    masked: Mapping[str, str]
+    """Classes of AutoModelForMaskedLM, which read a text in both directions."""
 
 
 def classes_of_tasks(config: Config) -> Classes | None:
@@ -65,11 +67,11 @@ def installed_classes() -> Classes | None:
         version = importlib.metadata.version("transformers")
     except (IndexError, OSError, importlib.metadata.PackageNotFoundError):
         return None
-    tables = ("CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT")
-    causal, scoring, images = (table(source, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in tables)
+    tables = ("CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT", "MASKED_LM")
+    causal, scoring, images, masked = (table(source, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in tables)
     known = frozenset(table(types, "CONFIG_MAPPING_NAMES")) | causal.keys()
     is_read = "llama" in known and "llama" in causal and "llama" in scoring
-    return Classes(version, known, causal, scoring, images) if is_read else None
+    return Classes(version, known, causal, scoring, images, masked) if is_read else None
 
 
 def table(source: str, name: str) -> dict[str, str]:

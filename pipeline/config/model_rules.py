@@ -28,7 +28,7 @@ from pipeline.config.model_files import (
 )
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
-from pipeline.config.trainable import why_maimed, why_not_of_class, why_untrainable
+from pipeline.config.trainable import why_maimed, why_not_causal, why_not_of_class, why_untrainable
 from pipeline.config.update import TrainingEngine
 
 _SAME_VOCABULARY = 0.99
@@ -211,8 +211,10 @@ def _check_class(model: UsedModel, known: Known, classes: Classes, is_trusted: b
         auto_class, table = "AutoModelForSequenceClassification", classes.scoring
     if why := why_not_of_class(table, auto_class, known.settings, classes, is_trusted):
         raise BadModel(why)
-    if model.is_trained and (why := why_maimed(known.settings, known.tensors, classes)):
-        raise BadModel(why)
+    if model.is_trained:
+        lost = why_maimed(known.settings, known.tensors, classes)
+        if why := why_not_causal(known.settings, classes) or lost:
+            raise BadModel(why)
 
 
 def _check_head(use: Use, settings: Mapping[str, Any], tensors: Tensors) -> None:

@@ -59,6 +59,20 @@ def why_not_of_class(
     )
 
 
+def why_not_causal(settings: Mapping[str, Any], classes: Classes) -> str | None:
+    """Return why each token's probability would depend on those after it; None where it does not.
+
+    Families that have a masked language model besides are decoders only where config.json says so.
+    """
+    kind = settings.get("model_type")
+    if kind not in classes.masked or settings.get("is_decoder") or settings.get("auto_map"):
+        return None
+    return (
+        f"is a {kind} model that reads in both directions, as its config.json does not set is_decoder; give "
+        "one that was trained as a decoder"
+    )
+
+
 def why_maimed(settings: Mapping[str, Any], tensors: Tensors, classes: Classes) -> str | None:
     """Return why training would lose a part of a policy: of some models of images and text transformers loads
     the language model alone, and only that would be written. None where all of it is kept."""

@@ -309,6 +309,15 @@ def test_a_transformers_that_is_laid_out_otherwise_says_nothing(source):
     assert table(source, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES") == {}
 
 
+def test_a_decoder_of_a_family_that_can_be_one_is_a_policy(headers, config, tmp_path):
+    folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
+    settings(model_type="bert", architectures=["BertLMHeadModel"], is_decoder=True)(folder)
+    resolve(given_as(config, P, folder))
+    settings(is_decoder=False)(folder)
+    (line,) = refusal(config, P, folder)
+    assert "is a bert model that reads in both directions" in line
+
+
 def test_models_that_only_the_users_own_engines_read_may_be_anything_but_damaged(inputs, tmp_path):
     config = compose(tiny.overrides(inputs, tmp_path / "run"))
     folder = Path(shutil.copytree(inputs / "policy", tmp_path / "model"))

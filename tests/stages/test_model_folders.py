@@ -119,6 +119,10 @@ AT_VALIDATE: dict[str, tuple[Damage, str]] = {
     "architectures of a text": (settings(architectures="LlamaForSequenceClassification"), "a policy is"),
     "architectures of a number": (settings(architectures=7, model_type="t5"), "has no AutoModelForCausalLM"),
     "masked": (settings(architectures=["BertForMaskedLM"], model_type="bert"), "a policy is a language"),
+    "roberta that is no decoder": (
+        settings(architectures=["RobertaForCausalLM"], model_type="roberta"),
+        "reads in both directions, .* is_decoder; give one",
+    ),
     "t5": (
         settings(architectures=["T5ForConditionalGeneration"], model_type="t5", is_encoder_decoder=True),
         "is an encoder-decoder model, .*; give a decoder-only model",

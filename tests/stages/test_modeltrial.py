@@ -127,6 +127,7 @@ def test_what_is_read_of_transformers_source_is_what_it_does():
     assert read.causal == dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     assert read.scoring == first_of(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
     assert read.with_images == first_of(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    assert read.masked == first_of(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     unknown = {name for name in CONFIG_MAPPING if name not in read.types}
     assert not unknown & {*read.causal, *read.scoring, *read.with_images}
 
