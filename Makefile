@@ -3,7 +3,7 @@
 # make test         everything the tests need, then the whole suite
 # make test-fast    without torch, cluster and browser: while you work
 # make test-times   the whole suite, and a page of docs that says where its time goes
-# make soak ROUNDS=20   runs that are disturbed at random, again and again; 10,000 shards
+# make soak ROUNDS=20   runs that are disturbed at random, again and again; 10,000 shards; all families of models
 # make check        format, lint, types, who imports whom
 # make docs         the documentation as a site in site/, its reference made from the code
 # PYTHON=python3.12 make ...   another interpreter
@@ -48,6 +48,7 @@ test-times: $(VENV)/dev programs
 soak: $(VENV)/dev programs
 	@SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m soak --timeout 86400
 	@$(BIN)/python benchmarks/slurm_scale.py --shards 10000 1000 100
+	@$(BIN)/python benchmarks/families.py
 
 programs: $(VENV)/dev
 	@sh tests/install_browser.sh

@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from pipeline.config.trainable import OTHER_SENSES
 from pipeline.config.update import Precision
 from stages.context import UserError
 from stages.logs import log
@@ -26,6 +27,10 @@ DTYPES = {
     Precision.BF16: torch.bfloat16,
     Precision.FP16: torch.float16,
 }
+
+
+_PARTS = {"text_config", "vision_config", "audio_config"}
+"""Parts of the configuration of a model that takes more than text."""
 
 
 def device() -> torch.device:
@@ -154,6 +159,18 @@ def load_arguments(directory: str | Path, precision: Precision, trust_remote_cod
         if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
             setattr(config, name, 0.0)
     return {**common, "config": config, "dtype": DTYPES[precision], "use_safetensors": True}
+
+
+def freeze_other_senses(model: PreTrainedModel) -> None:
+    """Freeze the weights of a policy that only images or sound go through: they have no gradient, but weight
+    decay would change them all the same."""
+    if not _PARTS & getattr(model.config, "sub_configs", {}).keys():
+        return
+    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    of_text = {id(p) for part in parts if part is not None for p in part.parameters()}
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in of_text or OTHER_SENSES.search(name):
+            parameter.requires_grad_(False)
 
 
 def switch_off_chance(model: nn.Module) -> None:

@@ -4,19 +4,18 @@ here.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.algorithm import Estimator
-from pipeline.config.engine_rules import scores_with
-from pipeline.config.engines import Engine
+from pipeline.config.model_classes import why_unknown
 from pipeline.config.model_dir import read_json
 from pipeline.config.model_files import BadModel, Tensor, read_header, read_tensors
 from pipeline.config.model_rules import Use, UsedModel, used_models
-from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
+from pipeline.config.trainable import quantisation_of
 from pipeline.config.update import Precision, TrainingEngine
 from stages.context import UserError
 from stages.logs import log
@@ -45,16 +44,10 @@ def try_models(config: Config) -> None:
 
 
 def loaded_models(config: Config) -> Iterator[UsedModel]:
-    """Yield the models that transformers will load. vLLM has architectures of its own, and reports itself
-    what it cannot take."""
-    by_vllm = {
-        f"reward.components.{name}.path"
-        for name, component in config.reward.components.items()
-        if isinstance(component, RewardModelConfig) and scores_with(config.reward, component) == Engine.VLLM
-    }
+    """Yield the models that transformers will load, a critic that starts as the policy among them."""
     has_critic = config.algorithm.estimator is Estimator.GAE
     for model in used_models(config):
-        if model.is_ours and model.key not in by_vllm and (has_critic or model.use is not Use.CRITIC):
+        if model.is_loaded and (has_critic or model.use is not Use.CRITIC):
             yield model
         starts_critic = model.use is Use.POLICY and has_critic and not config.model.critic
         if starts_critic and config.update.engine in (*TrainingEngine,):
@@ -74,15 +67,30 @@ def _tensors(model: UsedModel) -> list[tuple[str, Tensor]]:
 
 
 def _try_loading(config: Config, model: UsedModel) -> None:
-    """Load a model without its weights, unless it is quantised. Raises UserError where that fails."""
+    """Load a model without its weights, unless it is quantised: then only what it needs installed is looked
+    for. Raises UserError where that fails."""
     settings = read_json(model.directory / "config.json") or {}
-    if "quantization_config" in settings:
+    if quantisation_of(settings):
+        _check_quantiser(model, settings)
         log.warning(f"{model.key}={model.directory}: is quantised; it was not tried whether it loads")
         return
     trust = config.model.trust_remote_code
     _check_is_known(model, settings, trust)
     with _explained(model.key, model.directory, f"be loaded as a {model.use}"):
         _load_without_weights(model, trust)
+
+
+def _check_quantiser(model: UsedModel, settings: Mapping[str, Any]) -> None:
+    """Raise UserError where the method of quantisation is unknown, or needs a package that is not there. What
+    needs a GPU is not judged: this task may have none."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    if isinstance(how := settings.get("quantization_config"), dict):
+        with _explained(model.key, model.directory, "be loaded, as it is quantised"):
+            try:
+                AutoHfQuantizer.from_config(how, pre_quantized=True).validate_environment(device_map="cpu")
+            except RuntimeError as error:
+                log.warning(f"{model.key}={model.directory}: {error}")
 
 
 def _load_without_weights(model: UsedModel, trust: bool) -> None:
@@ -118,19 +126,9 @@ def _check_is_known(model: UsedModel, settings: dict[str, object], trust: bool) 
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind, where = settings.get("model_type"), f"{model.key}={model.directory}"
-    if kind in CONFIG_MAPPING:
-        return
-    if not settings.get("auto_map"):
-        raise UserError(
-            f"{where}: transformers {transformers.__version__} knows no model_type {kind!r}; install a "
-            "version that does, or give another model"
-        )
-    if not trust:
-        raise UserError(
-            f"{where}: its model_type {kind!r} needs Python code from its directory; if you trust it, set "
-            "model.trust_remote_code=true"
-        )
+    kind, code = settings.get("model_type"), bool(settings.get("auto_map"))
+    if why := why_unknown(kind, transformers.__version__, kind in CONFIG_MAPPING, code, trust):
+        raise UserError(f"{model.key}={model.directory}: {why}")
 
 
 def tried_tokenizer(key: str, directory: str, config: Config) -> "PreTrainedTokenizerBase":

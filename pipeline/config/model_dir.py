@@ -1,6 +1,7 @@
 """Settings of a Hugging Face model directory, read from its files without torch."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object that a file holds; None when it holds none."""
     try:
         content = json.loads(path.read_text())
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for brackets in thousands
         return None
     return content if isinstance(content, dict) else None
 
@@ -19,6 +20,12 @@ def text_settings(directory: Path) -> dict[str, Any]:
     settings = read_json(directory / "config.json") or {}
     text: dict[str, Any] = settings.get("text_config", settings)
     return text
+
+
+def architectures_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes that config.json says the model was saved as."""
+    given = settings.get("architectures") or []
+    return [str(name) for name in (given if isinstance(given, list) else [given])]
 
 
 def position_limit(directory: Path) -> int | None:

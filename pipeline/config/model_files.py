@@ -17,9 +17,11 @@ _HEADER_LIMIT = 100_000_000
 """Bytes; safetensors' own limit."""
 _LFS = b"version "
 _BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8,
+    "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "C64": 64, "I64": 64, "U64": 64, "F64": 64,
 }  # fmt: skip
+"""Bits of a number, by every dtype that safetensors knows."""
 _EMBEDDINGS = (
     *("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings", "tokens_embed"),
     "embeddings",
@@ -109,11 +111,12 @@ def read_header(path: Path) -> dict[str, Tensor]:
         raise BadModel(f"its {path.name} is a pointer of Git LFS, not the weights; run git lfs pull there")
     try:
         header = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
         raise BadModel(f"its {path.name} ({size} bytes) is cut short or not of safetensors; copy it again")
     tensors = dict(_described(path, header, 8 + length))
+    _check_no_gaps(path, tensors, 8 + length)
     end = max((tensor.start + tensor.size for tensor in tensors.values()), default=8 + length)
     if size != end:
         raise BadModel(f"its {path.name} has {size} bytes, and its header says {end}; copy it again")
@@ -124,15 +127,38 @@ def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tup
     """Yield each tensor of a header by name. Raises BadModel where a tensor's bytes do not fit its shape."""
     for name, entry in header.items():
         if name == "__metadata__":
+            _check_metadata(path, entry)
             continue
         try:
-            dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
-            start, end = map(int, entry["data_offsets"])
-            if (bits := _BITS.get(dtype)) and (end - start) * 8 != math.prod(shape) * bits:
+            dtype, shape = str(entry["dtype"]), tuple(map(_whole, entry["shape"]))
+            start, end = map(_whole, entry["data_offsets"])
+            if (end - start) * 8 != math.prod(shape) * _BITS[dtype]:
                 raise ValueError(f"{end - start} bytes")
         except (KeyError, TypeError, ValueError) as error:
             raise BadModel(f"the header of its {path.name} is damaged at {name}; copy it again") from error
         yield name, Tensor(path, dtype, shape, data + start, end - start)
+
+
+def _check_metadata(path: Path, entry: object) -> None:
+    """Raise BadModel where a header's metadata is not texts by name."""
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise BadModel(f"the header of its {path.name} is damaged at __metadata__; copy it again")
+
+
+def _whole(number: object) -> int:
+    """Return a number of a header. Raises ValueError where it is none that counts something."""
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no count")
+    return number
+
+
+def _check_no_gaps(path: Path, tensors: Tensors, data: int) -> None:
+    """Raise BadModel where tensors do not lie end to end from the byte ``data`` on, as safetensors wants."""
+    at = data
+    for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
+        if tensor.start != at:
+            raise BadModel(f"the header of its {path.name} is damaged at {name}; copy it again")
+        at += tensor.size
 
 
 def embedding_rows(tensors: Tensors) -> int | None:

@@ -11,7 +11,8 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import scores_with
 from pipeline.config.engines import Engine
 from pipeline.config.issue import ConfigIssue
-from pipeline.config.model_dir import num_labels, read_json
+from pipeline.config.model_classes import Classes, classes_of_tasks
+from pipeline.config.model_dir import architectures_of, num_labels, read_json
 from pipeline.config.model_files import (
     ADAPTER_SETTINGS,
     BadModel,
@@ -27,6 +28,7 @@ from pipeline.config.model_files import (
 )
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
+from pipeline.config.trainable import why_maimed, why_not_causal, why_not_of_class, why_untrainable
 from pipeline.config.update import TrainingEngine
 
 _SAME_VOCABULARY = 0.99
@@ -55,12 +57,18 @@ class UsedModel:
     use: Use
     is_ours: bool
     """Whether an engine or trainer of slurm-ppo loads it; the user's own may read anything."""
+    is_loaded: bool = False
+    """Whether transformers loads it. vLLM has architectures of its own, and reports what it cannot take."""
+    is_trained: bool = False
+    """Whether a trainer of slurm-ppo trains it."""
 
 
 @dataclass(frozen=True)
 class Known:
     """The headers of a model directory."""
 
+    settings: Mapping[str, Any]
+    """Content of config.json."""
     tensors: Tensors
     vocabulary: Vocabulary | None
     """Ids of its tokenizer; None where they were not read, or need the tokenizer's library."""
@@ -74,16 +82,17 @@ def used_models(config: Config) -> Iterator[UsedModel]:
     )
     generates = config.rollout.engine in (*Engine,)
     is_loaded = generates or trains or (scores_reference and model.reference is None)
-    yield UsedModel("model.policy", Path(model.policy), Use.POLICY, is_loaded)
+    yield UsedModel("model.policy", Path(model.policy), Use.POLICY, is_loaded, is_loaded, trains)
     if model.reference:
-        yield UsedModel("model.reference", Path(model.reference), Use.REFERENCE, scores_reference)
+        directory = Path(model.reference)
+        yield UsedModel("model.reference", directory, Use.REFERENCE, scores_reference, scores_reference)
     if model.critic:
-        yield UsedModel("model.critic", Path(model.critic), Use.CRITIC, trains)
+        yield UsedModel("model.critic", Path(model.critic), Use.CRITIC, trains, trains, trains)
     for name, component in config.reward.components.items():
         if isinstance(component, RewardModelConfig):
-            is_ours = scores_with(config.reward, component) in (*Engine,)
-            key = f"reward.components.{name}.path"
-            yield UsedModel(key, Path(component.path), Use.REWARD, is_ours)
+            engine = scores_with(config.reward, component)
+            key, is_loaded = f"reward.components.{name}.path", engine == Engine.TRANSFORMERS
+            yield UsedModel(key, Path(component.path), Use.REWARD, engine in (*Engine,), is_loaded)
 
 
 def model_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -92,6 +101,8 @@ def model_problems(config: Config) -> Iterator[ConfigIssue]:
     for model in used_models(config):
         try:
             known[model.key] = examine(model, with_tokenizer=config.model.tokenizer is None)
+            if classes := classes_of_tasks(config):
+                _check_class(model, known[model.key], classes, config.model.trust_remote_code)
         except BadModel as error:
             yield ConfigIssue(model.key, model.directory, str(error))
     for model in used_models(config):
@@ -122,6 +133,8 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
     settings = _settings(directory)
     if model.is_ours:
         _check_architecture(model.use, settings)
+    if model.is_trained and (why := why_untrainable(settings)):
+        raise BadModel(why)
     if model.use is Use.REWARD and (outputs := num_labels(directory)) != 1:
         raise BadModel(f"has {outputs} outputs; a reward model has 1")
     tensors: Tensors = {}
@@ -144,7 +157,7 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
             f"has {rows} embeddings, and its tokenizer gives ids up to {vocabulary.num_base - 1}; it is not "
             "the model's own tokenizer, or the embeddings were not resized"
         )
-    return Known(tensors, vocabulary)
+    return Known(settings, tensors, vocabulary)
 
 
 def _check_padding(settings: Mapping[str, Any], rows: int | None) -> None:
@@ -159,15 +172,22 @@ def _check_padding(settings: Mapping[str, Any], rows: int | None) -> None:
 
 def _settings(directory: Path) -> dict[str, Any]:
     """Return config.json. Raises BadModel where the directory is not that of a model with safetensors."""
+    if directory.is_file():
+        raise BadModel("is a file; give the Hugging Face model directory that holds it")
     if not directory.is_dir():
         raise BadModel("no such directory; give a Hugging Face model directory on this filesystem")
+    if any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors")):
+        raise BadModel("holds weights in GGUF alone, which are quantised for inference; give the safetensors")
     if not (directory / "config.json").is_file():
         if (directory / ADAPTER_SETTINGS).is_file():
             raise BadModel(
                 "holds no config.json but an adapter's settings; merge the adapter into its base model "
                 "(peft's merge_and_unload, then save_pretrained) and give that directory"
             )
-        raise BadModel("holds no config.json, so it is not a Hugging Face model directory")
+        raise BadModel(
+            "holds no config.json, so it is not a Hugging Face model directory; give one that "
+            "save_pretrained wrote"
+        )
     if not any(directory.glob("*.safetensors")):
         raise BadModel(
             "holds no *.safetensors; other weight files are not read because they can carry code "
@@ -175,19 +195,38 @@ def _settings(directory: Path) -> dict[str, Any]:
         )
     settings = read_json(directory / "config.json")
     if settings is None:
-        raise BadModel("its config.json is not JSON of a model's configuration")
+        raise BadModel("its config.json is not JSON of a model's configuration; copy it again")
     return settings
 
 
 def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:
-    if not settings.get("model_type") and not settings.get("auto_map"):
-        raise BadModel("its config.json has no model_type, so nobody knows what model it is")
-    for name in settings.get("architectures") or ():
-        if use in (Use.POLICY, Use.REFERENCE) and str(name).endswith(_NOT_CAUSAL):
+    kind = settings.get("model_type")
+    if not isinstance(kind, str | None) or not (kind or settings.get("auto_map")):
+        raise BadModel(
+            "its config.json has no model_type, so that no class can be chosen; copy it again from where the "
+            "model is from"
+        )
+    for name in architectures_of(settings):
+        if use in (Use.POLICY, Use.REFERENCE) and name.endswith(_NOT_CAUSAL):
             raise BadModel(f"is a {name}; a {use} is a language model (...ForCausalLM)")
-        is_backbone = re.fullmatch(r"\w+Model", str(name)) and "For" not in str(name)
-        if use is Use.REWARD and (str(name).endswith(_NOT_SCORING) or is_backbone):
+        is_backbone = re.fullmatch(r"\w+Model", name) and "For" not in name
+        if use is Use.REWARD and (name.endswith(_NOT_SCORING) or is_backbone):
             raise BadModel(f"is a {name}; a reward model is a classifier (...ForSequenceClassification)")
+
+
+def _check_class(model: UsedModel, known: Known, classes: Classes, is_trusted: bool) -> None:
+    """Raise BadModel for a model that transformers cannot load for its use, or not all of it."""
+    if not model.is_loaded or model.use is Use.CRITIC:  # whose class is made for any backbone
+        return
+    auto_class, table = "AutoModelForCausalLM", classes.causal
+    if model.use is Use.REWARD:
+        auto_class, table = "AutoModelForSequenceClassification", classes.scoring
+    if why := why_not_of_class(table, auto_class, known.settings, classes, is_trusted):
+        raise BadModel(why)
+    if model.is_trained:
+        lost = why_maimed(known.settings, known.tensors, classes)
+        if why := why_not_causal(known.settings, classes) or lost:
+            raise BadModel(why)
 
 
 def _check_head(use: Use, settings: Mapping[str, Any], tensors: Tensors) -> None:

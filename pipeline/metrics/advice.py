@@ -1,15 +1,17 @@
 """Advice on a run: rules that read its numbers and say what is wrong, how it shows, what to change.
 
 Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy
-learns), :mod:`pipeline.metrics.speed_advice` (where the time goes) or :mod:`pipeline.metrics.starts` (what
-workers cost), with its thresholds and their reasons beside it. A rule that lacks a number is silent, and so
-are all rules on short runs.
+learns), :mod:`pipeline.metrics.engine_advice` (whether engines agree), :mod:`pipeline.metrics.speed_advice`
+(where the time goes) or :mod:`pipeline.metrics.starts` (what workers cost), with its thresholds and their
+reasons beside it. A rule that lacks a number is silent, and so are all rules on short runs but that about
+engines that disagree.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeline.metrics.advice_input import LOOK_BACK, Advice, Evidence, Rule, Severity, TaskTime
+from pipeline.metrics.engine_advice import engine_mismatch
 from pipeline.metrics.learning_advice import LEARNING_RULES
 from pipeline.metrics.speed_advice import SPEED_RULES
 from pipeline.metrics.starts import START_RULES
@@ -26,7 +28,7 @@ __all__ = [
     "worst",
 ]
 
-RULES = (*LEARNING_RULES, *SPEED_RULES, *START_RULES)
+RULES = (*LEARNING_RULES, engine_mismatch, *SPEED_RULES, *START_RULES)
 
 
 def advise(evidence: Evidence) -> list[Advice]:

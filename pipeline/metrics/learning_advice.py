@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from pipeline.config.algorithm import GROUP_ESTIMATORS, CorrectionLevel, Estimator
+from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator
 from pipeline.config.reward import RuleConfig
 from pipeline.metrics.advice_input import (
     TREND_ROWS,
@@ -352,28 +352,6 @@ def unscored(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.UNSCORED, title, what, remedy, (name,))
 
 
-_K3_MUCH, _K3_TOO_MUCH = 0.01, 0.1
-"""Nats per token: engines that differ in rounding alone are at 1e-3 (bf16) and below."""
-
-
-def engine_mismatch(evidence: Evidence) -> Findings:
-    """Detect a rollout engine and a trainer that compute different probabilities."""
-    found = recent(evidence, "mismatch/k3")
-    if found is None or found.middle <= _K3_MUCH:
-        return
-    config = evidence.config
-    severity = Severity.PROBLEM if found.middle > _K3_TOO_MUCH else Severity.WARNING
-    is_corrected = config.algorithm.correction.level is not CorrectionLevel.NONE
-    correct = "" if is_corrected else "set algorithm.correction.level=token; "
-    what = f"{found.name}: median {number(found.middle)} nats per token in {found.span}"
-    remedy = (
-        f"{correct}give rollout.precision={config.rollout_precision} and "
-        f"update.precision={config.update.precision} the same format, or try rollout.engine=transformers"
-    )
-    title = "the rollout engine's probabilities differ from the trainer's"
-    yield Advice(severity, Rule.ENGINE_MISMATCH, title, what, remedy, (found.name, "mismatch/kl"))
-
-
 LEARNING_RULES: tuple[Callable[[Evidence], Findings], ...] = (
     reward_hacking,
     reward_falling,
@@ -389,5 +367,4 @@ LEARNING_RULES: tuple[Callable[[Evidence], Findings], ...] = (
     blind_critic,
     truncation,
     unscored,
-    engine_mismatch,
 )

@@ -34,7 +34,9 @@ from stages.engines.base import (
 )
 from stages.engines.in_place import Unused, can_take, load_in_place
 from stages.engines.layouts import Layout, layout_of
+from stages.engines.padding import Batching, batching_of
 from stages.hidden import hide_unknown_ids
+from stages.logs import log
 from stages.models import load_causal_lm, load_reward_model
 from stages.ppo.batching import budgeted
 
@@ -74,7 +76,11 @@ def limits_of(described: PreTrainedConfig, context: int | None = None) -> Limits
 
 
 class TransformersGenerator(Generator):
-    """Batched generation with a KV cache; requests are sorted by length and batched under a token budget."""
+    """Batched generation with a KV cache; requests are sorted by length and batched under a token budget.
+
+    Prompts are padded on the left, unless the model answers differently then: see
+    :mod:`stages.engines.padding`.
+    """
 
     def __init__(self, model: PreTrainedModel, token_budget: int, context: int | None = None) -> None:
         self._model = model
@@ -87,6 +93,7 @@ class TransformersGenerator(Generator):
         self._unused = Unused.of(model)
         self._layout: Layout | None = None
         self._merges = False
+        self._batching: Batching | None = None
 
     def is_like(self, directory: str, merges: bool) -> None:
         """Note the directory that the model is from, so that it can take the weights of others like it.
@@ -110,6 +117,7 @@ class TransformersGenerator(Generator):
         load_in_place(self._model, Path(directory))
         if adapter:
             merge_into(self._model, read_adapter(Path(adapter)))
+        self._batching = None
         return True
 
     def plan(self, requests: Sequence[Request]) -> list[list[int]]:
@@ -119,8 +127,31 @@ class TransformersGenerator(Generator):
     def _batches(self, requests: Mapping[int, Request]) -> list[list[int]]:
         fit = [i for i, request in requests.items() if self._takes(request)]
         lengths = [(len(requests[i].prompt_tokens), self.room(requests[i])) for i in fit]
-        batches = budgeted(lengths, range(len(fit)), self._token_budget)
+        groups = self._groups([prompt for prompt, _ in lengths])
+        batches = [batch for group in groups for batch in budgeted(lengths, group, self._token_budget)]
         return [[fit[place] for place in batch] for batch in batches]
+
+    def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the places of prompts, of the given lengths, that may be in one batch."""
+        batching = self.batching() if len(lengths) > 1 else Batching.ALONE
+        if batching is Batching.ALONE:
+            return [[place] for place in range(len(lengths))]
+        groups: dict[int, list[int]] = {}
+        for place, length in enumerate(lengths):
+            groups.setdefault(0 if batching is Batching.PADDED else length, []).append(place)
+        return [group for _, group in sorted(groups.items())]
+
+    def batching(self) -> Batching:
+        """Return how rows may be batched: tried once, with the weights that there are."""
+        if self._batching is None:
+            self._batching = batching_of(self._model, self.limits)
+            self._unused.restore()
+            if self._batching is not Batching.PADDED:
+                log.info(
+                    f"{type(self._model).__name__} answers differently in padded batches: it generates "
+                    f"{self._batching}, which is exact and slower"
+                )
+        return self._batching
 
     def _stream(
         self,

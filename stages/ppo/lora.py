@@ -22,7 +22,7 @@ from pipeline.run.seeds import derive_seed
 from stages.adapters import ADAPTER_FILE, PREFIX
 from stages.context import UserError
 from stages.hidden import hide_unknown_ids
-from stages.models import load_causal_lm
+from stages.models import freeze_other_senses, load_causal_lm
 from stages.ppo.bare import looking_filled
 from stages.ppo.zero import device_map_of
 
@@ -43,7 +43,9 @@ def load_policy(base: Path, config: Config) -> PreTrainedModel:
 
 
 def adapt(model: PreTrainedModel, base: Path, config: Config) -> PreTrainedModel:
-    """Put adapters into a policy, which may be without weights, if adapters are trained."""
+    """Put adapters into a policy, which may be without weights, if adapters are trained. What text does not
+    go through is frozen in any case."""
+    freeze_other_senses(model)
     if config.update.lora is not None:
         with looking_filled(model):
             attach(model, base, config.update.lora, derive_seed(config.seed, "lora"))

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
+from pipeline.config.model_classes import classes_of_tasks, table
 from pipeline.config.model_files import BadModel, read_header
 from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
@@ -155,6 +157,28 @@ BROKEN = {
         settings(architectures=["LlamaForSequenceClassification"]),
         "is a LlamaForSequenceClassification; a policy is a language model (...ForCausalLM)",
     ),
+    "quantised": (
+        P,
+        settings(quantization_config={"quant_method": "fp8"}),
+        "is quantised (fp8), which cannot be trained: give the weights it was made from",
+    ),
+    "quantised critic": (
+        C,
+        settings(quantization_config={"quant_method": "awq"}),
+        "is quantised (awq), which",
+    ),
+    "encoder and decoder": (
+        P,
+        settings(model_type="t5", is_encoder_decoder=True),
+        "is an encoder-decoder model",
+    ),
+    "no language model": (P, settings(model_type="qwen2_vl"), "has no AutoModelForCausalLM; give a model"),
+    "no classifier": (R, settings(model_type="granite"), "has no AutoModelForSequenceClassification; give"),
+    "own code": (
+        P,
+        settings(model_type="wonder", auto_map={"AutoConfig": "code.C"}),
+        "trust_remote_code=true",
+    ),
     "small vocabulary": (
         P,
         weights(model__embed_tokens__weight=(100, 4)),
@@ -214,6 +238,8 @@ HARMLESS = {
     "a reference that is larger": (REF, weights(model__embed_tokens__weight=(320, 4))),
     "a reward model as critic": (C, weights(model__embed_tokens__weight=(ROWS, 4), score__weight=(1, 4))),
     "a reference without tokenizer": (REF, NO_TOKENIZER),
+    "a quantised reference": (REF, settings(quantization_config={"quant_method": "fp8"})),
+    "a quantised reward model": (R, settings(quantization_config={"quant_method": "fp8"})),
     "a head of two layers": (
         R,
         weights(classifier__dense__weight=(4, 4), classifier__out_proj__weight=(1, 4)),
@@ -240,6 +266,56 @@ def test_a_weight_file_that_is_cut_anywhere_is_refused(headers, share):
         path.write_bytes(whole[: int(share * len(whole))])
         with pytest.raises(BadModel, match=r"^its model\.safetensors "):
             read_header(path)
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_header_with_a_bit_that_flipped_is_read_as_safetensors_reads_it(headers, place, bit):
+    whole = bytearray((headers / "policy" / WEIGHTS).read_bytes())
+    size = 8 + int.from_bytes(whole[:8], "little")
+    whole[int(place * size)] ^= 1 << bit
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / WEIGHTS
+        path.write_bytes(bytes(whole))
+        try:
+            with safe_open(path, "np") as file:
+                names = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError:
+            with pytest.raises(BadModel, match=r"its model\.safetensors "):
+                read_header(path)
+        else:
+            assert {name: tensor.shape for name, tensor in read_header(path).items()} == names
+
+
+OTHER_PYTHON = {
+    "the same": ((), True),
+    "another": (("scheduler.python=/opt/python",), False),
+    "another for prepare": (("scheduler.prepare.python=/opt/python",), False),
+    "a container": (("scheduler.container=apptainer exec image.sif",), False),
+}
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "allocation"])
+@pytest.mark.parametrize("name", list(OTHER_PYTHON))
+def test_families_are_judged_by_the_transformers_that_tasks_have(headers, tmp_path, scheduler, name):
+    words, is_ours = OTHER_PYTHON[name]
+    config = compose([*tiny.overrides(headers, tmp_path / "run"), f"scheduler={scheduler}", *words])
+    assert (classes_of_tasks(config) is not None) == is_ours
+
+
+@pytest.mark.parametrize(
+    "source", ["", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = load()", "X = OrderedDict(\n)\n"]
+)
+def test_a_transformers_that_is_laid_out_otherwise_says_nothing(source):
+    assert table(source, "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES") == {}
+
+
+def test_a_decoder_of_a_family_that_can_be_one_is_a_policy(headers, config, tmp_path):
+    folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
+    settings(model_type="bert", architectures=["BertLMHeadModel"], is_decoder=True)(folder)
+    resolve(given_as(config, P, folder))
+    settings(is_decoder=False)(folder)
+    (line,) = refusal(config, P, folder)
+    assert "is a bert model that reads in both directions" in line
 
 
 def test_models_that_only_the_users_own_engines_read_may_be_anything_but_damaged(inputs, tmp_path):

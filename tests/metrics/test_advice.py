@@ -31,6 +31,7 @@ from pipeline.metrics.advice import (
 )
 from pipeline.metrics.advice_input import LOOK_BACK, MIN_ROWS
 from pipeline.metrics.catalogue import describe
+from pipeline.text import number
 from pipeline.workers.summary import REASONS, Spent, WorkersOf
 from tests.support import ROOT, scripted
 
@@ -128,8 +129,43 @@ def test_a_run_that_learns_gets_no_advice(count):
 
 
 def test_a_short_run_gets_none_however_bad():
-    change = dict.fromkeys(healthy(1), 1e9)
+    """But for engines that disagree."""
+    change = dict.fromkeys(healthy(1), 1e9) | {"mismatch/k3": 0.0}
     assert found_in(lambda i: change | {"iteration": i}, MIN_ROWS - 1) == []
+
+
+@pytest.mark.parametrize("name", ["mismatch/kl", "mismatch/k3"])
+@pytest.mark.parametrize("gap", [0.04, 0.07, 3.0])
+def test_engines_that_disagree_are_named_after_the_first_iteration(name, gap):
+    found = found_in(lambda i: {name: gap}, count=1)
+    if gap < 0.05:
+        assert found == []
+        return
+    advice = only(Rule.ENGINE_MISMATCH, found)
+    assert advice.severity is (Severity.PROBLEM if gap > 1 else Severity.WARNING)
+    assert advice.what == f"{name}: {number(gap)} nats per token in iteration 1"
+    assert [a.rule for a in first_shown(Evidence(rows_of(lambda i: {name: gap}, 1), CONFIG))] == [advice.rule]
+    assert first_shown(Evidence(rows_of(lambda i: {name: gap}, 2), CONFIG)) == [], "it is said once"
+
+
+def test_the_advice_on_engines_names_what_can_be_changed():
+    """Nobody who generates with transformers is told to."""
+    words = ["experiment=quickstart"]
+    given = {
+        "transformers": compose([*words, "rollout.precision=bf16"]),
+        "vllm": compose(
+            [*words, "rollout.engine=vllm", "rollout.precision=fp32", "algorithm.correction.level=token"]
+        ),
+    }
+    found = {
+        name: only(Rule.ENGINE_MISMATCH, found_in(lambda i: {"mismatch/k3": 1.0}, 1, config)).remedy
+        for name, config in given.items()
+    }
+    assert "rollout.tokens_per_batch=1" in found["transformers"]
+    assert "algorithm.correction.level=token" in found["transformers"]
+    assert "rollout.precision=bf16 and update.precision=fp32 the same" in found["transformers"]
+    assert "engine=transformers" not in found["transformers"]
+    assert found["vllm"] == "try rollout.engine=transformers"
 
 
 def test_the_quickstart_gets_none_that_is_more_than_a_note():
@@ -413,8 +449,8 @@ names = st.sampled_from([*healthy(1), "reward//truncated", "policy/", "slurm/que
     ),
 )
 def test_it_never_fails_whatever_the_rows_hold(rows, attempts):
-    for number, row in enumerate(rows, 1):
-        row.setdefault("iteration", number)
+    for iteration, row in enumerate(rows, 1):
+        row.setdefault("iteration", iteration)
     for advice in advise(Evidence(rows, CONFIG, tuple(attempts))):
         assert advice.title
         assert advice.what

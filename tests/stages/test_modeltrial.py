@@ -4,13 +4,17 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from pipeline.config.model_classes import installed_classes
 from pipeline.config.model_files import read_header
 from pipeline.config.schema import Config
 from pipeline.run.tasks import PREPARE
@@ -88,6 +92,16 @@ BROKEN = {
     "nan in fp16": (REF, number(math.nan, torch.float16), f"={{}}: its weight {UP} in"),
     "reward's nan": (R, number(math.nan), f"={{}}: its weight {UP} in model.safetensors has NaN or"),
     "reward without class": (R, settings(model_type="granite"), "={}: cannot be loaded as a reward model: "),
+    "reward of AWQ": (
+        R,
+        settings(quantization_config={"quant_method": "awq", "bits": 4}),
+        "={}: cannot be loaded, as it is quantised: .*gptqmodel",
+    ),
+    "reward quantised in a way of its own": (
+        R,
+        settings(quantization_config={"quant_method": "wonder"}),
+        "={}: cannot be loaded, as it is quantised: Unknown quantization type, got wonder",
+    ),
     "critic's nan": (C, number(-math.inf), f"={{}}: its weight {UP} in model.safetensors has NaN or"),
     "critic's backbone": (C, tensors(lambda found: found.pop(UP)), rf": {{}} lacks weights of .*: {UP}"),
 }
@@ -103,6 +117,23 @@ def test_a_model_that_cannot_be_used_is_one_line(models, config, tmp_path, name)
         try_models(given_as(config, key, folder))
     assert len(str(refused.value)) <= 300
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_read_of_transformers_source_is_what_it_does():
+    """validate, which does not import it, refuses by these tables."""
+    read = installed_classes()
+    assert read is not None
+    assert read.version == transformers.__version__
+    assert read.causal == dict(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert read.scoring == first_of(modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
+    assert read.with_images == first_of(modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    assert read.masked == first_of(modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    unknown = {name for name in CONFIG_MAPPING if name not in read.types}
+    assert not unknown & {*read.causal, *read.scoring, *read.with_images}
+
+
+def first_of(table: Mapping[str, str | tuple[str, ...]]) -> dict[str, str]:
+    return {name: found if isinstance(found, str) else found[0] for name, found in table.items()}
 
 
 def test_models_without_a_fault_are_counted_in_the_log(config, caplog):

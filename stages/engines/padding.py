@@ -1,0 +1,92 @@
+"""How rows may be batched so that a model says of each what it says of it alone.
+
+Attention skips padding by its mask. A recurrent model may read it as text (RecurrentGemma, the lightning
+attention of MiniMax), one that counts positions from the first column begins too late (BART), and one may mix
+up the rows of any batch (RWKV). Such a model is known by its answers, not by its name.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from stages.engines.base import Limits
+
+_SHORT, _LONG = 5, 29
+"""Tokens of the row that is compared, and of a longer one beside it, where the context has room for that."""
+_ANSWER = 3
+"""Tokens of each answer: the first is read off the prompt, the others off the cache."""
+_TOLERANCE = {torch.float32: 1e-4}
+_HALF_TOLERANCE = 0.05
+"""Nats per token: rounding alone, which padding changes too, is below."""
+
+
+class Batching(StrEnum):
+    """Rows that a model may be given together."""
+
+    PADDED = "padded"
+    """All, padded on the left."""
+    ONE_LENGTH = "only prompts of one length together"
+    ALONE = "one row at a time"
+
+
+class Dictated(LogitsProcessor):
+    """A logits processor that chooses given tokens, and notes the distributions that they are chosen from."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+        self.log_probs: list[Tensor] = []
+        """Log-probabilities of all tokens, [B, V] per step."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = self._tokens[len(self.log_probs)]
+        self.log_probs.append(torch.log_softmax(scores.float(), dim=-1))
+        only = torch.full_like(scores, -torch.inf)
+        only[:, token] = 0.0
+        return only
+
+
+def batching_of(model: PreTrainedModel, limits: Limits) -> Batching:
+    """Return the first way of batching in which a row's probabilities are what they are alone.
+
+    Depends on nothing but the model. Where the context has no room for a longer row, nothing is tried, and
+    rows go alone.
+    """
+    longest = min(_LONG, limits.context - _ANSWER)
+    if longest <= _SHORT:
+        return Batching.ALONE
+    tokens = [i * 7919 % limits.vocabulary for i in range(1, longest + _ANSWER + 1)]
+    row, answer = tokens[-_SHORT - _ANSWER : -_ANSWER], tokens[-_ANSWER:]
+    alone = distributions(model, [row], answer)[0]
+    beside = {Batching.PADDED: tokens[:longest], Batching.ONE_LENGTH: tokens[:_SHORT]}
+    for batching, other in beside.items():
+        if _is_same(alone, distributions(model, [row, other], answer)[0], model.dtype):
+            return batching
+    return Batching.ALONE
+
+
+def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two series of distributions [steps, V] differ by rounding alone."""
+    difference = one.exp() * (one - other).abs()
+    impossible = one.isneginf() & other.isneginf()
+    gap = float(difference.masked_fill(impossible, 0.0).sum(dim=-1).mean())
+    return gap <= _TOLERANCE.get(dtype, _HALF_TOLERANCE)  # not where it is NaN
+
+
+@torch.inference_mode()
+def distributions(model: PreTrainedModel, prompts: Sequence[Sequence[int]], answer: Sequence[int]) -> Tensor:
+    """Return the log-probabilities [B, steps, V] that ``answer`` is given with, to prompts that are padded on
+    the left."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    dictated = Dictated(answer)
+    model.generate(  # type: ignore[operator]
+        input_ids=ids.to(model.device),
+        attention_mask=mask.to(model.device),
+        logits_processor=LogitsProcessorList([dictated]),
+        generation_config=GenerationConfig(max_new_tokens=len(answer), do_sample=False, pad_token_id=0),
+    )
+    return torch.stack(dictated.log_probs, dim=1)
