@@ -49,7 +49,7 @@ def test_workers_account_for_all_that_they_held_and_a_killed_one_for_what_it_sai
     run = make_run(cluster, tmp_path / "run", *words)
     run.submit()
     requeued = worker_who(run, "update", Doing.WAITING, is_used)  # its next input comes soon: it is kept
-    with hold(RunPaths(run.root).locks, 60):  # a pass that does not see it in the queue submits another for it
+    with hold(RunPaths(run.root).locks, 60):  # a pass that finds it gone submits another in its place
         cluster.call("scontrol", "requeue", element_of(requeued))
         run.wait_for(lambda: restarts_of(run, element_of(requeued)) > 0, "it in the queue again")
     killed = worker_who(run, "rollout", Doing.BUSY, is_used)
