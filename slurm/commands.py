@@ -1,12 +1,16 @@
 """Calls of Slurm's commands: a clean environment, a time limit, and errors that say if a retry can help."""
 
+import base64
 import contextlib
+import gzip
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -26,9 +30,12 @@ _DROPPED = re.compile(
     r"(CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$|"  # a driver's own
     r"(RANK|LOCAL_RANK|WORLD_SIZE|RENDEZVOUS_FILE)$"  # a rank's own, whose job submits others
 )
-OWN = "SLURM_PPO_OWN_VARIABLES"
-"""Variable with the names of others, with blanks between them, that jobs which this process submits do not
-inherit: sbatch passes the whole environment on."""
+BEFORE = "SLURM_PPO_BEFORE"
+"""Variable with the environment that a worker's job began with (``env -0``, gzip, base64): what a stage's
+setup and ``environment`` give its own workers is not for the jobs that a pass submits from there, though
+sbatch passes the whole environment on."""
+REMEMBER_BEFORE = f"export {BEFORE}=$(env -0 | gzip -c | base64 -w 0)"
+"""Shell line that sets it, before anything else of the job."""
 _FORCED = {
     "SLURM_BITSTR_LEN": "0",  # array expressions in full, not cut at 64 bytes
     "SLURM_TIME_FORMAT": "%s",  # unix seconds: no time zone, no daylight saving
@@ -86,17 +93,33 @@ class SlurmMissing(UserError, ValueError):
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return ``environ`` without variables that alter Slurm's commands or their output."""
-    own = set(environ.get(OWN, "").split())
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name in _KEPT or not (_DROPPED.match(name) or name in own)
-    }
-    # Each job's setup adds folders to PATH-like variables, which the jobs that it submits inherit: without
-    # repeats they do not grow.
+    kept = {name: value for name, value in environ.items() if name in _KEPT or not _DROPPED.match(name)}
+    # A driver job's setup adds folders to PATH-like variables, which the jobs that it submits inherit:
+    # without repeats they do not grow.
     paths = {name: value for name, value in kept.items() if name.endswith("PATH")}
     shorter = {name: ":".join(dict.fromkeys(value.split(":"))) for name, value in paths.items()}
     return kept | shorter | _FORCED
+
+
+def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the jobs that a process submits: that which its own job began with, if it
+    knows that, else its own."""
+    ours = {name: environ[name] for name in _KEPT & environ.keys()}
+    return clean_environment({**(_before(environ.get(BEFORE, "")) or environ), **ours})
+
+
+def _before(packed: str) -> dict[str, str]:
+    try:
+        unpacked = gzip.decompress(base64.b64decode(packed)) if packed else b""
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        zlib.error,
+    ):  # without gzip on its PATH a job has remembered nothing
+        return {}
+    pairs = (pair.partition("=") for pair in os.fsdecode(unpacked).split("\0") if pair)
+    return {name: value for name, _, value in pairs}
 
 
 @dataclass
@@ -170,15 +193,19 @@ def _run_once(arguments: Sequence[str], timeout: float, input: str | None) -> st
 def _start(arguments: Sequence[str], output: int | IO[bytes], has_input: bool) -> subprocess.Popen[str]:
     """Start a command as a group of processes: a site may have scripts of its own in front of Slurm's."""
     calls[arguments[0]] += 1
+    inherited = inherited_environment if arguments[0] == "sbatch" else clean_environment
     try:
         return subprocess.Popen(
             list(arguments),
+            executable=shutil.which(
+                arguments[0]
+            ),  # a module that has it may have been loaded since the start
             stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             text=True,
             errors="replace",  # another user's job name may be any bytes
-            env=clean_environment(os.environ),
+            env=inherited(os.environ),
             process_group=0,
         )
     except FileNotFoundError:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pipeline.cli.job_log import log_output
 from pipeline.cli.summary import announce, next_commands, say_how_it_ended
-from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.passes import LEASE_PATIENCE, follow, make_pass
 from pipeline.executors.slurm.queue import cancel_all, wait_until_gone
 from pipeline.orchestrate.driver import Outcome, Pass
@@ -20,10 +19,8 @@ from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import LeaseHeld, LeaseLost, hold
-from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.status.progress import Bars, Lines, watcher_for
 from pipeline.workers.looking import FROM_NOW, PASS_AGE
-from slurm.commands import OWN
 from slurm.submission import Refused, requeue
 
 _GONE_PATIENCE = 60.0
@@ -127,7 +124,6 @@ def asked_passes(root: Path) -> int:
 
     def make() -> None:
         run = load_run(root)  # settings may have changed since the last
-        os.environ[OWN] = " ".join(_own_variables(run, os.environ.get("SLURM_JOB_NAME", "")))
         watcher = Lines(run.plan, sys.stderr, is_timed=True)
         try:
             make_pass(run, watcher, PASS_AGE)
@@ -142,15 +138,6 @@ def asked_passes(root: Path) -> int:
         traceback.print_exc()
         return 1
     return 0
-
-
-def _own_variables(run: Run, job_name: str) -> list[str]:
-    """Return the names of what a worker's stage has in its environment by the settings: jobs of other stages
-    that a pass submits from there are not to have it. Paths stay, which the pass itself needs."""
-    if not is_job_of(run.identity.id, job_name):
-        return []
-    own = resources_of(slurm_settings(run), job_kind_of(job_name)).environment
-    return [name for name in own if not name.endswith("PATH")]
 
 
 def _wait_once_more(job: str, why: str, watcher: Lines) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import FREE_KINDS, Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import Committed, stale_because
 from pipeline.run.tasks import URGENCY, Stage, Task
@@ -74,10 +74,6 @@ class Observation:
         return [task for task in (*self.committed, *self.corrupt) if task.stage is Stage.STATE]
 
 
-FREE_KINDS = frozenset(
-    {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
-)
-"""Failures not counted against a task's budget of attempts: not its fault, or progress."""
 _FREE_FACTOR = 5
 
 

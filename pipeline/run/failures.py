@@ -37,6 +37,10 @@ class FailureKind(StrEnum):
     """Stop on a warning, with a save of what was done; the next attempt goes on from there."""
 
 
+FREE_KINDS = frozenset(
+    {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
+)
+"""Failures not counted against a task's budget of attempts: not its fault, or progress."""
 DISK_EXIT = 6
 """Exit code of a task that failed with kind DISK: known even where its failure file cannot be written."""
 _OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}

@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from pipeline.config.job_kinds import parts_of
-from pipeline.run.failures import FailureKind
+from pipeline.run.failures import FREE_KINDS, FailureKind
 from pipeline.run.plan import Plan
 from pipeline.run.records import Frontier
 from pipeline.run.tasks import PREPARE, Stage, Task, task_of
@@ -135,19 +135,27 @@ def claimed(plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
 
 def choose(view: View, worker: Worker) -> Choice:
     """Decide what a worker does next: its own shard, else any that is ready and free, of the earliest
-    iteration; else a task that another is slow at; else wait for the inputs of the next."""
+    iteration, and of those one that has failed last; else a task that another is slow at; else wait for the
+    inputs of the next."""
     ready: list[Task] = []
     waiting: list[Task] = []
+    again: Task | None = None
     for task in candidates(view.plan, view.frontier, worker):
         if task in view.committed:
             continue
+        if again and task.iteration > again.iteration:
+            break
         if not is_ready(view, task):
             waiting.append(task)
             continue
         ready.append(task)
         attempts = view.attempts.get(task, ())
         if is_free(attempts, view.max_attempts, is_given=is_given(task, attempts, worker)):
-            return Choice(Step.TAKE, task)
+            if not _has_failed(attempts):
+                return Choice(Step.TAKE, task)
+            again = again or task
+    if again:
+        return Choice(Step.TAKE, again)
     for task in ready:
         if worker.takes_over and is_slow(view, task):
             return Choice(Step.TAKE, task)
@@ -155,6 +163,12 @@ def choose(view: View, worker: Worker) -> Choice:
         return Choice(Step.DONE)
     at_hand = [task for task in waiting if task.iteration == waiting[0].iteration]
     return Choice(Step.WAIT, waiting[0], tuple(frozenset(missing(view, task)) for task in at_hand))
+
+
+def _has_failed(attempts: Sequence[Attempt]) -> bool:
+    """Whether a task has used up a part of its budget. Whoever spends the rest stops the run: what nobody has
+    tried is done before."""
+    return any(a.failure is not None and a.failure not in FREE_KINDS for a in attempts if not a.is_running)
 
 
 def missing(view: View, task: Task) -> set[Task]:

@@ -14,8 +14,7 @@ from pipeline.executors.slurm.exit_reasons import (
     evidence_of,
     verdict_of,
 )
-from pipeline.orchestrate.reconcile import FREE_KINDS
-from pipeline.run.failures import DISK_EXIT, Failure, FailureKind
+from pipeline.run.failures import DISK_EXIT, FREE_KINDS, Failure, FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.orchestrate.reconcile import (
-    FREE_KINDS,
     Observation,
     Retract,
     is_hopeless,
     reason_to_launch,
     reconcile,
 )
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import FREE_KINDS, Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker, state_of, unique
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 

@@ -80,18 +80,45 @@ def test_environment_is_cleaned():
     dirty = {
         **dict.fromkeys(("SLURM_JOB_ID", "SBATCH_PARTITION", "SQUEUE_FORMAT", "SACCT_FORMAT"), "x"),
         **dict.fromkeys(("SLURM_MEM_PER_NODE", "SINFO_SORT", "SCANCEL_USER", "SLURM_TIME_FORMAT"), "x"),
-        **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "RENDEZVOUS_FILE", "MINE", "MINE_TOO"), "x"),
-        commands.OWN: "MINE MINE_TOO",
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "RENDEZVOUS_FILE"), "x"),
+        commands.BEFORE: "x",
         **dict.fromkeys(("SLURM_CLUSTERS", "SALLOC_QOS", "SRUN_X", "SCONTROL_ALL"), "x"),
-        **dict.fromkeys(("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO", "MINE_3"), "kept"),
+        **dict.fromkeys(("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO"), "kept"),
     }
     cleaned = clean_environment(dirty)
     assert {name for name, value in cleaned.items() if value == "kept"} == {
-        *("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO", "MINE_3")
+        *("SLURM_CONF", "SLURM_CONF_SERVER", "HOME", "PATH", "SLURMPPO")
     }
     assert "x" not in cleaned.values()
     assert cleaned["SLURM_BITSTR_LEN"] == "0"
     assert cleaned["SLURM_TIME_FORMAT"] == "%s"
+
+
+SUBMITS = """
+import sys
+from slurm.commands import run_command
+print(run_command([sys.argv[1]]), end="")
+"""
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["remembered", "without gzip"])
+def test_what_is_set_up_for_a_job_is_not_passed_on_to_those_that_it_submits(tmp_path, is_packed):
+    """A worker's pass submits jobs of other stages, and sbatch passes its whole environment on. sbatch itself
+    is found where a module that was loaded for the job has it."""
+    for name in ("sbatch", "squeue"):
+        (tmp_path / name).write_text(
+            '#!/bin/sh\necho "$MINE|$CHANGED|$SLURM_CONF|$OF_TASKS|$SLURM_PPO_BEFORE"\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    hide = "" if is_packed else "gzip() { return 127; }; "
+    setup = f"export MINE=1 CHANGED=after OF_TASKS=2 SLURM_CONF=now PATH={tmp_path}:$PATH"
+    runs = f'for each in sbatch squeue; do {sys.executable} -c "$0" $each; done'
+    began = os.environ | {"CHANGED": "two\nlines = 'before'", "SLURM_CONF": "then", "PYTHONPATH": str(ROOT)}
+    script = f"{hide}{commands.REMEMBER_BEFORE}; {setup}; {runs}"
+    said = subprocess.run(["bash", "-c", script, SUBMITS], env=began, text=True, capture_output=True)
+    assert said.returncode == 0, said.stderr
+    own = "1|after|now|2|\n"
+    assert said.stdout == ("|two\nlines = 'before'|now||\n" if is_packed else own) + own
 
 
 def test_output_input_and_count(programs):

@@ -57,6 +57,19 @@ def test_its_own_shard_first_then_any_other_that_is_free():
     assert waits.is_due({policy_maker(1)})
 
 
+def test_what_has_failed_comes_after_what_nobody_has_tried():
+    """Its second failure may stop the run; then the other shards are there already."""
+    seen = {PREPARE}
+    failed = {rollout(1, 2): [attempt(rollout(1, 2), failure=FailureKind.ERROR)]}
+    assert choose(view(seen, failed), Worker("rollout", 2)).task == rollout(1, 3)
+    given = Worker("rollout", 2, rollout(1, 2), known=1, element="w")
+    assert choose(view(seen, failed), given).task == rollout(1, 3)
+    seen |= {rollout(1, shard) for shard in (0, 1, 3)}
+    assert choose(view(seen, failed), given).task == rollout(1, 2)
+    paused = {rollout(1, 2): [attempt(rollout(1, 2), failure=FailureKind.PAUSED)]}
+    assert choose(view({PREPARE}, paused), Worker("rollout", 2)).task == rollout(1, 2)
+
+
 def test_an_update_waits_for_every_shard_and_a_reward_for_any():
     seen = {PREPARE, *(rollout(1, shard) for shard in range(4))}
     rewards = {Task(1, Stage.REWARD, shard) for shard in range(4)}
@@ -106,13 +119,15 @@ def test_what_a_pass_has_given_is_free_and_else_the_budget_counts(kinds, most):
 
 def test_what_a_pass_has_given_is_so_until_another_tries_it():
     task = rollout(1, 0)
+    done = {PREPARE, rollout(1, 2), rollout(1, 3)}
+    busy = {rollout(1, 1): [attempt(rollout(1, 1), is_running=True)]}
     failed = [attempt(task, number, time=float(number), failure=FailureKind.ERROR) for number in (1, 2, 3)]
-    seen = view({PREPARE}, {task: failed})
+    seen = view(done, busy | {task: failed})
     assert choose(seen, Worker("rollout", 0, task, known=3)).task == task
     overtaken = Worker("rollout", 0, task, known=2, element="7_0")
-    assert choose(seen, overtaken).task == rollout(1, 1)
+    assert choose(seen, overtaken).step is Step.WAIT
     own = [replace(one, claim=replace(one.claim, worker="7_0r1")) for one in failed]
-    again = view({PREPARE}, {task: own})
+    again = view(done, busy | {task: own})
     assert choose(again, overtaken).task == task
 
 

@@ -16,6 +16,7 @@ from pipeline.run.directory import Run
 from pipeline.run.invocation import common_arguments, own_arguments
 from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.run.tasks import Stage, Task
+from slurm.commands import REMEMBER_BEFORE
 from slurm.requests import attending
 from slurm.submission import Array, literal
 from slurm.tasklist import ATTEMPT, STARTED
@@ -160,8 +161,9 @@ def array_of(
     )
 
 
-_OF_WORKERS = ("trap '' USR1", f"export {STARTED}=$(date +%s)")
-"""Shell lines of workers, before anything else. Whoever commits rings the arrays that wait for it: a signal
+_OF_WORKERS = (REMEMBER_BEFORE, "trap '' USR1", f"export {STARTED}=$(date +%s)")
+"""Shell lines of workers, before anything else. What is set up for them is not for jobs of other stages,
+which the passes that they make submit. Whoever commits rings the arrays that wait for it: a signal
 that would end an element which starts up. And what is set up is part of what a start takes."""
 
 
