@@ -24,7 +24,7 @@ from pipeline.data.tokens import (
 )
 from stages.rewards.rows import token_ids
 from stages.tokenizers import same_tokenizer
-from tests.support.tokenizers import CASES, KINDS, LETTERS, VARIANTS, Variant, save_tokenizer
+from tests.support.forty_tokenizers import CASES, KINDS, LETTERS, VARIANTS, Variant, save_tokenizer
 
 MESSAGES = [{"role": "user", "content": "what is it"}]
 

@@ -27,9 +27,9 @@ from stages.ppo.targets import Scores, estimate
 from stages.rewards.components import component_scores
 from stages.tasks.reward import reward_table
 from tests.support import crossed, tiny
+from tests.support.forty_tokenizers import CASES, KINDS, VARIANTS
 from tests.support.processes import make_run
 from tests.support.scoring import TEXTS, context, responses
-from tests.support.tokenizers import CASES, KINDS, VARIANTS
 
 _DRAW = random.Random(30)
 SAMPLE = [f"{kind}-{_DRAW.randrange(len(VARIANTS))}" for kind in _DRAW.sample(KINDS, 2)]

@@ -1,4 +1,4 @@
-"""One rollout of a tiny policy with a tokenizer of :mod:`tests.support.tokenizers`, and all that reads it:
+"""One rollout of a tiny policy with a tokenizer of :mod:`tests.support.forty_tokenizers`, and all that reads it:
 reward models of the same tokenizer and of another, rules, the reference, training, evaluation and samples.
 
     PYTHONPATH=. python -m tests.support.crossed [--engine vllm] [--cases NAME...]
@@ -37,7 +37,7 @@ from stages.rewards.rows import rule_inputs
 from stages.tasks.prepare import prompt_table
 from stages.tokenizers import policy_ends, stop_ids_of
 from tests.support import tiny
-from tests.support.tokenizers import CASES, Variant, make_models
+from tests.support.forty_tokenizers import CASES, Variant, make_models
 
 PROMPTS = ("a cat, and 3 more", "what", "x y z", "one an 12")
 CLOSE = 2e-4
