@@ -1,5 +1,5 @@
-"""One rollout of a tiny policy with a tokenizer of :mod:`tests.support.forty_tokenizers`, and all that reads it:
-reward models of the same tokenizer and of another, rules, the reference, training, evaluation and samples.
+"""One rollout of a tiny policy with a tokenizer of :mod:`tests.support.forty_tokenizers`, and all that reads
+it: reward models of the same tokenizer and of another, rules, the reference, training, evaluation, samples.
 
     PYTHONPATH=. python -m tests.support.crossed [--engine vllm] [--cases NAME...]
 
