@@ -34,8 +34,10 @@ BEFORE = "SLURM_PPO_BEFORE"
 """Variable with the environment that a worker's job began with (``env -0``, gzip, base64): what a stage's
 setup and ``environment`` give its own workers is not for the jobs that a pass submits from there, though
 sbatch passes the whole environment on."""
-REMEMBER_BEFORE = f"export {BEFORE}=$(env -0 | gzip -c | base64 -w 0)"
-"""Shell line that sets it, before anything else of the job."""
+REMEMBER_BEFORE = (
+    f"{BEFORE}=$(env -0 | gzip -c | base64 -w 0); [ ${{#{BEFORE}}} -gt 100000 ] || export {BEFORE}"
+)
+"""Shell line that sets it, before anything else of the job; one variable may have 128 KiB."""
 _FORCED = {
     "SLURM_BITSTR_LEN": "0",  # array expressions in full, not cut at 64 bytes
     "SLURM_TIME_FORMAT": "%s",  # unix seconds: no time zone, no daylight saving

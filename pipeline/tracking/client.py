@@ -63,6 +63,21 @@ def project_of(config: WandbConfig) -> str:
     return config.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
 
 
+_SETTINGS: dict[str, Any] = {
+    "console": "off",
+    "silent": True,
+    "x_disable_stats": True,
+    "x_disable_meta": True,
+    "x_save_requirements": False,
+    "disable_git": True,
+    "disable_code": True,
+    "x_transaction_log_flush_interval": _FLUSH_SECONDS,
+    "init_timeout": _INIT_SECONDS,
+    "finish_timeout": _FINISH_SECONDS,
+}
+"""W&B's settings besides the mode: it records what the pipeline gives it, and nothing of the machine."""
+
+
 def open_run(run: Run, mode: WandbMode) -> Opened:
     """Open the pipeline's W&B run under its own id, and define every metric over our own x-axis.
 
@@ -90,26 +105,18 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
         config=recorded_config(run),
         resume="allow",
         reinit="create_new",
-        settings=wandb.Settings(
-            mode=str(mode),
-            console="off",
-            silent=True,
-            x_disable_stats=True,
-            x_disable_meta=True,
-            x_save_requirements=False,
-            disable_git=True,
-            disable_code=True,
-            x_transaction_log_flush_interval=_FLUSH_SECONDS,
-            init_timeout=_INIT_SECONDS,
-            finish_timeout=_FINISH_SECONDS,
-        ),
+        settings=wandb.Settings(mode=str(mode), **_SETTINGS),
     )
+    _define_metrics(handle, run)
+    return Opened(handle, Path(handle.settings.sync_dir))
+
+
+def _define_metrics(handle: Any, run: Run) -> None:
     handle.define_metric("iteration")
     for section in sorted({metric.name.split("/")[0] for metric in METRICS} - {"iteration", "eval"}):
         handle.define_metric(f"{section}*", step_metric="iteration")
     if run.plan.benchmark_every:  # they come later than the rows of their policies
         handle.define_metric(f"{COMMAND_PREFIX}*", step_metric=MEASURED_STEP)
-    return Opened(handle, Path(handle.settings.sync_dir))
 
 
 def recorded_config(run: Run) -> dict[str, Any]:

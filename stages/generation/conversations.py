@@ -100,18 +100,15 @@ def open_conversations(
         yield None
         return
     calls = Calls(load_plugin(SCHEDULER_KEY, settings.scheduler), settings.workers, settings.step_seconds)
-    openings = openings_of(prompts, samples)
-    room = TokenBudget.of(config.rollout, generator.limits.context)
-    problem_with = generator.problem_with
     try:
         yield Conversations(
             settings,
-            openings,
+            openings_of(prompts, samples),
             requests,
             tokenizer,
             rendering,
-            room,
-            problem_with,
+            TokenBudget.of(config.rollout, generator.limits.context),
+            generator.problem_with,
             calls,
             should_stop,
             unwritten,

@@ -75,9 +75,7 @@ def update(
     # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed
     first_epoch = split_epoch(config, experience, iteration, 0, num_shares)
     if is_packed(config.update):
-        rows = [experience.rows[i] for i in rows_to_learn_from(experience).tolist()]
-        shortest = sorted(rows, key=lambda row: row.length)[:2]
-        check_packing(learner.policy.engine, (shortest[0], shortest[-1]), device())
+        _check_packing(learner, experience)
     with stopwatch.timing("old_log_probs"):
         old_log_probs = old_log_probs_of(learner, experience, first_epoch)
         old_values: Tensor | None = None
@@ -96,6 +94,13 @@ def update(
         targets = replace(targets, old_log_probs=ranks.sum_over_ranks(steps.log_probs).cpu())
     num_discarded = total - len(experience)
     return Update(experience, scores, targets, steps, num_discarded, padding_efficiency(first_epoch))
+
+
+def _check_packing(learner: Learner, experience: Experience) -> None:
+    """Try the policy on two rows laid end to end: the shortest that are learned from."""
+    rows = [experience.rows[i] for i in rows_to_learn_from(experience).tolist()]
+    shortest = sorted(rows, key=lambda row: row.length)[:2]
+    check_packing(learner.policy.engine, (shortest[0], shortest[-1]), device())
 
 
 def padding_efficiency(minibatches: Sequence[MiniBatch]) -> float:

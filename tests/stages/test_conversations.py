@@ -323,9 +323,13 @@ def takes_all(request: Request) -> None:
 
 def scripted(said: str, room: TokenBudget, tokenizer: Any, prompts: pa.Table, should_stop=lambda: False):
     """Conversations whose scheduler always says five letters."""
+    calls = Calls(lambda conversation: [{"role": "user", "content": (said * 5)[:5]}], 1, 60.0)
+    return conversing(calls, room, tokenizer, prompts, should_stop)
+
+
+def conversing(calls: Calls, room: TokenBudget, tokenizer: Any, prompts: pa.Table, should_stop=lambda: False):
     settings = MultiTurnConfig(scheduler="tests.support.schedulers:echo")
     requests = [Request(tokens, 5) for tokens in prompts["prompt_tokens"].to_pylist()]
-    calls = Calls(lambda conversation: [{"role": "user", "content": (said * 5)[:5]}], 1, 60.0)
     return Conversations(
         settings,
         openings_of(prompts, [0]),
@@ -390,21 +394,8 @@ def test_what_a_scheduler_is_given_is_its_own(play):
 
 def test_a_scheduler_sees_the_whole_conversation(tokenizer, prompts):
     seen = []
-    settings = MultiTurnConfig(scheduler="tests.support.schedulers:echo")
     calls = Calls(lambda c: (seen.append(c), [{"role": "user", "content": "more"}])[1], 1, 60.0)
-    requests = [Request(tokens, 5) for tokens in prompts["prompt_tokens"].to_pylist()]
-    room = TokenBudget(60, None, CONTEXT)
-    turns = Conversations(
-        settings,
-        openings_of(prompts, [0]),
-        requests,
-        tokenizer,
-        RENDERING,
-        room,
-        takes_all,
-        calls,
-        lambda: False,
-    )
+    turns = conversing(calls, TokenBudget(60, None, CONTEXT), tokenizer, prompts)
     ids = tokenizer("hello")["input_ids"]
     for _ in range(2):
         turns.ended(1, Response([*ids, 1], [-1.0] * 6, FinishReason.STOP))

@@ -16,7 +16,7 @@
 #SBATCH --output=/runs/r1/logs/00000-benchmark/worker-1/shard-00%3a.log
 
 # Setup and environment, from the configuration.
-export SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0)
+SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
 
