@@ -81,7 +81,7 @@ def fit(values: Sequence[object]) -> Fitted:
     if texts:
         values, before = list(values), values
         for place in texts:
-            values = [_as_text(value, place) for value in values]
+            values = [as_text(value, place) for value in values]
         kinds = [kinds_of(value) for value in values]
         counts = Counter(one for found in kinds for one in found)
         num_as_text = sum(new is not old for new, old in zip(values, before, strict=True))
@@ -108,16 +108,16 @@ def _text_places(counts: Mapping[tuple[Place, str], int]) -> list[Place]:
     return found
 
 
-def _as_text(value: object, place: Place) -> object:
+def as_text(value: object, place: Place = ()) -> object:
     """Return a JSON value with text in one place, instead of a number; the same object if none is there."""
     if not place:
         return value if value is None or isinstance(value, str | dict | list) else json.dumps(value)
     key, *rest = place
     if key is None and isinstance(value, list):
-        made = [_as_text(one, tuple(rest)) for one in value]
+        made = [as_text(one, tuple(rest)) for one in value]
         return value if all(new is old for new, old in zip(made, value, strict=True)) else made
     if isinstance(key, str) and isinstance(value, dict) and key in value:
-        new = _as_text(value[key], tuple(rest))
+        new = as_text(value[key], tuple(rest))
         return value if new is value[key] else {**value, key: new}
     return value
 

@@ -1,7 +1,6 @@
 """Checks of everything the user gave, for ``validate``. Starts no run."""
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -27,6 +26,7 @@ from pipeline.data.checks import (
     prompt_files,
     read_file,
 )
+from pipeline.data.columns import as_text
 from pipeline.data.prompts import Prompts
 from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
 from pipeline.data.sources import scan
@@ -137,15 +137,10 @@ def check_all_answers(config: Config, rules: Sequence[OpenRule], judged: Judged)
 
 def as_read(values: Chunk, schema: pa.Schema) -> Chunk:
     """Return values as reading the whole file makes them: a number in a column of text is text."""
-    kinds = {name: schema.field(name).type for name in values}
-    is_text = {
-        name: pa.types.is_string(kind) or pa.types.is_large_string(kind) for name, kind in kinds.items()
-    }
+    text_types = (pa.string(), pa.large_string())
+    texts = {field.name for field in schema if field.type in text_types}
     return {
-        name: [json.dumps(one) if isinstance(one, int | float) else one for one in column]
-        if is_text[name]
-        else column
-        for name, column in values.items()
+        name: [as_text(one) for one in column] if name in texts else column for name, column in values.items()
     }
 
 

@@ -10,10 +10,12 @@ import pytest
 
 from pipeline.config.reward import OnError, RuleConfig
 from pipeline.data import sources
+from pipeline.data.prompts import read_prompts
 from pipeline.plugins.load import PluginError
 from pipeline.plugins.row_checks import CHUNK_ROWS, chunks_of, row_problems
 from pipeline.plugins.sandbox import open_calls
 from pipeline.plugins.trial import OpenRule, plugin_of
+from pipeline.preflight.inputs import as_read
 from pipeline.run.commits import read_record
 from pipeline.run.tasks import PREPARE
 from tests.support import tiny
@@ -170,3 +172,13 @@ def test_a_scan_reads_what_a_file_has_and_skips_what_is_no_row(tmp_path):
         (["line 1", "line 5"], {"a": [1, None], "b": [None, 2]}),
         (["line 6"], {"a": [3], "b": [None]}),
     ]
+
+
+@pytest.mark.parametrize("answers", [["1", 42, 2.5, None, True], [1, 2, None], [["1"], None]])
+def test_a_scan_gives_rules_what_reading_the_whole_file_does(tmp_path, answers):
+    path = lines(tmp_path / "p.jsonl", answers * 4)
+    read = read_prompts(
+        path, prompt_column="prompt", id_column=None, split="train", columns=["answer"]
+    ).columns
+    (_, values), *_ = sources.scan(path, "train", ["answer"], 100)
+    assert as_read(values, read.schema)["answer"] == read["answer"].to_pylist()
