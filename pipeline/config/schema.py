@@ -32,6 +32,9 @@ from pipeline.config.types import (
 )
 from pipeline.config.update import Precision, UpdateConfig
 
+TOOLS_COLUMN = "tools"
+"""Name of the column with the tools of a chat, if no other is given."""
+
 
 class BadRows(StrEnum):
     """Treatment of prompt rows that cannot be used."""
@@ -100,9 +103,9 @@ class DataConfig:
     text."""
     id_column: Text | None = None
     """Column with a unique id per row. Default: a hash of the prompt's content."""
-    tools_column: Text | None = "tools"
+    tools_column: Text | None = TOOLS_COLUMN
     """Column with the tools that a chat template is given, a list of objects, also as JSON text; null for a
-    row without, and for no such column. It is no error if the file has none."""
+    row without, and for no such column. One of another name than the default must be in every file."""
     columns: tuple[Text, ...] | None = None
     """Other columns to keep, for rules, templates and services. Default: all."""
     split: str = "train"

@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from pipeline.config.schema import TOOLS_COLUMN
 from pipeline.data.messages import (
     Message,
     ReadAs,
@@ -93,7 +94,8 @@ def read_prompts(
         prompt_column: column with a string or a list of messages ``{role, content, ...}``, also as JSON text.
         id_column: column with unique strings or integers; None hashes the prompt's content instead.
         split: the split to read where the directory holds several, or ``.parquet`` files named after it.
-        tools_column: column with the tools of a chat, a list of objects, where the source has it.
+        tools_column: column with the tools of a chat, a list of objects. That of the default name need not be
+            there.
         columns: other columns to keep. Default: all.
         reserved: names that the columns to keep must not have.
         is_sample: whether some rows of a large source are enough; ``row`` then counts those that were read.
@@ -107,7 +109,11 @@ def read_prompts(
         source = read_source(path, split, wanted, is_sample)
         is_whole = source.num_rows == source.num_total
         kept = None if columns is None else [c for c in columns if is_whole or c in source.names]
-        tools_column = tools_column if tools_column in source.names else None
+        if tools_column not in source.names:
+            if tools_column not in (None, TOOLS_COLUMN) and is_whole:
+                way_out = "set data.tools_column to one of its columns, or to null"
+                raise PromptError(_no_column(path, str(tools_column), way_out, source.names))
+            tools_column = None
         read = [name for name in ours if name in source.names]
         others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved, read)
         sifted = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
@@ -151,6 +157,10 @@ def summarize(rejected: Sequence[Rejected]) -> str:
     return f"{len(rejected)} row{'s' * (len(rejected) != 1)} cannot be used: {reasons}"
 
 
+def _no_column(path: Path, name: str, way_out: str, names: Sequence[str]) -> str:
+    return f"{path} has no column {name!r} in any row; {way_out}: {listing(names)}"
+
+
 def _check_columns(
     path: Path,
     names: Sequence[str],
@@ -168,7 +178,7 @@ def _check_columns(
         *((name, "data.columns may name") for name in kept or ()),
     ):
         if name is not None and name not in names:
-            raise PromptError(f"{path} has no column {name!r} in any row; {way_out}: {listing(names)}")
+            raise PromptError(_no_column(path, name, way_out, names))
     ours = (prompt_column, *([id_column] if id_column else []))
     used = [name for name in names if kept is None or name in kept or name in read]
     if repeated := [name for name, count in Counter(used).items() if count > 1]:
