@@ -599,9 +599,7 @@ def test_a_column_called_tools_that_holds_something_else_says_the_way_out(tmp_pa
 
 def test_a_tools_column_that_was_named_is_there(tmp_path):
     path = write_jsonl(tmp_path / "p", [{"prompt": [{"role": "user", "content": "Hi"}], "functions": None}])
-    with pytest.raises(
-        PromptError, match=r"no column 'function' in any row; set data\.tools_column to"
-    ):
+    with pytest.raises(PromptError, match=r"no column 'function' in any row; set data\.tools_column to"):
         read(path, tools_column="function")
     assert read(path).rows
     assert read(path, tools_column="functions").rows
