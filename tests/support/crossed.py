@@ -8,30 +8,34 @@ checks all forty tokenizers with prompts of text and of messages, and prints a l
 
 import argparse
 import json
+import re
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.data.checks import judge, read_file
+from pipeline.data.prompts import Prompt
 from pipeline.run.directory import create_run
-from pipeline.run.schemas import FinishReason
+from pipeline.run.schemas import GREEDY_SAMPLE, FinishReason
 from pipeline.run.tasks import PREPARE
 from stages.context import Context
 from stages.engines import make_generator, release_all
-from stages.engines.base import Sampling
+from stages.engines.base import Generator, Sampling
+from stages.generation.chat import messages_of
 from stages.generation.episodes import Episode
 from stages.generation.responding import requests_of, rollout_table
 from stages.ppo.batching import Row, collate
 from stages.ppo.forward import response_log_probs
 from stages.ppo.lora import load_policy
-from stages.rewards.components import RewardModel, component_scores
+from stages.rewards.components import RewardModel, Score, component_scores
 from stages.rewards.reference import reference_log_probs
 from stages.rewards.rows import rule_inputs
 from stages.tasks.prepare import prompt_table
@@ -42,6 +46,8 @@ from tests.support.forty_tokenizers import CASES, Variant, make_models
 PROMPTS = ("a cat, and 3 more", "what", "x y z", "one an 12")
 CLOSE = 2e-4
 NEW_TOKENS = 16
+RULE = "kind: rule, function: regex_match, arguments: {pattern: '.*[a-m].*'}"
+"""A rule that finds one of these letters in some responses, and in others not."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,29 @@ class Crossed:
     is_chat: bool
 
 
-def rolled_out(folder: Path, case: str, engine: str, is_chat: bool) -> Crossed:
-    """Roll out with a policy whose head has rows that no token of its tokenizer has."""
-    kind, variant = CASES[case]
-    make_models(folder, kind, variant)
+def rolled_out(folder: Path, case: str, engine: str, kinds: Sequence[bool]) -> list[Crossed]:
+    """Roll out with a policy whose head has rows that no token of its tokenizer has.
+
+    Args:
+        kinds: for each rollout, whether its prompts are messages. They share an engine.
+    """
+    make_models(folder, *CASES[case])
     tiny.make_reward_model(folder / "another")
+    contexts = [context_of(folder, engine, is_chat) for is_chat in kinds]
+    generator = make_generator(contexts[0].config, contexts[0].config.model.policy)
+    made = [
+        Crossed(context, responses_of(context, generator), is_chat)
+        for context, is_chat in zip(contexts, kinds, strict=True)
+    ]
+    generator.close()
+    return made
+
+
+def context_of(folder: Path, engine: str, is_chat: bool) -> Context:
     given = [{"role": "user", "content": text} for text in PROMPTS] if is_chat else PROMPTS
     rows = [{"prompt": [row] if is_chat else row} for row in given]
-    tiny.write_jsonl(folder / "prompts.jsonl", rows)
+    kind = "messages" if is_chat else "text"
+    prompts = tiny.write_jsonl(folder / f"{kind}.jsonl", rows)
     config = resolve(
         compose(
             [
@@ -68,8 +89,9 @@ def rolled_out(folder: Path, case: str, engine: str, is_chat: bool) -> Crossed:
                 f"model.policy={folder / 'policy'}",
                 f"reward.components.rm.path={folder / 'own'}",
                 f"+reward.components.another={{kind: model, path: '{folder / 'another'}'}}",
-                f"data.prompts={folder / 'prompts.jsonl'}",
-                f"run_dir={folder / f'run-{engine}'}",
+                f"+reward.components.rule={{{RULE}}}",
+                f"data.prompts={prompts}",
+                f"run_dir={folder / f'run-{kind}'}",
                 "data.prompts_per_iteration=4",
                 "rollout.samples_per_prompt=4",
                 f"rollout.engine={engine}",
@@ -81,20 +103,20 @@ def rolled_out(folder: Path, case: str, engine: str, is_chat: bool) -> Crossed:
             ]
         )
     )
-    run = create_run(config)
-    context = Context(run.paths, config, PREPARE, "test")
+    return Context(create_run(config).paths, config, PREPARE, "test")
+
+
+def responses_of(context: Context, generator: Generator) -> pa.Table:
+    config = context.config
     tokenizer = AutoTokenizer.from_pretrained(config.model.policy)
     found = read_file(config, config.data.prompts)
     judged = judge("data.prompts", config.data.prompts, found, config, context.rendering, tokenizer)
     prompts = prompt_table(judged)
     repeated, samples = prompts.take([i for i in range(prompts.num_rows) for _ in range(4)]), range(4)
-    generator = make_generator(config, config.model.policy)
     asked = requests_of(context, repeated, samples)
-    found = generator.generate(asked, Sampling(stop_token_ids=stop_ids_of(context)))
-    generator.close()
+    answered = generator.generate(asked, Sampling(stop_token_ids=stop_ids_of(context)))
     unwritten = policy_ends(context).unwritten
-    rows = rollout_table(repeated, [Episode.of(one) for one in found], samples, tokenizer, unwritten)
-    return Crossed(context, rows, is_chat)
+    return rollout_table(repeated, [Episode.of(one) for one in answered], samples, tokenizer, unwritten)
 
 
 def check(made: Crossed, variant: Variant) -> None:
@@ -126,7 +148,9 @@ def check_scores(made: Crossed) -> None:
     """Rollouts, evaluations and samples are scored by the same numbers."""
     context, rows = made.context, made.rows
     scores, metrics = component_scores(context, rows)
-    assert metrics == dict.fromkeys(metrics, 0.0)
+    counted = {name: count for name, count in metrics.items() if not name.startswith("seconds/")}
+    assert counted == dict.fromkeys(counted, 0.0)
+    check_evaluation(context, rows, scores)
     ids = [
         p + r
         for p, r in zip(rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist(), strict=True)
@@ -134,6 +158,7 @@ def check_scores(made: Crossed) -> None:
     own = context.config.reward.components["rm"]
     assert scores["rm"] == pytest.approx(scores_of(own.path, ids), abs=CLOSE)
     texts, prompts = rows["response_text"].to_pylist(), rows["prompt_text"].to_pylist()
+    assert scores["rule"] == [float(re.search("[a-m]", text) is not None) for text in texts]
     messages = rows["prompt_messages"].to_pylist()
     another = context.config.reward.components["another"].path
     tokenizer = AutoTokenizer.from_pretrained(another)
@@ -145,11 +170,18 @@ def check_scores(made: Crossed) -> None:
     check_samples(made, RewardModel(context, own), scores["rm"])
 
 
+def check_evaluation(context: Context, rows: pa.Table, scores: Mapping[str, Sequence[Score]]) -> None:
+    """Evaluated responses, which are scored beside others, have the numbers that they have in training."""
+    alone = pa.array([GREEDY_SAMPLE] * 3, rows.schema.field("sample_index").type)
+    place = rows.schema.get_field_index("sample_index")
+    evaluated, _ = component_scores(context, rows.slice(5, 3).set_column(place, "sample_index", alone))
+    for name, values in scores.items():
+        assert evaluated[name] == pytest.approx(values[5:8], abs=CLOSE)
+
+
 def check_samples(made: Crossed, model: RewardModel, scores: list[float]) -> None:
     """A reference sample of what was rolled out has the ids of the rollout, and so the score; where the ids
     of its text are those that were written, and it ended as answers do."""
-    from pipeline.data.prompts import Message
-
     tokenizer = AutoTokenizer.from_pretrained(made.context.config.model.policy)
     end = policy_ends(made.context).of_answer(made.is_chat)
     for row, score in zip(made.rows.to_pylist(), scores, strict=True):
@@ -157,7 +189,7 @@ def check_samples(made: Crossed, model: RewardModel, scores: list[float]) -> Non
         if row["response_tokens"] != [*written, *([] if end is None else [end])]:
             continue
         given = row["prompt_messages"]
-        prompt = tuple(Message(**m) for m in json.loads(given)) if given else row["prompt_text"]
+        prompt = Prompt(0, row["prompt_id"], messages_of(given) or row["prompt_text"], "line 1")
         assert model.score_texts([prompt], [row["response_text"]]) == pytest.approx([score], abs=CLOSE)
 
 
@@ -174,12 +206,26 @@ def check_log_probs(made: Crossed) -> None:
     context, rows = made.context, made.rows
     rollout = rows["rollout_logprobs"].to_pylist()
     of_reference = reference_log_probs(context, rows).to_pylist()
+    check_another_reference(context, rows)
     model = load_policy(Path(context.config.model.policy), context.config)
     for row, wanted, referred in zip(rows.to_pylist(), rollout, of_reference, strict=True):
         batch = collate([Row(row["prompt_tokens"], row["response_tokens"])], [0])
         trained = response_log_probs(model, batch, context.config.rollout.temperature)[0].tolist()
         assert trained == pytest.approx(wanted, abs=CLOSE)
         assert referred == pytest.approx(wanted, abs=CLOSE)
+
+
+def check_another_reference(context: Context, rows: pa.Table) -> None:
+    """A reference of other weights, and without the rows that no token has, reads the same ids."""
+    directory = str(Path(context.config.model.policy).parent / "reference")
+    config = replace(context.config, model=replace(context.config.model, reference=directory))
+    found = reference_log_probs(Context(context.paths, config, PREPARE, "test"), rows).to_pylist()
+    plain = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    for row, referred in zip(rows.to_pylist(), found, strict=True):
+        prompt, response = row["prompt_tokens"], row["response_tokens"]
+        logits = plain(input_ids=torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+        wanted = torch.log_softmax(logits / config.rollout.temperature, -1)
+        assert referred == pytest.approx(wanted[range(len(response)), response].tolist(), abs=CLOSE)
 
 
 def main() -> None:
@@ -190,14 +236,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     given = parser.parse_args()
     for case in given.cases:
-        for is_chat in (False, True) if CASES[case][1].template else (False,):
-            with tempfile.TemporaryDirectory() as folder:
-                made = rolled_out(Path(folder), case, given.engine, is_chat)
+        kinds = (False, True) if CASES[case][1].template else (False,)
+        with tempfile.TemporaryDirectory() as folder:
+            for made in rolled_out(Path(folder), case, given.engine, kinds):
                 check(made, CASES[case][1])
                 stopped = made.rows["finish_reason"].to_pylist().count(FinishReason.STOP)
-                kind = "messages" if is_chat else "text"
+                kind = "messages" if made.is_chat else "text"
                 print(f"{case} {kind}: {made.rows.num_rows} responses agree, {stopped} ended", flush=True)
-                release_all()
+        release_all()
 
 
 if __name__ == "__main__":
