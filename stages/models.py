@@ -3,7 +3,9 @@
 With ``device_map="meta"`` a model is made of its files' headers, and no weight is read.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from pipeline.config.layers import drafting_layers
 from pipeline.config.trainable import OTHER_SENSES
 from pipeline.config.update import Precision
 from stages.context import UserError
@@ -31,6 +34,12 @@ DTYPES = {
 
 _PARTS = {"text_config", "vision_config", "audio_config"}
 """Parts of the configuration of a model that takes more than text."""
+_LEFT_OUT = re.compile(
+    rf"{OTHER_SENSES.pattern}|(^|\.)mtp|(^|\.)pooler\.|att(n|ention)\.(masked_)?bias$|"
+    r"(causal_mask|inv_freq|position_ids)$"
+)
+"""Names of weights that make no difference to what is computed: of other senses, of the prediction of more
+tokens, of a text's first token, and constants that earlier versions stored."""
 
 
 def device() -> torch.device:
@@ -98,25 +107,59 @@ def _load(
 ) -> PreTrainedModel:
     placement = {"device_map": device_map} if device_map else {}
     arguments = load_arguments(directory, precision, trust) | placement
-    model, missing = load_with_attention(auto_class, directory, attention, arguments)
-    check_missing(directory, model, missing)
+    model, differing = load_with_attention(auto_class, directory, attention, arguments)
+    check_missing(directory, model, differing.missing)
+    check_used(directory, model, differing.unused, [*_parts_of(model), *_parts_of(model.base_model)])
     model.eval()
     return model if device_map else model.to(device())  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Differing:
+    """The names of weights in which a directory and a model's class differ."""
+
+    missing: frozenset[str]
+    """Weights of the class that the directory lacks."""
+    unused: frozenset[str]
+    """Weights of the directory that the class has no use for, but those that transformers knows of."""
 
 
 def check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[str]) -> None:
     """Raise UserError if there are ``keys``: names of weights that the directory lacks."""
     if missing := sorted(keys):
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise UserError(
-            f"{directory} lacks weights of {type(model).__name__}: {shown}; they would be random numbers"
+            f"{directory} lacks weights of {type(model).__name__}: {_some(missing)}; they would be random "
+            "numbers"
         )
+
+
+def check_used(
+    directory: str | Path, model: PreTrainedModel, keys: Collection[str], parts: Collection[str]
+) -> None:
+    """Raise UserError if one of ``keys``, names of weights that were not loaded, is of the backbone or of one
+    of ``parts``: what is computed would be another model. Heads of other uses may be left out."""
+    prefix, drafting = f"{model.base_model_prefix}.", drafting_layers(keys)
+    ours = (key for key in keys if key.startswith(prefix) or key.split(".")[0] in parts)
+    if left_out := sorted(k for k in ours if not _LEFT_OUT.search(k) and not k.startswith(drafting)):
+        raise UserError(
+            f"{directory} has weights that {type(model).__name__} leaves out by its config.json: "
+            f"{_some(left_out)}; it is not the configuration of these weights: copy it again from where they "
+            "are from"
+        )
+
+
+def _parts_of(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_children()]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def load_with_attention(
     auto_class: Any, directory: str | Path, attention: str | None, arguments: dict[str, Any]
-) -> tuple[PreTrainedModel, set[str]]:
-    """Return the model, and the names of its weights that the directory lacks.
+) -> tuple[PreTrainedModel, Differing]:
+    """Return the model, and the names of weights that it or the directory lacks.
 
     Raises:
         UserError: it cannot be had with this attention, or its weights have other shapes than config.json
@@ -135,7 +178,7 @@ def load_with_attention(
 
 def _loaded(
     auto_class: Any, directory: str | Path, arguments: dict[str, Any]
-) -> tuple[PreTrainedModel, set[str]]:
+) -> tuple[PreTrainedModel, Differing]:
     wanted_verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # no table of missing and unexpected weights: the callers judge those
     try:
@@ -149,7 +192,7 @@ def _loaded(
             f"{directory}: its weight {name} has shape {list(found)}, and by its config.json "
             f"{type(model).__name__} wants {list(wanted)}; it is not the configuration of these weights"
         )
-    return model, set(loading["missing_keys"])
+    return model, Differing(frozenset(loading["missing_keys"]), frozenset(loading["unexpected_keys"]))
 
 
 def load_arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:

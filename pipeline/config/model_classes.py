@@ -37,6 +37,10 @@ class Classes:
     """Classes that take images and text."""
     masked: Mapping[str, str]
     """Classes of AutoModelForMaskedLM, which read a text in both directions."""
+    folder: Path
+    """Folder of the installed library."""
+    modules: Mapping[str, str]
+    """Modules of those that are not in one of their own name."""
 
 
 def classes_of_tasks(config: Config) -> Classes | None:
@@ -71,7 +75,19 @@ def installed_classes() -> Classes | None:
     causal, scoring, images, masked = (table(source, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in tables)
     known = frozenset(table(types, "CONFIG_MAPPING_NAMES")) | causal.keys()
     is_read = "llama" in known and "llama" in causal and "llama" in scoring
-    return Classes(version, known, causal, scoring, images, masked) if is_read else None
+    modules = table(types, "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
+    return Classes(version, known, causal, scoring, images, masked, folder, modules) if is_read else None
+
+
+@functools.cache
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def source_of(model_type: str, classes: Classes) -> str:
+    """Return the source of a model's classes; empty where it is not found."""
+    module = classes.modules.get(model_type, model_type.replace("-", "_"))
+    return _read(classes.folder / "models" / module / f"modeling_{module}.py")
 
 
 def table(source: str, name: str) -> dict[str, str]:

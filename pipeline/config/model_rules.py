@@ -11,6 +11,7 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import scores_with
 from pipeline.config.engines import Engine
 from pipeline.config.issue import ConfigIssue
+from pipeline.config.layers import why_other_depth
 from pipeline.config.model_classes import Classes, classes_of_tasks
 from pipeline.config.model_dir import architectures_of, num_labels, read_json
 from pipeline.config.model_files import (
@@ -216,8 +217,15 @@ def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:
 
 def _check_class(model: UsedModel, known: Known, classes: Classes, is_trusted: bool) -> None:
     """Raise BadModel for a model that transformers cannot load for its use, or not all of it."""
-    if not model.is_loaded or model.use is Use.CRITIC:  # whose class is made for any backbone
+    if not model.is_loaded:
         return
+    if model.use is not Use.CRITIC:  # whose class is made for any backbone
+        _check_auto_class(model, known, classes, is_trusted)
+    if why := why_other_depth(known.settings, known.tensors, classes):
+        raise BadModel(why)
+
+
+def _check_auto_class(model: UsedModel, known: Known, classes: Classes, is_trusted: bool) -> None:
     auto_class, table = "AutoModelForCausalLM", classes.causal
     if model.use is Use.REWARD:
         auto_class, table = "AutoModelForSequenceClassification", classes.scoring

@@ -5,6 +5,7 @@ made here, in the same form: the backbone under its own name, and a linear layer
 """
 
 import functools
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pipeline.config.model_files import Tensors, has_head, head_of, read_tensors
 from pipeline.config.update import Precision
 from stages import ranks
 from stages.logs import log
-from stages.models import check_missing, load_arguments, load_with_attention
+from stages.models import check_missing, check_used, load_arguments, load_with_attention
 
 
 def load_critic(
@@ -37,18 +38,19 @@ def load_critic(
     without weights (``device_map="meta"``).
 
     Raises:
-        UserError: the directory lacks weights of the backbone.
+        UserError: the directory lacks weights of the backbone, or has some that it leaves out.
     """
     arguments = load_arguments(directory, precision, trust_remote_code)
     arguments["config"].num_labels = 1
     if device_map:
         arguments["device_map"] = device_map
     critic_class = class_for(arguments["config"], trust_remote_code)
-    model, missing = load_with_attention(critic_class, directory, attention, arguments)
+    model, differing = load_with_attention(critic_class, directory, attention, arguments)
     prefix = f"{model.base_model_prefix}."
-    check_missing(directory, model, [name for name in missing if name.startswith(prefix)])
-    if missing:
-        _start_head(model, Path(directory), missing)
+    check_missing(directory, model, [name for name in differing.missing if name.startswith(prefix)])
+    check_used(directory, model, differing.unused, [name for name, _ in model.base_model.named_children()])
+    if differing.missing:
+        _start_head(model, Path(directory), differing.missing)
     return model
 
 
@@ -88,6 +90,12 @@ class _ValueModel(PreTrainedModel):
         self.score = nn.Linear(width, 1)
         self.post_init()
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Whether mixtures of experts have a choice, which transformers reads from the source of the class's
+        module: here from that of the backbone."""
+        return cls.backbone_class._can_set_experts_implementation()
+
     def forward(self, input_ids: Tensor, **others: Any) -> TokenClassifierOutput:
         """Return values [B, T, 1] as logits."""
         hidden = self.base_model(input_ids=input_ids, **others).last_hidden_state
@@ -95,7 +103,7 @@ class _ValueModel(PreTrainedModel):
 
 
 @torch.no_grad()
-def _start_head(model: PreTrainedModel, directory: Path, missing: set[str]) -> None:
+def _start_head(model: PreTrainedModel, directory: Path, missing: Collection[str]) -> None:
     """Copy the head's missing weights from the directory's head, whatever its name; else set them to zero."""
     tensors = read_tensors(directory)
     source = _fitting_head(model, tensors)

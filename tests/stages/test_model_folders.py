@@ -26,6 +26,7 @@ from tests.support.processes import config_of
 KEY = "model.policy"
 WEIGHTS = "model.safetensors"
 NORM = "model.norm.weight"
+BIAS = "model.layers.0.self_attn.q_proj.bias"
 Damage = Callable[[Path], object]
 
 
@@ -192,6 +193,12 @@ AT_VALIDATE: dict[str, tuple[Damage, str]] = {
         ),
         "has no weight_map; copy",
     ),
+    "fewer layers than the weights have": (
+        settings(num_hidden_layers=1),
+        r"have 2 layers \(model.layers.0 to model.layers.1\), .* num_hidden_layers=1: the others would be "
+        "left out; copy",
+    ),
+    "more layers than the weights have": (settings(num_hidden_layers=3), "others would be random numbers"),
     "git lfs": (
         written(WEIGHTS, "version https://git-lfs.github.com/spec/v1"),
         "pointer of Git LFS, .*; run",
@@ -227,6 +234,10 @@ BY_PREPARE: dict[str, tuple[Damage, str]] = {
         "lacks weights of LlamaForCausalLM",
     ),
     "a renamed weight": (tensors(lambda found: found.update(a=found.pop(NORM))), "lacks weights of"),
+    "a weight that the class leaves out": (
+        tensors(lambda found: found.update({BIAS: found[NORM].clone()})),
+        f"has weights that LlamaForCausalLM leaves out by its config.json: {BIAS}; .*: copy",
+    ),
     "weights of another width": (settings(intermediate_size=40), "its weight .* has shape"),
     "weights of another family": (settings(model_type="gpt2", architectures=["GPT2LMHeadModel"]), ""),
     "a size of words": (settings(hidden_size="wide"), "cannot be loaded as a policy"),
@@ -320,3 +331,15 @@ def test_a_language_model_of_a_family_with_images_is_a_policy(config, folder):
     """Saved alone it keeps the family's name, and has nothing to lose."""
     settings(model_type="qwen3_5", architectures=["Qwen3_5ForCausalLM"])(folder)
     resolve(given_as(config, KEY, folder))
+
+
+def test_weights_that_make_no_difference_may_be_there(config, folder):
+    """A head of another use, what predicts further tokens, and constants that earlier versions stored."""
+    names = (
+        *("v_head.summary.weight", "mtp.fc.weight", "model.rotary_emb.inv_freq"),
+        *("model.layers.2.eh_proj.weight", "model.layers.2.mlp.up_proj.weight"),
+        *("model.layers.0.self_attn.rotary_emb.inv_freq", "vision_tower.layers.7.fc.weight"),
+    )
+    tensors(lambda found: found.update({name: found[NORM].clone() for name in names}))(folder)
+    resolve(given_as(config, KEY, folder))
+    try_models(given_as(config, KEY, folder))

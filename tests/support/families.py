@@ -142,12 +142,17 @@ def family(name: str, scale: float = 2.0) -> PreTrainedModel:
         scale: factor of its matrices: tokens of freshly made models are all about equally likely.
     """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **(_BASE | FAMILIES[name])))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **settings_of(name)))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
                 parameter.mul_(scale)
     return model.eval()
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the settings of a family's tiny model."""
+    return {**_BASE, **FAMILIES[name]}
 
 
 def requests() -> list[Request]:

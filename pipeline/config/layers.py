@@ -1,0 +1,70 @@
+"""Layers of a model, by its config.json and by its weights. No weight is read, and no torch is needed.
+
+Which setting counts the layers is read from the source of the model's class. Where that is not clear, nothing
+is said here, and the run's first task, which makes the class, compares every weight.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pipeline.config.model_classes import Classes, source_of
+from pipeline.config.model_files import Tensors
+from pipeline.config.trainable import OTHER_SENSES
+
+_DRAFTING = re.compile(r"(.*\.layers\.\d+\.)eh_proj\.")
+"""Name of a weight that only layers behind the last have, which predict further tokens (DeepSeek-V3)."""
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+"""Settings that count layers."""
+
+
+def why_other_depth(settings: Mapping[str, Any], tensors: Tensors, classes: Classes) -> str | None:
+    """Return why the weights are of more or fewer layers than config.json says; None where they are not, or
+    that is not clear."""
+    given = settings.get("text_config")
+    text = given if isinstance(given, dict) else settings
+    counted = _count_of(text, source_of(str(text.get("model_type", settings.get("model_type"))), classes))
+    stack = _stack_of(tensors)
+    if counted is None or stack is None or settings.get("auto_map"):
+        return None
+    (key, wanted), (name, found) = counted, stack
+    if found == wanted:
+        return None
+    effect = "the others would be left out" if found > wanted else "the others would be random numbers"
+    return (
+        f"its weights have {found} layers ({name}.0 to {name}.{found - 1}), and its config.json says "
+        f"{key}={wanted}: {effect}; copy config.json again from where the weights are from"
+    )
+
+
+def _count_of(text: Mapping[str, Any], source: str) -> tuple[str, int] | None:
+    """Return the setting that counts the layers, by the name that config.json has for it, and its value."""
+    built = {name for name in re.findall(r"\bin range\(config\.(\w+)\)", source) if name in _COUNTS}
+    given = {name: text[name] for name in _COUNTS if type(text.get(name)) is int}
+    if len(built) != 1:
+        return None
+    own = built & given.keys() or given.keys()
+    return next((name, given[name]) for name in own) if len(own) == 1 else None
+
+
+def drafting_layers(names: Iterable[str]) -> tuple[str, ...]:
+    """Return what the names of weights begin with that predict further tokens, which transformers leaves
+    out."""
+    return tuple({found[1] for name in names if (found := _DRAFTING.match(name))})
+
+
+def _stack_of(tensors: Tensors) -> tuple[str, int] | None:
+    """Return the name of the largest list of modules that no other is around, and its length."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    sizes: dict[str, int] = defaultdict(int)
+    drafting = drafting_layers(tensors)
+    for name, tensor in tensors.items():
+        found = re.match(r"(\D+)\.(\d+)\.", name)
+        if found and not OTHER_SENSES.search(name) and not name.startswith(drafting):
+            numbers[found[1]].add(int(found[2]))
+            sizes[found[1]] += tensor.size
+    if not sizes:
+        return None
+    largest = max(sizes, key=lambda name: sizes[name])
+    return largest, max(numbers[largest]) + 1
