@@ -2,10 +2,11 @@
 
 Attention skips padding by its mask. A recurrent model may read it as text (RecurrentGemma, the lightning
 attention of MiniMax), one that counts positions from the first column begins too late (BART), and one may mix
-up the rows of any batch (RWKV). Such a model is known by its answers, not by its name.
+up the rows of any batch (RWKV). Of encoders, which reward models may be, some mix tokens with the padding
+behind them (FNet, ConvBERT, Nystromformer). Such a model is known by its answers, not by its name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
 
 import torch
@@ -21,6 +22,8 @@ _ANSWER = 3
 _TOLERANCE = {torch.float32: 1e-4}
 _HALF_TOLERANCE = 0.05
 """Nats per token: rounding alone, which padding changes too, is below."""
+_SCORE_TOLERANCE = {torch.float32: 1e-5}
+"""Of a score, relative to one more than its size; of half precision as above."""
 
 
 class Batching(StrEnum):
@@ -28,8 +31,17 @@ class Batching(StrEnum):
 
     PADDED = "padded"
     """All, padded on the left."""
-    ONE_LENGTH = "only prompts of one length together"
+    ONE_LENGTH = "only rows of one length together"
     ALONE = "one row at a time"
+
+    def groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the places of rows, of the given lengths, that may be in one batch."""
+        if self is Batching.ALONE:
+            return [[place] for place in range(len(lengths))]
+        groups: dict[int, list[int]] = {}
+        for place, length in enumerate(lengths):
+            groups.setdefault(0 if self is Batching.PADDED else length, []).append(place)
+        return [group for _, group in sorted(groups.items())]
 
 
 class Dictated(LogitsProcessor):
@@ -65,6 +77,39 @@ def batching_of(model: PreTrainedModel, limits: Limits) -> Batching:
         if _is_same(alone, distributions(model, [row, other], answer)[0], model.dtype):
             return batching
     return Batching.ALONE
+
+
+Score = Callable[[list[list[int]]], list[float]]
+"""Function that scores rows of ids in one batch."""
+
+
+def scoring_batching_of(
+    score: Score, limits: Limits, dtype: torch.dtype, end: int | None, unusual: Collection[int]
+) -> Batching:
+    """Return the first way of batching in which rows have the scores that they have alone.
+
+    Args:
+        end: id that every row ends with, as some heads look for it.
+        unusual: ids that no row has besides.
+    """
+    ends = [] if end is None else [end]
+    longest = min(_LONG, limits.context - len(ends))
+    known = [id_ for id_ in range(limits.vocabulary) if id_ not in {*unusual, *ends}]
+    if longest <= _SHORT or not known:
+        return Batching.ALONE
+    tokens = [known[i * 7919 % len(known)] for i in range(1, longest + 1)]
+    row, beside = [*tokens[-_SHORT:], *ends], {Batching.PADDED: tokens, Batching.ONE_LENGTH: tokens[:_SHORT]}
+    for batching, others in beside.items():
+        rows = [row, [*others, *ends]]
+        alone = [score([one])[0] for one in rows]
+        if all(_is_near(*pair, dtype) for pair in zip(score(rows), alone, strict=True)):
+            return batching
+    return Batching.ALONE
+
+
+def _is_near(one: float, other: float, dtype: torch.dtype) -> bool:
+    """Whether two scores of one row differ by rounding alone."""
+    return abs(one - other) <= _SCORE_TOLERANCE.get(dtype, _HALF_TOLERANCE) * (1 + abs(other))
 
 
 def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:

@@ -34,7 +34,7 @@ from stages.engines.base import (
 )
 from stages.engines.in_place import Unused, can_take, load_in_place
 from stages.engines.layouts import Layout, layout_of
-from stages.engines.padding import Batching, batching_of
+from stages.engines.padding import Batching, batching_of, scoring_batching_of
 from stages.hidden import hide_unknown_ids
 from stages.logs import log
 from stages.models import load_causal_lm, load_reward_model
@@ -127,19 +127,10 @@ class TransformersGenerator(Generator):
     def _batches(self, requests: Mapping[int, Request]) -> list[list[int]]:
         fit = [i for i, request in requests.items() if self._takes(request)]
         lengths = [(len(requests[i].prompt_tokens), self.room(requests[i])) for i in fit]
-        groups = self._groups([prompt for prompt, _ in lengths])
+        batching = self.batching() if len(fit) > 1 else Batching.ALONE
+        groups = batching.groups([prompt for prompt, _ in lengths])
         batches = [batch for group in groups for batch in budgeted(lengths, group, self._token_budget)]
         return [[fit[place] for place in batch] for batch in batches]
-
-    def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Return the places of prompts, of the given lengths, that may be in one batch."""
-        batching = self.batching() if len(lengths) > 1 else Batching.ALONE
-        if batching is Batching.ALONE:
-            return [[place] for place in range(len(lengths))]
-        groups: dict[int, list[int]] = {}
-        for place, length in enumerate(lengths):
-            groups.setdefault(0 if batching is Batching.PADDED else length, []).append(place)
-        return [group for _, group in sorted(groups.items())]
 
     def batching(self) -> Batching:
         """Return how rows may be batched: tried once, with the weights that there are."""
@@ -285,32 +276,57 @@ class SeededSampler(LogitsProcessor):
 
 
 class TransformersScorer(Scorer):
-    """A sequence-classification model over length-sorted batches under a token budget."""
+    """A sequence-classification model over length-sorted batches under a token budget.
+
+    Rows are padded on the right, unless the model gives them other scores then: see
+    :mod:`stages.engines.padding`.
+    """
 
     def __init__(self, model: PreTrainedModel, token_budget: int) -> None:
         self._model = model
         self._token_budget = token_budget
         self.limits = limits_of(model.config)
         self._pad = setting_of(model.config, "pad_token_id")
-        if self._pad is None:
-            # The head reads the last token that is not padding; without an id only single rows are safe.
-            self._token_budget = 1
         self._unused = Unused.of(model)
+        # The head reads the last token that is not padding; without an id only single rows are safe.
+        self._batching = Batching.ALONE if self._pad is None else None
 
     def reset(self) -> bool:
         self._unused.restore()
         return True
 
-    @torch.inference_mode()
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         scores: dict[int, float] = {}
         lengths = [(0, len(sequence)) for sequence in sequences]
-        for batch in budgeted(lengths, range(len(sequences)), self._token_budget):
-            input_ids, attention_mask = _padded([sequences[i] for i in batch], "right", self._pad or 0)
-            device = self._model.device
-            output = self._model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device))
-            scores |= zip(batch, output.logits.squeeze(-1).float().tolist(), strict=True)
+        batching = self.batching() if len(sequences) > 1 else Batching.ALONE
+        for group in batching.groups([length for _, length in lengths]):
+            for batch in budgeted(lengths, group, self._token_budget):
+                scores |= zip(batch, self._score_batch([sequences[i] for i in batch]), strict=True)
         return [scores[i] for i in range(len(sequences))]
+
+    @torch.inference_mode()
+    def _score_batch(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        input_ids, attention_mask = _padded(sequences, "right", self._pad or 0)
+        device = self._model.device
+        output = self._model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device))
+        scores: list[float] = output.logits.squeeze(-1).float().tolist()
+        return scores
+
+    def batching(self) -> Batching:
+        """Return how rows may be batched: tried once."""
+        if self._batching is None:
+            ends, pad = sorted(end_of_sequence_ids(self._model.config, None)), self._pad
+            end = next((id_ for id_ in ends if id_ != pad), None)
+            self._batching = scoring_batching_of(
+                self._score_batch, self.limits, self._model.dtype, end, {pad, *ends}
+            )
+            self._unused.restore()
+            if self._batching is not Batching.PADDED:
+                log.info(
+                    f"{type(self._model).__name__} gives other scores in padded batches: it scores "
+                    f"{self._batching}, which is exact and slower"
+                )
+        return self._batching
 
 
 def setting_of(described: PreTrainedConfig, name: str) -> Any:

@@ -4,12 +4,18 @@ import random
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Gemma3Config,
+    PreTrainedModel,
+)
 
 from stages.engines import padding
 from stages.engines.base import Limits, Sampling
 from stages.engines.padding import Batching, batching_of
-from stages.engines.transformers import TransformersGenerator
+from stages.engines.transformers import TransformersGenerator, TransformersScorer
 from stages.models import freeze_other_senses
 from stages.ppo.batching import Row, collate
 from stages.ppo.forward import response_log_probs
@@ -23,6 +29,7 @@ from tests.support.families import (
     gap,
     gaps_of,
     requests,
+    settings_of,
 )
 
 BUDGET = 1 << 20
@@ -107,3 +114,46 @@ def test_the_trial_leaves_nothing_behind():
     tried.plan(requests())
     one = requests()[:1]
     assert tried.generate(one, Sampling()) == fresh.generate(one, Sampling())
+
+
+# reward models
+
+
+def reward_model(name: str, **settings: object) -> PreTrainedModel:
+    """A classifier of weights that are large enough for their answers to differ."""
+    torch.manual_seed(0)
+    own = {"embedding_size": 32, "initializer_range": 0.5, "pad_token_id": 0, "num_labels": 1}
+    described = AutoConfig.for_model(name, **{**settings_of("bert"), **own, **settings})
+    return AutoModelForSequenceClassification.from_config(described).eval()
+
+
+SCORED = {
+    "bert": Batching.PADDED,
+    "roberta": Batching.PADDED,
+    "llama": Batching.PADDED,
+    "bart": Batching.PADDED,
+    **dict.fromkeys(("convbert", "fnet", "nystromformer", "yoso"), Batching.ONE_LENGTH),
+}
+AS_AN_ENCODER = {"is_decoder": False, "max_position_embeddings": CONTEXT + 2}
+BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "init_std": 0.5, "is_encoder_decoder": True}
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_rows_have_the_scores_that_they_have_alone(name):
+    model = reward_model(name, **(BART if name == "bart" else AS_AN_ENCODER))
+    scorer = TransformersScorer(model, BUDGET)
+    draw = torch.Generator().manual_seed(1)
+    rows = [
+        [*torch.randint(5, VOCABULARY, (length,), generator=draw).tolist(), 2] for length in (4, 17, 40, 4, 9)
+    ]
+    alone = [scorer.score([row])[0] for row in rows]
+    assert max(alone) - min(alone) > 0.01
+    assert scorer.score(rows) == pytest.approx(alone, abs=EXACT)
+    assert scorer.batching() is SCORED[name]
+    padded = scorer._score_batch(rows)
+    assert (padded == pytest.approx(alone, abs=EXACT)) == (SCORED[name] is Batching.PADDED)
+
+
+def test_a_reward_model_without_an_id_of_padding_scores_row_by_row():
+    model = reward_model("llama", pad_token_id=None)
+    assert TransformersScorer(model, BUDGET).batching() is Batching.ALONE
