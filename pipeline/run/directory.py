@@ -30,6 +30,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
 from slurm.errors import UserError
+from slurm.sealing import checksum, unsealed
 from slurm.sharedfiles import is_there, read_newest, read_shared
 
 FORMAT = 2
@@ -295,20 +296,23 @@ def identity_text(identity: Identity) -> str:
     """Return the content of run.json.
 
     Programs of format 1 pass over keys that they do not know, and would damage the run. They refuse a version
-    that is no string.
+    that is no string. A checksum tells that a bit has flipped: with another date templates would write other
+    prompts.
     """
     content = asdict(identity) | {"version": {"slurm-ppo": identity.version}}
-    return json.dumps(content, indent=1) + "\n"
+    return json.dumps(content | {"checksum": checksum(content)}, indent=1) + "\n"
 
 
 def read_identity(paths: RunPaths) -> Identity:
     """Read run.json. Raises RunError where it is of a later format than this version knows; ValueError and
     OSError where it cannot be read."""
-    content = json.loads(read_shared(paths.run_json))
+    data = read_shared(paths.run_json)
+    content = json.loads(data)
     if isinstance(content, dict):
         if isinstance(made_by := content.get("version"), dict):
             content["version"] = made_by.get("slurm-ppo")
         check_format(paths, content)
+        unsealed(data)
     return converted(Identity, content)
 
 

@@ -19,6 +19,7 @@ from pipeline.config.resolve import resolve
 from pipeline.preflight.inputs import judged_files, validate_inputs
 from pipeline.preflight.reward_ping import why_silent
 from tests.support import ROOT, tiny
+from tests.support.damage import edit
 from tests.support.services import Answer, service
 
 HEAVY = ("torch", "transformers", "deepspeed", "pyarrow", "wandb", "hydra", "plotly", "numpy")
@@ -590,8 +591,7 @@ def test_what_is_no_run_is_refused_with_the_way_to_make_one(tmp_path, slurm_ppo,
 
 @pytest.mark.parametrize("command", ["resume", "submit"])
 def test_who_goes_on_with_a_run_of_another_version_is_told(copied_run, slurm_ppo, command):
-    path = copied_run / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "0.0.1"}))
+    edit(copied_run / "run.json", {"version": "0.0.1"})
     done = slurm_ppo(command, copied_run)
     assert done.returncode == 0, done.stderr
     assert "warning: the run began with slurm-ppo 0.0.1, and goes on with " in done.stderr
@@ -606,8 +606,8 @@ def test_who_goes_on_with_a_run_of_another_version_is_told(copied_run, slurm_ppo
     ],
 )
 def test_a_run_in_the_formats_of_another_version_is_left_alone(copied_run, slurm_ppo, record, change, said):
-    for path, more in ((copied_run / "run.json", {"version": "0.0.1"}), (copied_run / record, change)):
-        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    edit(copied_run / "run.json", {"version": "0.0.1"})
+    edit(copied_run / record, change)
     before = snapshot(copied_run)
     done = slurm_ppo("resume", copied_run)
     assert done.returncode == 2
@@ -636,8 +636,7 @@ def test_a_run_json_that_is_none_is_named(copied_run, slurm_ppo, text):
 
 
 def test_a_run_json_with_values_of_wrong_types_is_named(copied_run, slurm_ppo):
-    path = copied_run / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"created": "yesterday"}))
+    edit(copied_run / "run.json", {"created": "yesterday"})
     done = slurm_ppo("status", copied_run)
     assert done.returncode == 2
     assert "run.json cannot be read" in done.stderr

@@ -12,7 +12,7 @@ import pytest
 from pipeline.run.directory import load_run
 from pipeline.run.plan import state_of
 from tests.support import light_training, tiny
-from tests.support.damage import flip_bit
+from tests.support.damage import edit, flip_bit
 from tests.support.killing import assert_same_end, events, hooked, policy_bytes, state_bytes
 
 
@@ -153,9 +153,7 @@ def test_going_back_behind_a_lost_state_learns_it_again(copied_run, complete_run
 
 
 def test_a_run_of_a_later_format_is_refused_in_a_line_with_the_way_out(copied_run, tmp_path, slurm_ppo):
-    path = copied_run / "run.json"
-    later = {"format": 3, "news": 1, "version": {"slurm-ppo": "9.9"}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | later))
+    edit(copied_run / "run.json", {"format": 3, "news": 1, "version": {"slurm-ppo": "9.9"}})
     new = tmp_path / "new"
     for command, *more in (["status"], ["resume"], ["fork", new, "iterations=3"], ["export", new]):
         done = slurm_ppo(command, copied_run, *more)
