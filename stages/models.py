@@ -20,7 +20,7 @@ from transformers import (
 from transformers.utils import logging
 
 from pipeline.config.layers import drafting_layers
-from pipeline.config.trainable import OTHER_SENSES
+from pipeline.config.trainable import OTHER_SENSES, quantisation_of
 from pipeline.config.update import Precision
 from stages.context import UserError
 from stages.logs import log
@@ -36,10 +36,10 @@ _PARTS = {"text_config", "vision_config", "audio_config"}
 """Parts of the configuration of a model that takes more than text."""
 _LEFT_OUT = re.compile(
     rf"{OTHER_SENSES.pattern}|(^|\.)mtp|(^|\.)pooler\.|att(n|ention)\.(masked_)?bias$|"
-    r"(causal_mask|inv_freq|position_ids)$"
+    r"(causal_mask|inv_freq|position_ids|embed_positions\.weights)$|\bseq_relationship\."
 )
 """Names of weights that make no difference to what is computed: of other senses, of the prediction of more
-tokens, of a text's first token, and constants that earlier versions stored."""
+tokens and of the next sentence, of a text's first token, and constants that earlier versions stored."""
 
 
 def device() -> torch.device:
@@ -109,7 +109,8 @@ def _load(
     arguments = load_arguments(directory, precision, trust) | placement
     model, differing = load_with_attention(auto_class, directory, attention, arguments)
     check_missing(directory, model, differing.missing)
-    check_used(directory, model, differing.unused, [*_parts_of(model), *_parts_of(model.base_model)])
+    if not quantisation_of(arguments["config"].to_dict()):  # which has scales beside weights
+        check_used(directory, model, differing.unused, [*_parts_of(model), *_parts_of(model.base_model)])
     model.eval()
     return model if device_map else model.to(device())  # type: ignore[arg-type]
 

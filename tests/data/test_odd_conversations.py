@@ -25,9 +25,9 @@ from pipeline.run.paths import RunPaths
 from stages.generation.chat import messages_of
 from stages.rewards.rows import conversation_ids, tools_of
 from stages.tasks.prepare import prompt_table
-from tests.data.test_prompt_files import ANY, CALL, CHAT, MANY, RENDERING, TOOL, read, tokenizers
-from tests.data.test_prompt_files import TEMPLATES as SMALL_TEMPLATES
 from tests.support import tiny
+from tests.support.chats import ANY, CALL, CHAT, MANY, RENDERING, TOOL, read, tokenizers
+from tests.support.chats import TEMPLATES as SMALL_TEMPLATES
 from tests.support.processes import config_of
 
 TEMPLATES = SMALL_TEMPLATES | {

@@ -18,17 +18,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from pipeline.data.arrow_types import python_value
 from pipeline.data.chat import Rendering
 from pipeline.data.checks import check_sets, judge
 from pipeline.data.messages import Message
-from pipeline.data.prompts import PromptError, Prompts, read_prompts
+from pipeline.data.prompts import PromptError, Prompts
 from pipeline.data.rendering import ScoringTemplate
-from pipeline.data.tokenizer_files import FileTokenizer, read_tokenizer
+from pipeline.data.tokenizer_files import read_tokenizer
 from pipeline.run.chunks import write_in_chunks
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import PROMPTS
@@ -36,15 +35,20 @@ from pipeline.run.wide import repeat
 from stages.rewards.rows import tools_of, values_of
 from stages.tasks.prepare import joined, prompt_table
 from tests.support import tiny
-from tests.support.processes import config_of
-
-ROUNDS = int(os.environ.get("SOAK_ROUNDS", "1"))
-MANY = settings(
-    max_examples=25 * ROUNDS,
-    derandomize=ROUNDS == 1,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+from tests.support.chats import (
+    ANY,
+    CALL,
+    CHAT,
+    MANY,
+    RENDERING,
+    ROUNDS,
+    TEMPLATES,
+    TOOL,
+    WORDS,
+    read,
+    tokenizers,
 )
-RENDERING = Rendering(1_767_225_600.0)
+from tests.support.processes import config_of
 
 # --- writers ---
 
@@ -183,46 +187,7 @@ INSTALLED = {"polars itself": polars_itself, "duckdb itself": duckdb_itself} if 
 """Writers that are no requirement of the tests."""
 
 
-def read(path: Path, **changes: Any) -> Prompts:
-    given = {"prompt_column": "prompt", "id_column": None, "split": "train", "tools_column": "tools"}
-    return read_prompts(path, **given | changes)
-
-
 # --- files ---
-
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
-CALL = st.fixed_dictionaries(
-    {
-        "type": st.just("function"),
-        "function": st.fixed_dictionaries({"name": WORDS, "arguments": st.just('{"city": "Oslo"}')}),
-    },
-    optional={"id": WORDS},
-)
-ASSISTANT = st.fixed_dictionaries(
-    {"role": st.just("assistant")}, optional={"content": WORDS, "reasoning_content": WORDS}
-) | st.fixed_dictionaries(
-    {
-        "role": st.just("assistant"),
-        "content": st.none() | WORDS,
-        "tool_calls": st.lists(CALL, min_size=1, max_size=2),
-    }
-)
-SPOKEN = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "user", "developer"]), "content": WORDS}, optional={"name": WORDS}
-)
-RESULT = st.fixed_dictionaries(
-    {"role": st.just("tool"), "content": WORDS}, optional={"tool_call_id": WORDS, "name": WORDS}
-)
-QUESTION = st.fixed_dictionaries({"role": st.sampled_from(["user", "tool"]), "content": WORDS})
-CHAT = st.builds(
-    lambda before, last: [*before, last], st.lists(SPOKEN | ASSISTANT | RESULT, max_size=3), QUESTION
-)
-TOOL = st.fixed_dictionaries(
-    {
-        "type": st.just("function"),
-        "function": st.fixed_dictionaries({"name": WORDS}, optional={"strict": st.booleans()}),
-    }
-)
 
 
 def rows_with(prompt: st.SearchStrategy) -> st.SearchStrategy[list[dict]]:
@@ -391,31 +356,6 @@ def test_flipped_bytes_in_other_layouts_never_raise_anything_else(writer, tmp_pa
 
 # --- messages ---
 
-TEMPLATES = {
-    "plain": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
-    "subscripts": "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}",
-    "tools and thinking": (
-        "{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif %}"
-        "{% for m in messages %}<{{ m.role }}>"
-        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-        "{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c | tojson }}</call>{% endfor %}"
-        "{% if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
-        "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-    ),
-    "strict": (
-        "{% for m in messages %}{% if m.role not in ['user', 'assistant', 'tool'] %}"
-        "{{ raise_exception('no ' + m.role) }}{% endif %}"
-        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
-        "{{ m.role + m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
-        "{% for k, v in c.function.arguments.items() %}{{ k }}{% endfor %}{% endfor %}{% endfor %}"
-    ),
-    "dated": "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}",
-}
-ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.just("\ud83d"),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(WORDS, inner, max_size=2),
-    max_leaves=4,
-)
 PARTS = st.lists(
     st.fixed_dictionaries({"type": st.sampled_from(["text", "image"]), "text": WORDS | ANY}), max_size=2
 )
@@ -443,13 +383,6 @@ def policy(tmp_path_factory) -> Path:
     tiny.byte_tokenizer(("<pad>", "<eos>")).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"vocab_size": 258, "max_position_embeddings": 4096}))
     return folder
-
-
-def tokenizers(policy: Path, template: str) -> tuple[FileTokenizer, PreTrainedTokenizerFast]:
-    """Those of validate and of a run, with a chat template."""
-    seen, loaded = read_tokenizer(policy), PreTrainedTokenizerFast.from_pretrained(policy)
-    seen.chat_template = loaded.chat_template = template
-    return seen, loaded
 
 
 @pytest.fixture(scope="module")

@@ -339,6 +339,7 @@ def test_weights_that_make_no_difference_may_be_there(config, folder):
         *("v_head.summary.weight", "mtp.fc.weight", "model.rotary_emb.inv_freq"),
         *("model.layers.2.eh_proj.weight", "model.layers.2.mlp.up_proj.weight"),
         *("model.layers.0.self_attn.rotary_emb.inv_freq", "vision_tower.layers.7.fc.weight"),
+        *("model.layers.0.self_attn.masked_bias", "model.pooler.dense.weight"),
     )
     tensors(lambda found: found.update({name: found[NORM].clone() for name in names}))(folder)
     resolve(given_as(config, KEY, folder))
