@@ -57,7 +57,7 @@ def _is_too_early(seen: Situation, element: Pending) -> bool:
 
 def _is_early(seen: Situation, element: Pending) -> bool:
     """Whether the task that an element was submitted for is still to come."""
-    return seen.has_task(element) and not seen.is_ready(element.first)
+    return seen.is_undone(element.first) and not seen.is_ready(element.first)
 
 
 def _may_need(seen: Situation, job_kind: str, wanting: Collection[str]) -> bool:

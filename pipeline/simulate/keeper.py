@@ -1,12 +1,13 @@
 """Passes of a simulated run: who makes them and when, what they take, and the driver jobs behind workers."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.orchestrate.places import Held
+from pipeline.orchestrate.places import KEPT_SECONDS, Held, is_contended
 from pipeline.orchestrate.situation import Foreign, Order
 from pipeline.run.bookkeeping import rest_after
 from pipeline.run.tasks import Task
@@ -50,6 +51,9 @@ class Keeper:
     """Time until which nobody makes another pass."""
     _last: float = 0.0
     """When the last pass ended."""
+    _nodes_seen: float = -math.inf
+    """When a pass last looked at the nodes, and when other people's jobs were last seen there."""
+    _others_seen: float | None = None
     _behind: frozenset[str] | None = None
     """Arrays of which a driver job in the queue awaits one's end; None: no driver job is there."""
     _drivers: dict[Job, None] = field(default_factory=dict)
@@ -124,7 +128,16 @@ class Keeper:
         self._is_wanted, self._is_at_work = False, True
         self.clock.after(self.plant.passes[0], self._look)
 
+    def _look_at_nodes(self) -> None:
+        """Note, now and then, whether other people's jobs hold places."""
+        if self.clock.now - self._nodes_seen >= KEPT_SECONDS:
+            self._nodes_seen = self.clock.now
+            if self.scheduling.cluster.has_others:
+                self._others_seen = self.clock.now
+        self.run.known.is_contended = is_contended(self._others_seen, self.clock.now)
+
     def _look(self) -> None:
+        self._look_at_nodes()
         decision = decide(self.run, self.terms, self.begun_with, self._around())
         self.clock.after(
             self.plant.passes[1], self._carry_out, decision, self.clock.now, tuple(self._drivers)
