@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from slurm.nodes import Node
 
-
 KEPT_SECONDS = 600.0
 """Seconds for which is used what is known of nodes: they come and go, but why jobs wait is seen anyway."""
 _CONTENDED_SECONDS = 86_400.0

@@ -21,6 +21,7 @@ from pipeline.simulate.startups import StartUps
 from pipeline.simulate.worker import Worker
 from pipeline.workers.beats import Doing
 from pipeline.workers.overdue import is_overdue
+from pipeline.workers.staying import QUEUE_SECONDS
 
 _OVERDUE_SECONDS = 60.5
 _RECENT = 8
@@ -54,6 +55,8 @@ class Keeper:
     _nodes_seen: float = -math.inf
     """When a pass last looked at the nodes, and when other people's jobs were last seen there."""
     _others_seen: float | None = None
+    _lacking: set[Job] = field(default_factory=set)
+    """Jobs of the user that waited for room when workers last looked."""
     _behind: frozenset[str] | None = None
     """Arrays of which a driver job in the queue awaits one's end; None: no driver job is there."""
     _drivers: dict[Job, None] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class Keeper:
         self._begin()
         self.clock.after(self.plant.check_seconds, self._guard)
         self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
+        self.clock.after(QUEUE_SECONDS, self._look_at_queue)
 
     # --- what workers have done ---
 
@@ -157,13 +161,28 @@ class Keeper:
 
     def _look_whether_overdue(self) -> None:
         """Those who wait ask for a pass where none has been made for long."""
-        if self.given_up or (self.run.progress.is_over and not self.run.workers):
+        if self._is_over:
             return
         recent = self.run.progress.iteration_seconds()[-_RECENT:]
         usual = statistics.median(recent) if recent else None
         if is_overdue(self._last, self.clock.now, usual) and any(self.run.idle.values()):
             self.wish_for_pass()
         self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
+
+    def _look_at_queue(self) -> None:
+        """Those who wait ask for a pass where a job has come to wait for room since they last looked."""
+        if self._is_over:
+            return
+        waiting = (worker for run in (self.run, *self.kin) for worker in run.workers.values())
+        lacking = {worker.job for worker in waiting if worker.doing is None and worker.job.lacks_room}
+        if lacking - self._lacking and any(self.run.idle.values()):
+            self.wish_for_pass()
+        self._lacking = lacking
+        self.clock.after(QUEUE_SECONDS, self._look_at_queue)
+
+    @property
+    def _is_over(self) -> bool:
+        return bool(self.given_up) or (self.run.progress.is_over and not self.run.workers)
 
     # --- what it does ---
 

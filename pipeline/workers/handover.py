@@ -1,8 +1,8 @@
-"""What passes tell workers of places: who makes place for whom, and whether other people want such places too.
+"""What passes tell workers of places: who makes place for whom, and whether other people use such places too.
 Decided by passes, which see all, and read by workers that have nothing to do.
 
-``RUN/slurm/places.json`` is replaced by each pass that says something else. A worker that finds itself in it leaves once there is no
-task for it; it decides nothing itself, so two of them never give way to each other.
+``RUN/slurm/places.json`` is replaced by each pass that says something else. A worker that finds itself in it
+leaves once there is no task for it; it decides nothing itself, so two of them never give way to each other.
 """
 
 from dataclasses import dataclass
