@@ -1,5 +1,5 @@
-"""Nodes of a run's partitions, and whether others have jobs there: asked now and then, and kept between passes in
-``RUN/slurm/nodes.json``."""
+"""Nodes of a run's partitions, and whether others have jobs there: asked now and then, and kept between
+passes in ``RUN/slurm/nodes.json``."""
 
 import contextlib
 import math
