@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from slurm.commands import run_command
 from slurm.limits import parse_gres, takes_jobs
 
-_FORMAT = "%N|%P|%c|%m|%G|%T"
+_FORMAT = "%N|%P|%c|%m|%G|%T|%C"
 _PATIENCE = 10.0
 
 
@@ -24,7 +24,16 @@ class Node:
     """Memory in MiB."""
 
 
-def read_nodes(partitions: Collection[str], timeout: float = _PATIENCE) -> list[Node]:
+@dataclass(frozen=True)
+class Nodes:
+    """Nodes that take jobs."""
+
+    nodes: tuple[Node, ...]
+    allocated: int = 0
+    """CPUs of theirs that jobs hold, whosesoever."""
+
+
+def read_nodes(partitions: Collection[str], timeout: float = _PATIENCE) -> Nodes:
     """Read the nodes of some partitions that take jobs, by one call of sinfo.
 
     Args:
@@ -37,17 +46,19 @@ def read_nodes(partitions: Collection[str], timeout: float = _PATIENCE) -> list[
     return parse_nodes(run_command(["sinfo", which, "-N", "-h", "-o", _FORMAT], timeout=timeout))
 
 
-def parse_nodes(shown: str) -> list[Node]:
-    """Parse the output of ``sinfo -N -h -o '%N|%P|%c|%m|%G|%T'``: a line for each node and partition."""
+def parse_nodes(shown: str) -> Nodes:
+    """Parse the output of ``sinfo -N -h -o '%N|%P|%c|%m|%G|%T|%C'``: a line for each node and partition."""
     found: dict[str, Node] = {}
+    allocated: dict[str, int] = {}
     for line in shown.splitlines():
-        name, partition, cpus, memory, gres, state = line.split("|")
+        name, partition, cpus, memory, gres, state, by_use = line.split("|")
         if takes_jobs(state):
             before = found[name].partitions if name in found else frozenset()
             names = before.union(_names(partition))
             gpus = parse_gres(gres).get("gpu", 0)
             found[name] = Node(name, names, int(cpus.rstrip("+")), gpus, int(memory.rstrip("+")))
-    return list(found.values())
+            allocated[name] = int(by_use.partition("/")[0])  # allocated/idle/other/total
+    return Nodes(tuple(found.values()), sum(allocated.values()))
 
 
 def _names(partition: str) -> Iterable[str]:

@@ -53,7 +53,7 @@ class Asking:
         return self._queue.ends
 
     def newly_lacking_room(self) -> frozenset[str]:
-        """Return the jobs of others that have come to wait for room since the last call, by the last
+        """Return the jobs that have come to wait for room since the last call, by the last
         answer."""
         now, before = self._queue.lacking_room, self._lacking
         self._lacking = now

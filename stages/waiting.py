@@ -16,7 +16,7 @@ from pipeline.run.tasks import Task, task_key
 from pipeline.workers import estimates, passages, staying
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.choosing import Choice
-from pipeline.workers.handover import is_to_leave
+from pipeline.workers.handover import is_to_leave, read_told
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Terms, Wait
@@ -159,7 +159,8 @@ class Waiting:
             beats = list(self.crew.beats.values())
             others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
             costs = [estimates.coming_back(beats, kind) for kind in others]
-            terms = Terms(self.settings.linger, self.linger_max, self.settings.start_early)
+            contended = read_told(self.run.paths).is_contended
+            terms = Terms(self.settings.linger, self.linger_max, self.settings.start_early, contended)
             began, own = time.monotonic(), self.pulse.beat
             leaving = seconds_to_save_trainer()
             self.wait = staying.begin_wait(terms, began, is_first, beats, own, costs, leaving)

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 
 from slurm.nodes import Node
 
+KEPT_SECONDS = 600.0
+"""Seconds for which is used what is known of nodes: they come and go, but why jobs wait is seen anyway."""
+_CONTENDED_SECONDS = 86_400.0
+"""Seconds for which it counts that others had jobs on the nodes: people come back the next morning."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -123,6 +128,15 @@ def _count_on(node: Node, need: Need) -> int:
     """Count the jobs of a kind that fit on one node."""
     pairs = ((node.cpus, need.cpus), (node.gpus, need.gpus), (node.memory, need.memory))
     return min(has // asks for has, asks in pairs if asks)
+
+
+def is_contended(others_seen: float | None, now: float) -> bool:
+    """Whether other people may take what the run gives up.
+
+    Args:
+        others_seen: when their jobs last held something on its nodes (unix time); None: never.
+    """
+    return others_seen is not None and now - others_seen < _CONTENDED_SECONDS
 
 
 @dataclass(frozen=True)

@@ -230,8 +230,13 @@ class Situation:
         return bool(mine and theirs and not mine.partitions.isdisjoint(theirs.partitions))
 
     def has_task(self, element: Pending) -> bool:
-        """Whether the task that a pending element was submitted for is still to be done."""
-        return element.first in self._all_undone
+        """Whether a pending element has something to do: the task that it was submitted for or, where that is
+        done, as of one that was put back into the queue, another that is ready."""
+        return self.is_undone(element.first) or bool(self.open_tasks(element.job_kind))
+
+    def is_undone(self, task: Task) -> bool:
+        """Whether a task of those at hand is not committed."""
+        return task in self._all_undone
 
     @cached_property
     def _all_undone(self) -> Collection[Task]:

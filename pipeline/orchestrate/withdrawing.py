@@ -57,7 +57,7 @@ def _is_too_early(seen: Situation, element: Pending) -> bool:
 
 def _is_early(seen: Situation, element: Pending) -> bool:
     """Whether the task that an element was submitted for is still to come."""
-    return seen.has_task(element) and not seen.is_ready(element.first)
+    return seen.is_undone(element.first) and not seen.is_ready(element.first)
 
 
 def _may_need(seen: Situation, job_kind: str, wanting: Collection[str]) -> bool:
@@ -65,12 +65,20 @@ def _may_need(seen: Situation, job_kind: str, wanting: Collection[str]) -> bool:
     return any(kind != job_kind and seen.may_share(job_kind, kind) for kind in wanting)
 
 
+def _has_time(seen: Situation, estimate: Estimate) -> bool:
+    """Whether elements that are submitted in time are there for the next input. As long as nobody knows when
+    that comes, they are where starting up takes longer than the queue: else their place in that is kept."""
+    if estimate.next_input is None and estimate.startup is not None:
+        return estimate.least_queue_wait <= estimate.startup
+    return estimate.has_time(seen.now)
+
+
 def _without_use(seen: Situation, job_kind: str, mine: list[Pending]) -> list[Pending]:
     """Return the elements of a kind that would find nothing to do: the last of those whose own inputs have
     come."""
     estimate = seen.estimates.get(job_kind, Estimate())
     is_over = not seen.undone  # then all that waits is cancelled
-    if is_over or (seen.coming(job_kind) and not estimate.has_time(seen.now)):
+    if is_over or (seen.coming(job_kind) and not _has_time(seen, estimate)):
         return []
     due = [element for element in mine if not _is_early(seen, element)]
     return due[seen.left_over(job_kind, estimate.startup) :]

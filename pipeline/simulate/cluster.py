@@ -116,6 +116,11 @@ class Cluster:
         jobs_fit = self.limits.jobs is None or self.used[0] < self.limits.jobs
         return jobs_fit and (self.limits.gpus is None or gpus <= self.limits.gpus)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether other people's jobs run."""
+        return any(not job.is_mine for jobs in self.running for job in jobs)
+
     def nodes_for(self, job: Job) -> list[int]:
         """Return the numbers of all nodes that a job may use."""
         if len(job.partitions) == 1:

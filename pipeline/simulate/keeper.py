@@ -1,12 +1,13 @@
 """Passes of a simulated run: who makes them and when, what they take, and the driver jobs behind workers."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.orchestrate.places import Held
+from pipeline.orchestrate.places import KEPT_SECONDS, Held, is_contended
 from pipeline.orchestrate.situation import Foreign, Order
 from pipeline.run.bookkeeping import rest_after
 from pipeline.run.tasks import Task
@@ -20,6 +21,7 @@ from pipeline.simulate.startups import StartUps
 from pipeline.simulate.worker import Worker
 from pipeline.workers.beats import Doing
 from pipeline.workers.overdue import is_overdue
+from pipeline.workers.staying import QUEUE_SECONDS
 
 _OVERDUE_SECONDS = 60.5
 _RECENT = 8
@@ -50,6 +52,11 @@ class Keeper:
     """Time until which nobody makes another pass."""
     _last: float = 0.0
     """When the last pass ended."""
+    _nodes_seen: float = -math.inf
+    """When a pass last looked at the nodes, and when other people's jobs were last seen there."""
+    _others_seen: float | None = None
+    _lacking: set[Job] = field(default_factory=set)
+    """Jobs of the user that waited for room when workers last looked."""
     _behind: frozenset[str] | None = None
     """Arrays of which a driver job in the queue awaits one's end; None: no driver job is there."""
     _drivers: dict[Job, None] = field(default_factory=dict)
@@ -73,6 +80,7 @@ class Keeper:
         self._begin()
         self.clock.after(self.plant.check_seconds, self._guard)
         self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
+        self.clock.after(QUEUE_SECONDS, self._look_at_queue)
 
     # --- what workers have done ---
 
@@ -124,7 +132,16 @@ class Keeper:
         self._is_wanted, self._is_at_work = False, True
         self.clock.after(self.plant.passes[0], self._look)
 
+    def _look_at_nodes(self) -> None:
+        """Note, now and then, whether other people's jobs hold places."""
+        if self.clock.now - self._nodes_seen >= KEPT_SECONDS:
+            self._nodes_seen = self.clock.now
+            if self.scheduling.cluster.has_others:
+                self._others_seen = self.clock.now
+        self.run.known.is_contended = is_contended(self._others_seen, self.clock.now)
+
     def _look(self) -> None:
+        self._look_at_nodes()
         decision = decide(self.run, self.terms, self.begun_with, self._around())
         self.clock.after(
             self.plant.passes[1], self._carry_out, decision, self.clock.now, tuple(self._drivers)
@@ -144,13 +161,28 @@ class Keeper:
 
     def _look_whether_overdue(self) -> None:
         """Those who wait ask for a pass where none has been made for long."""
-        if self.given_up or (self.run.progress.is_over and not self.run.workers):
+        if self._is_over:
             return
         recent = self.run.progress.iteration_seconds()[-_RECENT:]
         usual = statistics.median(recent) if recent else None
         if is_overdue(self._last, self.clock.now, usual) and any(self.run.idle.values()):
             self.wish_for_pass()
         self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
+
+    def _look_at_queue(self) -> None:
+        """Those who wait ask for a pass where a job has come to wait for room since they last looked."""
+        if self._is_over:
+            return
+        waiting = (worker for run in (self.run, *self.kin) for worker in run.workers.values())
+        lacking = {worker.job for worker in waiting if worker.doing is None and worker.job.lacks_room}
+        if lacking - self._lacking and any(self.run.idle.values()):
+            self.wish_for_pass()
+        self._lacking = lacking
+        self.clock.after(QUEUE_SECONDS, self._look_at_queue)
+
+    @property
+    def _is_over(self) -> bool:
+        return bool(self.given_up) or (self.run.progress.is_over and not self.run.workers)
 
     # --- what it does ---
 

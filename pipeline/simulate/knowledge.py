@@ -39,6 +39,8 @@ class Knowledge:
     """Last beats of the workers of each job kind that ended last."""
     done: Counter[str] = field(default_factory=Counter)
     """Tasks of each job kind that are committed."""
+    is_contended: bool = False
+    """What passes have told workers of other people's jobs."""
     _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
     """What workers of a kind last found that have nothing to do, and how far the run was then."""
     _seen: tuple[float, list[Beat]] = field(default_factory=lambda: (-math.inf, []))
@@ -126,7 +128,7 @@ class Knowledge:
     def wait_of(self, worker: Worker) -> Wait:
         """Return the wait that a worker begins now."""
         kind, beats = self.plant.kinds[worker.job_kind], self.all_beats()
-        terms = Terms(kind.linger, self.plant.linger_max, kind.start_early)
+        terms = Terms(kind.linger, self.plant.linger_max, kind.start_early, self.is_contended)
         others = (other for other in self.plant.plan.job_kinds if other != worker.job_kind)
         costs = [self._coming_back(beats, other) for other in others]
         leaving = self.plant.state_seconds if worker.unsaved else 0.0

@@ -27,6 +27,12 @@ class Spread:
     least: float
     mean: float
     """What counts where few cases take very long, as in a queue behind others."""
+    number: int = 1
+    """Number of cases."""
+
+    def mean_with(self, seconds: float) -> float:
+        """Return what the mean would be, had one more case taken so long."""
+        return (self.mean * self.number + seconds) / (self.number + 1)
 
 
 def startup(beats: Iterable[Beat], job_kind: str) -> Spread | None:
@@ -101,4 +107,4 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
     if not known:
         return None
     late = known[min(int(_LATE * len(known)), len(known) - 1)]
-    return Spread(statistics.median(known), late, known[0], statistics.fmean(known))
+    return Spread(statistics.median(known), late, known[0], statistics.fmean(known), len(known))

@@ -1,10 +1,10 @@
-"""Who makes place for whom: decided by passes, which see all, and read by workers that have nothing to do.
+"""What passes tell workers of places: who makes place for whom, and whether other people use such places too.
+Decided by passes, which see all, and read by workers that have nothing to do.
 
-``RUN/slurm/places.json`` is replaced by each pass. A worker that finds itself in it leaves once there is no
-task for it; it decides nothing itself, so two of them never give way to each other.
+``RUN/slurm/places.json`` is replaced by each pass that says something else. A worker that finds itself in it
+leaves once there is no task for it; it decides nothing itself, so two of them never give way to each other.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,28 +30,31 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class _Content:
+class Told:
+    """What the last pass has told workers."""
+
     handovers: tuple[Handover, ...] = ()
+    is_contended: bool = False
+    """Whether other people's jobs hold places on the nodes of the run."""
 
 
-def write_handovers(paths: RunPaths, handovers: Iterable[Handover]) -> None:
+def tell(paths: RunPaths, told: Told) -> None:
     """Replace what is written, if it says something else."""
-    content = _Content(tuple(handovers))
-    if content.handovers != read_handovers(paths):
-        replace_durably(file_of(paths), sealed(plain(content)))
+    if told != read_told(paths):
+        replace_durably(file_of(paths), sealed(plain(told)))
 
 
-def read_handovers(paths: RunPaths) -> tuple[Handover, ...]:
-    """Return who makes place; nobody where the file is not there or is spoilt."""
+def read_told(paths: RunPaths) -> Told:
+    """Return what workers were told; nothing where the file is not there or is spoilt."""
     try:
-        return converted(_Content, unsealed(read_newest(file_of(paths)))).handovers
+        return converted(Told, unsealed(read_newest(file_of(paths))))
     except (OSError, ValueError, TypeError):
-        return ()
+        return Told()
 
 
 def is_to_leave(paths: RunPaths, worker: str, now: float) -> bool:
     """Whether a worker that has nothing to do makes place now."""
-    return any(one.worker == worker and one.at <= now for one in read_handovers(paths))
+    return any(one.worker == worker and one.at <= now for one in read_told(paths).handovers)
 
 
 def file_of(paths: RunPaths) -> Path:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
 from pipeline.run.paths import RunPaths
-from pipeline.run.submissions import is_driver_job, is_job_of
+from pipeline.run.submissions import is_driver_job
 from pipeline.run.tasks import Task
 from pipeline.workers.afterwards import Afterwards
 from slurm.tasklist import ELIGIBLE, KNOWN, STARTED, attempt_id
@@ -26,7 +26,8 @@ class Queue:
     ends: float | None = None
     """Unix time of the worker's own end; None if unknown or never."""
     lacking_room: frozenset[str] = frozenset()
-    """Names of the user's jobs that wait for room and are not of this run."""
+    """Names of the user's jobs that wait for room, of this run and of others; without driver jobs, which ask
+    for so little that nobody leaves for them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
         attempt_ids(job, index, restarts),
         queued_seconds=max(0.0, started - eligible) if eligible else None,
         known=int(environment.get(KNOWN, "0")),
-        ask_queue=lambda: slurm_queue(run.paths, run.identity.id, job, int(index)),
+        ask_queue=lambda: slurm_queue(run.paths, job, int(index)),
         committed=afterwards.committed,
         failed=afterwards.failed,
         wanted=afterwards.wanted,
@@ -99,7 +100,7 @@ def attempt_ids(job: str, index: str, restarts: int) -> Callable[[int], str]:
     return lambda number: attempt_id(number, job, index, restarts, next(positions))
 
 
-def slurm_queue(paths: RunPaths, run_id: str, array: str, index: int) -> Queue | None:
+def slurm_queue(paths: RunPaths, array: str, index: int) -> Queue | None:
     """Look at Slurm's queue for a worker's own element, and for others that wait; None where nothing is known
     of it, as where there is no client and nobody else looks."""
     from pipeline.workers.looking import WORKER_AGE, look  # submitting jobs alone needs more of this
@@ -113,7 +114,7 @@ def slurm_queue(paths: RunPaths, run_id: str, array: str, index: int) -> Queue |
     own = next((e for e in elements if (e.array_id, e.index) == (array, index) and e.started), None)
     if own is None:  # it has started since
         return None
-    others = (e for e in elements if not is_job_of(run_id, e.name) and not is_driver_job(e.name))
-    full = (e for e in others if lacks_room(e.reason) and phase_of(e.state) is Phase.PENDING)
+    pending = (e for e in elements if phase_of(e.state) is Phase.PENDING and not is_driver_job(e.name))
+    full = (e for e in pending if lacks_room(e.reason))
     waiting = frozenset(f"{e.array_id}_{e.index}" for e in full)
     return Queue(own.started + own.time_limit if own.started and own.time_limit else None, waiting)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pipeline.config.types import Linger
 from pipeline.workers import estimates
 from pipeline.workers.beats import Beat, Reason
+from pipeline.workers.estimates import Spread
 
 FIRST_SECONDS = 600.0
 """Seconds that a worker which has started early waits for its first input, if it may wait so long at all."""
@@ -97,6 +98,8 @@ class Terms:
     most: float
     """Bound of an automatic one (``scheduler.linger_max``)."""
     starts_early: bool
+    is_contended: bool = False
+    """Whether other people's jobs hold places where it runs: see :func:`_in_queue`."""
 
 
 def begin_wait(
@@ -120,13 +123,25 @@ def begin_wait(
     seen = list({beat.worker: beat for beat in (*beats, own)}.values())
     startup, queue = estimates.startup(seen, own.job_kind), estimates.queue_wait(seen, own.job_kind)
     start = max(startup.median if startup else 0.0, own.startup_seconds)
-    in_queue = queue.mean if queue else own.queued_seconds or 0.0
-    longest = bound(terms.linger, terms.most, start, in_queue + leaving)
+    longest = bound(terms.linger, terms.most, start, _in_queue(terms, queue) + leaving)
     if is_first:
         longest = max(longest, min(FIRST_SECONDS, terms.most) if terms.starts_early else INPUT_SECONDS)
     more = allowance(terms.linger, terms.most, longest, others)
     coming_back = own.startup_seconds + queue.late if queue else 0.0
     return Wait(began, longest, None, more, is_first, coming_back)
+
+
+def _in_queue(terms: Terms, wait: Spread | None) -> float:
+    """Return the seconds that a job is taken to wait in the queue.
+
+    Where others may take the place that is left, few waits say little: that none was long so far may be luck,
+    and one that takes hours costs more than all that was saved. So one more is imagined, as long as a worker
+    stays at most: it weighs less the more often this stage has come back.
+    """
+    imagined = terms.most if terms.is_contended else None
+    if wait is None:
+        return imagined or 0.0
+    return wait.mean if imagined is None else wait.mean_with(imagined)
 
 
 def reason_to_leave(wait: Wait, now: float) -> Reason | None:

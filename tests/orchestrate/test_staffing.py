@@ -287,6 +287,16 @@ def test_who_will_have_nothing_to_do_is_chosen_before_it_has_ended():
     assert leaving(hand_over([idle, at_work], done[:-1], claims)) == {}, "both have a shard to do yet"
 
 
+def test_an_element_that_was_put_back_into_the_queue_gets_a_place_for_what_is_left():
+    """It was preempted after it had done the task that it was submitted for."""
+    idle = [at(waiting(f"8_{i}r0", REWARDS[i])) for i in range(2)]
+    done = [PREPARE, *ROLLOUTS[1:], *REWARDS[1:]]
+    back = [Pending("7_3", ROLLOUTS[3], lacks_room=True)]
+    assert leaving(hand_over(idle, done, pending=back)) == {"8_0r0": "rollout"}
+    nothing = [PREPARE, *ROLLOUTS]
+    assert leaving(hand_over([idle[0], at(busy("8_1r0", REWARDS[1]))], nothing, pending=back)) == {}
+
+
 def test_who_leaves_already_makes_room_for_one_and_no_second_leaves_for_that():
     leaves = at(replace(waiting("7_0r0", ROLLOUTS[0]), doing=Doing.LEAVING))
     stays = at(waiting("7_1r0", ROLLOUTS[1]))

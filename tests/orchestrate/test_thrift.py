@@ -51,7 +51,9 @@ def test_who_would_find_its_task_done_leaves_the_queue_if_it_can_be_there_in_tim
     assert sent_for_rollouts(quick) == ("7_2", "7_3"), "one of three tasks is left once it has started up"
     assert sent_for_rollouts(replace(quick, task=60.0)) == ()
     assert sent_for_rollouts(replace(quick, next_input=108.0)) == (), "the next would be as soon"
-    assert sent_for_rollouts(replace(quick, next_input=None)) == (), "nobody knows when that is"
+    unknown = replace(quick, next_input=None)
+    assert sent_for_rollouts(unknown) == ("7_2", "7_3"), "whenever that is: the queue is short"
+    assert sent_for_rollouts(replace(unknown, least_queue_wait=20.0)) == (), "nobody knows when that is"
     assert sent_for_rollouts(replace(quick, least_queue_wait=600.0)) == (), (
         "its time in the queue is worth more"
     )

@@ -150,6 +150,26 @@ def test_other_people_take_places():
     assert busy.seconds > 1.1 * quiet.seconds
 
 
+def test_the_only_place_is_kept_where_others_would_take_it():
+    """Of two partitions one has a single place, and people whose jobs take ten minutes come to both."""
+    plant = plant_with(1, 16, shards=2)
+    nodes = (*plant.nodes, Node("many", 64, 8))
+    parts = (*plant.partitions, Partition("large", ("many",)))
+    kinds = {name: replace(kind, partitions=("large",)) for name, kind in plant.kinds.items()}
+    kinds["update"] = plant.kinds["update"]
+    plant = replace(plant, nodes=nodes, partitions=parts, kinds=kinds, others=Others(0.4, 600.0))
+    kept = simulate(plant)
+    assert kept.seconds <= 1.1 * simulate(never_leave(plant)).seconds
+    assert [job.job_kind for job in kept.jobs].count("update") == 1
+
+
+def test_the_one_place_goes_back_to_those_who_were_preempted():
+    """They had done the task that they were submitted for; who waits for the others' results leaves."""
+    seconds = SECONDS | {"rollout": 12.0, "reward": 0.1, "update": 0.1}
+    plant = plant_with(1, 4, shards=40, queue=0.0, startup=20.0, seconds=seconds, disturbed_every=400.0)
+    assert simulate(plant).seconds <= 1.1 * simulate(job_for_each_task(plant)).seconds
+
+
 def test_a_limit_of_the_user_makes_stages_take_turns():
     found = simulate(plant_with(8, limits=Limits(gpus=2)))
     assert found.is_complete

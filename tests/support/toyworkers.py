@@ -16,7 +16,7 @@ from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.choosing import is_left_to_passes
 from pipeline.workers.claims import Claim
-from pipeline.workers.handover import read_handovers
+from pipeline.workers.handover import read_told
 from pipeline.workers.outside import attempt_ids
 from slurm.sealing import sealed
 from slurm.states import SlurmState
@@ -182,7 +182,7 @@ class WorkerWorld(World):
     # --- what workers see ---
 
     def making_place(self) -> set[str]:
-        return {one.worker for one in read_handovers(self.run.paths)}
+        return {one.worker for one in read_told(self.run.paths).handovers}
 
     def stays(self, element: Element) -> bool:
         return element in self.workers and self.workers[element].name not in self.making_place()

@@ -295,6 +295,23 @@ def test_who_alone_has_the_trainer_s_state_waits_for_as_long_as_saving_it_takes_
     assert [wait.bound for wait in waits] == [25.0, 77.0]
 
 
+def test_where_others_may_take_the_place_few_short_waits_say_little():
+    """One more is imagined, as long as anybody stays: it weighs less the more often nobody had to wait."""
+    terms = staying.Terms("auto", 3600.0, starts_early=True, is_contended=True)
+
+    def bound(starts: int, terms: staying.Terms = terms) -> float:
+        beats = [
+            Beat(f"{i}_0r0", "reward", "node", 1, float(i), startup_seconds=5.0, queued_seconds=1.0)
+            for i in range(starts)
+        ]
+        return staying.begin_wait(terms, 100.0, False, beats, beats[-1], []).bound
+
+    assert bound(1) == (1 + 3600) / 2 + 5 + 3
+    assert bound(7) == (7 + 3600) / 8 + 5 + 3
+    assert bound(7, replace(terms, is_contended=False)) == 1 + 5 + 3
+    assert bound(1, replace(terms, linger=20)) == 20.0, "as it is set"
+
+
 def test_who_needed_long_to_start_up_waits_as_long_whatever_files_of_others_say_so_far(tmp_path):
     """Right after their first tasks: what those have loaded is not in anybody's file yet."""
     scheduler = SlurmConfig(rollout=ResourcesConfig(linger="auto"))

@@ -403,21 +403,23 @@ def test_the_cache_is_where_the_user_says():
 
 def test_workers_of_a_run_learn_of_their_ends_by_one_question(paths, squeue):
     squeue.act = lambda: answer("RUNNING", "RUNNING", "PENDING")
-    ends = [outside.slurm_queue(paths, "abc", "7", index) for index in range(2)]
+    ends = [outside.slurm_queue(paths, "7", index) for index in range(2)]
     assert [queue.ends for queue in ends] == [200.0 + 3600.0] * 2
-    assert outside.slurm_queue(paths, "abc", "8", 0) is None, "it has started since"
+    assert outside.slurm_queue(paths, "8", 0) is None, "it has started since"
     assert len(squeue.asked) == 1
 
 
-def test_a_worker_learns_of_jobs_of_other_runs_that_wait_for_room(paths, squeue):
+def test_a_worker_learns_of_jobs_that_wait_for_room(paths, squeue):
+    """Of its own run, too: of a job that was put back into the queue nothing else tells."""
     names = {"10": "other.def.1.rollout.1.0", "11": "own.abc.1.reward.1.0", "12": "bash", "13": "held"}
+    names["14"] = "own.abc.0.driver.1.0"
     lines = "".join(
         answer("PENDING", names=name).replace("7|0|", f"{job}|0|").replace("|None|", "|Resources|")
         for job, name in names.items()
         if name != "held"
     )
     squeue.act = lambda: answer("RUNNING") + lines + answer("PENDING", names="held").replace("7|0|", "13|0|")
-    assert outside.slurm_queue(paths, "abc", "7", 0).lacking_room == {"10_0", "12_0"}
+    assert outside.slurm_queue(paths, "7", 0).lacking_room == {"10_0", "11_0", "12_0"}
 
 
 # --- who makes place ---

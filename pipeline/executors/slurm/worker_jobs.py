@@ -32,7 +32,7 @@ from pipeline.executors.slurm.expectations import early_kinds, read_estimates
 from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
 from pipeline.executors.slurm.jobs import SECOND_PATIENCE, SlurmJobs
 from pipeline.executors.slurm.launcher import Launcher
-from pipeline.executors.slurm.nodes_at_hand import nodes_of
+from pipeline.executors.slurm.nodes_at_hand import AtHand, nodes_of
 from pipeline.executors.slurm.queue import is_live, is_pending, worker_of
 from pipeline.executors.slurm.silence import (
     LOOK_AGAIN_SECONDS,
@@ -55,10 +55,11 @@ from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
-from pipeline.workers.handover import Handover, write_handovers
+from pipeline.workers.handover import Handover, Told, tell
 from pipeline.workers.living import forget_old, mark_gone
 from pipeline.workers.looking import claim_place, look
 from slurm.commands import SlurmError
+from slurm.nodes import Node
 from slurm.ringing import elements_of, parse_worker
 from slurm.submission import array_expression, start_now
 
@@ -248,22 +249,31 @@ class WorkerJobs(SlurmJobs):
 
     def update_dependencies(self, seen: Observation) -> None:
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
-        decided = staff(self._situation(seen))
+        at_hand = self._nodes()
+        decided = staff(self._situation(seen, at_hand.nodes))
         self._hurry(decided)
         self._withdraw(decided.withdrawn)
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
         )
-        self._hand_over(decided.handovers)
+        self._hand_over(decided.handovers, at_hand.is_contended)
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
-        elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
-        submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
-        arrays = {*live_arrays(elements, self.table.submissions), *submitted}
-        self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
+        self.watchdogs.watch_workers(self.table, self._to_watch())
         self._end_silent()
         self._follow_up()
+
+    def _to_watch(self) -> list[str]:
+        """Return the arrays whose end a driver job is to wait for. One of which all have left waits only for
+        this pass to end: what follows it has been decided, and no other pass need start by its end."""
+        leaving = {w.name.rpartition("r")[0] for w in self.roster.crew.workers if not w.stays}
+        elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
+        staying = [element for element in elements if worker_of(element).element not in leaving]
+        submissions, carriers = self.table.submissions, [live.carrier for live in self.table.live.values()]
+        submitted = {c.array for c in carriers if c.array and f"{c.array}_{c.index}" not in leaving}
+        arrays = {*live_arrays(staying, submissions), *submitted}
+        return sorted(arrays or live_arrays(elements, submissions), key=int)
 
     def _follow_up(self) -> None:
         """Have another pass come where somebody waits without a task, and something was submitted or has
@@ -286,18 +296,26 @@ class WorkerJobs(SlurmJobs):
             self.table.note(submission, left=(*submission.state.left, *gone[submission.name]))
         self.errands.withdraw(shown)
 
-    def _hand_over(self, decided: Sequence[Handover]) -> None:
+    def _hand_over(self, decided: Sequence[Handover], is_contended: bool) -> None:
         """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
         see too only one makes place."""
         paths, now = self.run.paths, self.table.seen.time
         handovers = [h for h in decided if not h.job or claim_place(paths, h.job, now)]
         with contextlib.suppress(OSError):  # who cannot read it stays
-            write_handovers(paths, handovers)
+            tell(paths, Told(tuple(handovers), is_contended))
         idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
         leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
         self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
 
-    def _situation(self, seen: Observation) -> Situation:
+    def _nodes(self) -> AtHand:
+        """Return what is known of the nodes that jobs of the run may run on."""
+        config, seen = self.submitter.config, self.table.seen
+        needs = needs_of(config, wanted_by(config, self.run.plan)).values()
+        queue = [element for of_name in seen.queue.values() for element in of_name]
+        own = [element for element in (*queue, *seen.others) if is_live(element)]
+        return nodes_of(self.run.paths, needs, seen.time, own)
+
+    def _situation(self, seen: Observation, nodes: Sequence[Node]) -> Situation:
         tasks, now = at_hand(self.run.plan, seen.tasks), self.table.seen.time
         return Situation(
             plan=self.run.plan,
@@ -307,8 +325,8 @@ class WorkerJobs(SlurmJobs):
             committed=seen.committed.keys() - seen.corrupt.keys(),
             ready=self.ready,
             wanted=(wanted := wanted_by(self.submitter.config, self.run.plan)),
-            needs=(needs := needs_of(self.submitter.config, wanted)),
-            nodes=nodes_of(self.run.paths, needs.values(), now),
+            needs=needs_of(self.submitter.config, wanted),
+            nodes=nodes,
             early=early_kinds(self.submitter.config, wanted),
             now=now,
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
