@@ -145,7 +145,10 @@ def behind_shims(run: SlurmRun, hangs: Path) -> SlurmRun:
     return replace(run, environment={**run.environment, "HANGS": str(hangs), "PATH": path})
 
 
-@pytest.mark.parametrize(("command", "times"), [("squeue", 3), ("scancel", 1), ("sbatch", 2)])
+RARER = [pytest.param(command, 1, marks=pytest.mark.soak) for command in ("scontrol", "sinfo", "sacct")]
+
+
+@pytest.mark.parametrize(("command", "times"), [("squeue", 3), ("scancel", 1), ("sbatch", 2), *RARER])
 def test_a_command_that_hangs_for_a_minute_holds_up_nobody_who_needs_the_lease(
     cluster, make_run, complete_run, tmp_path, command, times
 ):
@@ -160,6 +163,9 @@ def test_a_command_that_hangs_for_a_minute_holds_up_nobody_who_needs_the_lease(
         run.submit()
         run.wait_for(lambda: run.has_committed(1, "rollout", 0), "the first rollouts")
         hangs.write_text(f"{command}\n")
+        (RunPaths(root).slurm / "nodes.json").unlink(missing_ok=True)  # so that sinfo is asked again
+        if command == "sacct":  # which is asked how one ended that has left nothing
+            cluster.call("scancel", "--signal=KILL", f"--user={os.getuid()}", "--state=RUNNING", "-preward")
         hold.end()
         run.wait_for(lambda: calls.exists() and calls.read_text().count("\n") >= times, f"calls of {command}")
         hangs.unlink()
