@@ -44,17 +44,20 @@ class Affixes:
         Args:
             ends: whether the text is whole: what is to be continued has no end.
         """
-        has_begin = bool(self.before) and tuple(ids[: len(self.before)]) == self.before
         has_end = bool(self.after) and tuple(ids[-len(self.after) :]) == self.after
         return [
-            *(() if has_begin else self.before),
+            *(() if self.begins_text(ids) else self.before),
             *ids,
             *(self.after if ends and not has_end else ()),
         ]
 
+    def begins_text(self, ids: Sequence[int]) -> bool:
+        """Whether ids have what is put before a text, if anything is."""
+        return bool(self.before) and tuple(ids[: len(self.before)]) == self.before
+
     def num_leading(self, ids: Sequence[int]) -> int:
         """Return how many ids of a sequence are its beginning's, which is kept when it is cut."""
-        if self.before and tuple(ids[: len(self.before)]) == self.before:
+        if self.begins_text(ids):
             return len(self.before)
         return int(bool(ids) and ids[0] in self.begins)
 

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline.config.reward import OnError, RowsPerCall, RuleConfig, prefill_of
 from pipeline.config.reward_rules import component_problems, special_token_warnings
-from pipeline.data.checks import Judged, prefill_warnings
+from pipeline.data.checks import Judged
 from pipeline.data.prompts import Prompt, Prompts
+from pipeline.data.summary import prefill_warnings
 from pipeline.data.tokenizer_files import read_tokenizer
 from pipeline.run.schemas import reserved_columns
 from stages.rewards.rows import texts_with_special_tokens
