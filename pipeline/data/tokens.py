@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.model_dir import read_json
+from pipeline.data.chat import refusals
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -208,11 +209,9 @@ def template_end(tokenizer: Any) -> int | None:
     template, it refuses a plain question and answer, or no added token follows."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    from jinja2 import TemplateError
-
     try:
         text = tokenizer.apply_chat_template(list(_CHAT), tokenize=False, add_generation_prompt=False)
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+    except refusals():
         return None  # templates of other roles; prompts that it refuses are reported one by one
     behind = str(text).rpartition(_ANSWER)[2].lstrip()
     added = _added_tokens(tokenizer)

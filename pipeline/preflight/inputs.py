@@ -19,7 +19,7 @@ from pipeline.data.chat import Rendering
 from pipeline.data.checks import Judged, check_sets, check_usable, judge, prompt_files, read_file
 from pipeline.data.columns import as_text
 from pipeline.data.prompts import Prompts
-from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
+from pipeline.data.rendering import scoring_templates
 from pipeline.data.sources import scan
 from pipeline.data.summary import lines
 from pipeline.data.tables import PromptError
@@ -149,7 +149,9 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     except CannotLook as error:
         why_not = str(error)
     rendering = Rendering(time.time(), config.model.chat_template_arguments)
-    templates = scoring_templates(config, tokenizer, rendering) if tokenizer and has_chats else []
+    templates = []
+    if tokenizer and has_chats:
+        templates = scoring_templates(config, rendering, scorers_tokenizer, tokenizer.is_same)
     judged = [
         judge(*names, prompts, config, rendering, tokenizer, templates) for names, prompts in found.items()
     ]
@@ -157,16 +159,11 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     return judged, tokenizer, why_not
 
 
-def scoring_templates(config: Config, policy: FileTokenizer, rendering: Rendering) -> list[ScoringTemplate]:
-    """Return how reward models and services read chats that are not given the policy's own token ids, as far
-    as it can be known here."""
-    found = []
-    for key, directory, may_share in scoring_tokenizers(config):
-        with contextlib.suppress(CannotLook):  # the run's first task does
-            own = read_tokenizer(Path(directory))
-            if not (may_share and own.is_same(policy)):
-                found.append(ScoringTemplate(f"{key}={directory}", own, rendering.without_arguments()))
-    return found
+def scorers_tokenizer(key: str, directory: str) -> FileTokenizer | None:
+    """Read the tokenizer of a reward model or service; None where only the run's first task can."""
+    with contextlib.suppress(CannotLook):
+        return read_tokenizer(Path(directory))
+    return None
 
 
 def policy_tokenizer(config: Config) -> FileTokenizer:

@@ -6,6 +6,7 @@ Everything that can be wrong with the user's input shows here, before the first 
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_fiel
 from pipeline.config.schema import Config
 from pipeline.data.checks import SETS_MERGE, Judged, check_sets, check_usable, judge, prompt_files, read_file
 from pipeline.data.prompts import Rejected, write_rejected
+from pipeline.data.rendering import scoring_templates
 from pipeline.data.summary import counts, lines, num_masked
 from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, Sample, check_rules, check_scheduler, open_rules
@@ -30,8 +32,7 @@ from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
-from stages.rewards.templates import scoring_templates
-from stages.tokenizers import policy_ends, special_tokens, tokenizer_of
+from stages.tokenizers import policy_ends, same_tokenizer, special_tokens, tokenizer_of
 
 
 def run(task: Task, context: Context) -> Result:
@@ -67,8 +68,10 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
     """Return the prompt files, judged and checked by the rules. The rows that cannot be used are listed in
     the file ``rejected``. Raises PromptError, PluginError."""
     config, rendering = context.config, context.rendering
-    tokenizer = tried_tokenizer("model.policy", config.model.policy, config)
-    templates = scoring_templates(config, tokenizer, rendering)
+    tokenizer = tried_tokenizer(config, "model.policy", config.model.policy)
+    templates = scoring_templates(
+        config, rendering, partial(tried_tokenizer, config), partial(same_tokenizer, tokenizer)
+    )
     files = []
     for key, path in prompt_files(config):
         judged = judge(key, path, read_file(config, path), config, rendering, tokenizer, templates)

@@ -363,7 +363,7 @@ def test_more_dropped_rows_than_allowed_stop_the_run_before_its_first_rollout(mo
     )
     done = stage(allowed, "prepare")
     assert done.code == 0, done.log
-    assert "warning: data.prompts: 9 of 17 rows (53%) cannot be used" in done.log
+    assert "WARNING data.prompts: 9 of 17 rows (53%) cannot be used" in done.log
 
 
 LONG = [{"id": "long", "prompt": "-" * 40 + "the end of a long one"}, {"id": "empty", "prompt": ""}]
