@@ -52,7 +52,8 @@ def parse_messages(items: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, .
         raise Unusable(RejectReason.EMPTY, "prompt has no messages")
     last = messages[-1]
     if last.role not in _ROLES_TO_ANSWER:
-        raise Unusable(RejectReason.NOTHING_TO_ANSWER, f"the last message is from the {last.role}")
+        why = f"the last message is from the {last.role}, so that nothing is left to answer; leave it out"
+        raise Unusable(RejectReason.NOTHING_TO_ANSWER, why)
     if last.role == "user" and not (last.content or "").strip():
         raise Unusable(RejectReason.EMPTY, "the last message is empty or white space")
     return messages, read_as

@@ -6,6 +6,7 @@ here needs a tokenizer or torch; what needs tokens, such as :attr:`RejectReason.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,9 @@ from pipeline.data.readings import ReadAs, Reading
 from pipeline.data.sources import Cells, Columns, RejectReason, Unusable, read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
+
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")
+"""Beginning of a text that was meant for messages."""
 
 
 @dataclass(frozen=True)
@@ -251,4 +255,4 @@ def _parse_prompt(value: object) -> tuple[str | tuple[Message, ...], set[ReadAs]
         raise Unusable(RejectReason.NOT_TEXT, f"prompt is {shown(value)}, not text or a list of messages")
     if not value.strip():
         raise Unusable(RejectReason.EMPTY, "prompt is empty or white space")
-    return value, set()
+    return value, {ReadAs.MESSAGES_AS_TEXT} if _MESSAGES.match(value) else set()

@@ -15,6 +15,8 @@ class ReadAs(StrEnum):
     """Keys of a message that are null are not there."""
     UNUSED_TOOLS = "unused_tools"
     """Tools beside plain text, which no template makes a prompt of, reach no policy."""
+    MESSAGES_AS_TEXT = "messages_as_text"
+    """Text that looks like chat messages and is none in JSON, such as Python's own notation, stays text."""
     NUMBERS_AS_TEXT = "numbers_as_text"
     """Numbers in a column that has text too are text."""
     VALUES_AS_JSON = "values_as_json"
@@ -29,6 +31,10 @@ _WORDS = {
     ReadAs.NULL_KEYS: "keys of a message that are null were left out",
     ReadAs.UNUSED_TOOLS: (
         "tools beside plain text, which no template makes a prompt of, are not given to the policy"
+    ),
+    ReadAs.MESSAGES_AS_TEXT: (
+        "text that looks like chat messages, but is none in JSON (which has double "
+        "quotes), is given to the policy as it is"
     ),
     ReadAs.NUMBERS_AS_TEXT: "numbers in {column!r}, which holds text too, were read as text",
     ReadAs.VALUES_AS_JSON: "values of {column!r} of differing types were made JSON text",

@@ -20,8 +20,8 @@ from pipeline.plugins.sandbox import (
     Calls,
     PluginFailure,
     open_calls,
+    rule_error,
     score,
-    signature_error,
     start_calls,
     timeout_score,
 )
@@ -111,8 +111,8 @@ def checked_call(calls: Calls, config: RuleConfig, columns: Sequence[str]) -> fl
     Raises:
         UserError: the rule does not take these columns.
     """
-    limit, names = config.time_limit, [*columns, *config.arguments]
-    if misfit := calls.call(limit, signature_error, names, 0):
+    limit = config.time_limit
+    if misfit := calls.call(limit, rule_error, columns, list(config.arguments)):
         raise UserError(misfit.text)
     if config.timeout_score is not None or config.rows_per_call is not RowsPerCall.RESPONSE:
         return config.timeout_score

@@ -568,12 +568,14 @@ def test_messages_as_json_text_and_parts_of_text_are_read_and_counted(policy, co
     chat = [
         {"role": "user", "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]}
     ]
-    rows = [{"prompt": json.dumps(chat)}, {"prompt": '[{"from": "me"}]'}]
+    rows = [{"prompt": text} for text in (json.dumps(chat), '[{"from": "me"}]', str(chat))]
     found = judged(policy, config, TEMPLATES["plain"], write_jsonl(tmp_path / "p", rows))
-    assert found.texts == ["<user>What now?", '[{"from": "me"}]']
+    assert found.texts == ["<user>What now?", '[{"from": "me"}]', str(chat)]
     assert said_of(found.read_as) == {
         "messages or tools written as JSON text were read as what it says": 1,
         "text parts of a message's content were joined": 1,
+        "text that looks like chat messages, but is none in JSON (which has double "
+        "quotes), is given to the policy as it is": 2,
     }
 
 

@@ -169,6 +169,21 @@ def test_a_rule_that_fails_at_too_many_responses_ends_the_task_and_the_first_is_
     assert rule_scores("mine", config, table(["fine", "raise", "fine", "fine"]))[1] == {"failed/mine": 1.0}
 
 
+@pytest.mark.parametrize(
+    ("function", "arguments", "why"),
+    [
+        ("numeric_match", {"tolerence": 0.1}, "no argument 'tolerence'; it has: column, pattern, tolerance"),
+        ("length_penalty", {"limit": 9, "buffer": 1, "units": "words"}, "no argument 'units'; it has: limit"),
+        ("checked", {}, "its attribute check is True, no function of rows"),
+        ("late", {}, "its attribute timeout_score is 'zero', no finite number"),
+    ],
+)
+def test_what_a_rule_would_overlook_in_silence_is_refused(project, function, arguments, why):
+    name = function if "_" in function else f"{module(project)}:{function}"
+    with pytest.raises(UserError, match=f"function={name}: .*{why}"):
+        rule_scores("mine", RuleConfig(function=name, arguments=arguments), table(ground_truth=["1"] * 4))
+
+
 def test_a_rule_that_returns_something_else_than_a_list_stays_an_error(project):
     config = RuleConfig(function=f"{module(project)}:nothing", on_error=OnError.SCORE, max_failed=1.0)
     with pytest.raises(UserError, match="returned NoneType instead of a list of numbers"):

@@ -38,6 +38,11 @@ def test_validate_tries_a_rule_and_says_so(validate, project):
         ("missing", (), "has no 'missing'"),
         ("not_a_function", (), "is not a function"),
         ("scaled", (), "cannot be called with answer, prompts, responses: missing a required argument: 'fac"),
+        (
+            "picky",
+            (),
+            "argument 'answer'; have it take **columns too, or name the columns to keep in data.colu",
+        ),
         ("turns", (), "missing a required argument: 'response_messages'"),
         (
             "length",

@@ -161,6 +161,12 @@ def test_validate_warns_of_prompts_that_do_not_end_as_the_rule_expects(inputs, t
             "arguments.plain_responses",
             "itself",
         ),
+        (
+            {"error_score": -1.0},
+            "error_score",
+            "on_error=score, and it is stop; set that too, or leave it out",
+        ),
+        ({"max_failed": 0.5}, "max_failed", "on_error=score, and it is stop"),
         ({"on_error": OnError.SCORE, "rows_per_call": RowsPerCall.PROMPT}, "on_error", "all responses of a"),
     ],
 )

@@ -104,6 +104,17 @@ def fragile(*, responses, **columns):
 def backtracks(*, responses, **columns):
     return [bool(re.fullmatch("(a|a)*b", "a" * 60)) if responses[0] else 0.0]
 
+def picky(*, prompts, responses):
+    return [0.0 for r in responses]
+
+def checked(*, responses, **columns):
+    return [0.0 for r in responses]
+
+def late(*, responses, **columns):
+    return [0.0 for r in responses]
+
+checked.check = True
+late.timeout_score = "zero"
 not_a_function = 3
 '''
 
