@@ -131,7 +131,7 @@ def _check_is_known(model: UsedModel, settings: dict[str, object], trust: bool) 
         raise UserError(f"{model.key}={model.directory}: {why}")
 
 
-def tried_tokenizer(key: str, directory: str, config: Config) -> "PreTrainedTokenizerBase":
+def tried_tokenizer(config: Config, key: str, directory: str) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a model or service.
 
     Args:

@@ -12,7 +12,7 @@ from pipeline.config.scheduler import resources_of
 from pipeline.config.schema import Config
 from slurm.limits import parse_duration
 
-_NOT_SETS = frozenset({"reward", "response_length", "num_turns"})
+_NOT_SETS = frozenset({"reward", "response_length", "num_turns", "refused"})
 """Names under ``evaluate/`` that are numbers of all sets together."""
 
 

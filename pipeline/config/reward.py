@@ -103,7 +103,8 @@ class RuleConfig:
     error_score: FiniteFloat = 0.0
     """With on_error=score: the score of such a response."""
     max_failed: Fraction = 0.1
-    """With on_error=score: largest share of such responses in a reward task. More are an error."""
+    """With on_error=score: largest share of such responses in an iteration, over all its shards; in an
+    evaluation, of its own. More are an error."""
     special_tokens: bool = False
     """Leave special tokens, such as a tokenizer's own <think>, in ``responses``; the text without them is
     passed as ``plain_responses``. The token that ends a response is in neither."""

@@ -61,6 +61,10 @@ def _rule_problems(key: str, rule: RuleConfig) -> Iterator[ConfigIssue]:
                 "leave it out, or set rows_per_call to response"
             )
             yield ConfigIssue.at(rule, name, why, key)
+    for name in ("error_score", "max_failed") if rule.on_error is OnError.STOP else ():
+        if getattr(rule, name) != RuleConfig.__dataclass_fields__[name].default:
+            why = f"is of {key}on_error=score, and it is stop; set that too, or leave it out"
+            yield ConfigIssue.at(rule, name, why, key)
     if rule.prefill is not None and not rule.prefill.strip():
         why = "is blank; write what prompts end with, such as <think>, or leave it out"
         yield ConfigIssue.at(rule, "prefill", why, key)

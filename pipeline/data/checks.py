@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.config.engines import Engine
 from pipeline.config.model_dir import text_settings
-from pipeline.config.reward import RuleConfig, prefill_of
 from pipeline.config.schema import BadRows, Config, LongPrompts
 from pipeline.data.chat import Rendering
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summarize
+from pipeline.data.readings import ReadAs, Reading
 from pipeline.data.rendering import PromptTokenizer, ScoringTemplate, prompt_texts
 from pipeline.data.sources import RejectReason
 from pipeline.data.tables import PromptError, first_line
@@ -25,9 +24,6 @@ from pipeline.text import printable
 
 SETS_MERGE = "permissive"
 """Arrow's way to put columns of one name together: the wider type, of numbers or of offsets."""
-_WARN_ABOVE = 0.1
-"""Share of dropped rows above which people are warned."""
-_MOST_LISTED = 10
 _MOST_QUOTED = 80
 _WAYS_OUT = {
     RejectReason.BAD_ANSWER: "mend the answers",
@@ -53,6 +49,8 @@ class Judged:
     nothing was tokenised."""
     tokens: Sequence[Sequence[int]] = field(default=(), repr=False)
     num_truncated: int = 0
+    read_as: Counter[Reading] = field(default_factory=Counter)
+    """Counts of rows, by what in them was read otherwise than it is written."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Counts of prompts, by what in them a chat template does not write, in words."""
 
@@ -72,6 +70,11 @@ class Judged:
     def share_dropped(self) -> float:
         """Dropped share of the rows that were looked at."""
         return len(self.rejected) / max(self.found.num_rows, 1)
+
+    @property
+    def portion_dropped(self) -> str:
+        """Dropped rows in words, e.g. ``3 of 8 rows (38%)``."""
+        return f"{len(self.rejected):,} of {self.found.num_rows:,} rows ({self.share_dropped:.0%})"
 
     @property
     def most_usable(self) -> int:
@@ -123,10 +126,11 @@ def judge(
         PromptError: the chat template, or the tokenizer, is of no use for the whole file.
     """
     if tokenizer is None:
-        return Judged(key, path, found, tuple(range(len(found.rows))), found.rejected)
+        return Judged(key, path, found, tuple(range(len(found.rows))), found.rejected, read_as=found.read_as)
     rendered = prompt_texts(found.rows, rendering, tokenizer, templates)
     texts, refused = rendered.texts, rendered.refused
-    tokens = tokenize(texts, found.rows, tokenizer)
+    tokens, num_begun = tokenize(texts, found.rows, tokenizer)
+    read_as = found.read_as + Counter({Reading(ReadAs.ONE_BEGIN_TOKEN): num_begun})
     limit, affixes = config.data.max_prompt_tokens or 0, affixes_of(tokenizer)
     cuts = config.data.long_prompts is LongPrompts.TRUNCATE
     long = [i for i, ids in enumerate(tokens) if len(ids) > limit] if cuts else []
@@ -143,18 +147,25 @@ def judge(
     unfit = [problem for problem in problems if problem]
     check_vocabulary(unfit, len(kept), config)
     rejected = sorted([*found.rejected, *unfit], key=lambda one: one.row)
-    return Judged(key, path, found, kept, tuple(rejected), texts, tokens, len(long), rendered.left_out)
+    return Judged(
+        key, path, found, kept, tuple(rejected), texts, tokens, len(long), read_as, rendered.left_out
+    )
 
 
-def tokenize(texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer) -> list[list[int]]:
+def tokenize(
+    texts: Sequence[str], rows: Sequence[Prompt], tokenizer: PromptTokenizer
+) -> tuple[list[list[int]], int]:
     """Return the token ids of each text: plain text begins as the tokenizer begins texts, once, and has no
-    end, since it is continued; a chat template has written its own special tokens already."""
+    end, since it is continued; a chat template has written its own special tokens already. And how many
+    texts had that begin already."""
     affixes = affixes_of(tokenizer)
     bare = text_ids(tokenizer, texts, special=False, ends=False, affixes=affixes)
     is_plain = [isinstance(row.prompt, str) for row in rows]
-    return [
+    begun = [plain and affixes.begins_text(ids) for ids, plain in zip(bare, is_plain, strict=True)]
+    whole = [
         affixes.around(ids, ends=False) if plain else ids for ids, plain in zip(bare, is_plain, strict=True)
     ]
+    return whole, sum(begun)
 
 
 def token_problem(row: Prompt, tokens: Sequence[int], limit: int, size: int | None) -> Rejected | None:
@@ -181,61 +192,7 @@ def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config
         )
 
 
-# --- reporting ---
-
-
-def describe(judged: Judged, config: Config) -> Iterator[str]:
-    """Yield lines for people: counts by reason, rows as examples, a warning if many are dropped."""
-    found, limit = judged.found, config.data.max_prompt_tokens
-    line = f"{judged.key}: {len(judged.kept)} usable rows in {judged.path}; {summarize(judged.rejected)}"
-    if found.num_rows < found.num_total:
-        line += f"; looked at {found.num_rows:,} of {found.num_total:,} rows"
-    yield line
-    yield from (f"  {text}" for text in listed(judged.rejected))
-    for said, count in sorted({**found.read_as, **judged.left_out}.items()):
-        yield printable(f"  {count:,} rows: {said}")
-    if judged.num_truncated:
-        yield f"  {judged.num_truncated} prompts truncated to their last {limit} tokens"
-    if judged.share_dropped > _WARN_ABOVE:
-        yield f"warning: {judged.key}: {_portion(judged)} cannot be used, and the policy never sees them"
-    yield from prefill_warnings(judged, config)
-    if judged.tokens and (num_short := num_without_room(judged, config)):
-        yield (
-            f"warning: {judged.key}: after {num_short} of {len(judged.kept)} prompts there is no room for "
-            f"rollout.max_new_tokens={config.rollout.max_new_tokens}; their responses are cut shorter"
-        )
-
-
-def prefill_warnings(judged: Judged, config: Config) -> Iterator[str]:
-    """Warn of prompts that do not end as a rule's ``prefill`` says."""
-    for name, rule in config.reward.components.items():
-        if not (isinstance(rule, RuleConfig) and rule.prefill and judged.texts):
-            continue
-        others = [i for i in judged.kept if not prefill_of(judged.texts[i], rule)]
-        if others:
-            yield (
-                f"warning: {judged.key}: {len(others)} of {len(judged.kept)} prompts do not end with "
-                f"reward.components.{name}.prefill={rule.prefill!r}, as "
-                f"{judged.found.rows[others[0]].where}, which ends with {judged.texts[others[0]][-20:]!r}"
-            )
-
-
-def num_without_room(judged: Judged, config: Config) -> int:
-    """Count usable prompts after which there is no room for the longest response."""
-    is_vllm = config.rollout.engine == Engine.VLLM
-    lengths = (config.model.context_length, config.rollout.vllm.max_model_len if is_vllm else None)
-    room = min(length for length in lengths if length) - config.rollout.max_new_tokens
-    return sum(len(judged.tokens[i]) > room for i in judged.kept)
-
-
-def listed(rejected: Sequence[Rejected]) -> Iterator[str]:
-    """Yield up to ten rows, at least one for each reason while there is room; then how many more exist."""
-    first = {one.reason: index for index, one in reversed(list(enumerate(rejected)))}
-    chosen = dict.fromkeys([*sorted(first.values()), *range(len(rejected))])
-    shown = sorted(list(chosen)[:_MOST_LISTED])
-    yield from (printable(f"{rejected[index].reason}: {rejected[index].detail}") for index in shown)
-    if more := len(rejected) - len(shown):
-        yield f"and {more:,} more"
+# --- enough is left ---
 
 
 def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> None:
@@ -281,7 +238,7 @@ def too_few(config: Config, judged: Judged, by_example: bool) -> str:
         return f" has no usable row{because}"
     if judged.share_dropped > config.data.max_dropped:
         way_out = _WAYS_OUT.get(_commonest(judged), "mend them")
-        return f": {_portion(judged)} cannot be used{because}; {way_out}, or set data.max_dropped=1"
+        return f": {judged.portion_dropped} cannot be used{because}; {way_out}, or set data.max_dropped=1"
     return ""
 
 
@@ -289,10 +246,6 @@ def decided_by(config: Config, row: Rejected) -> str:
     """Return the key of ``data`` that decides what becomes of a row that cannot be used."""
     is_long = row.reason is RejectReason.TOO_LONG and config.data.long_prompts is not None
     return "long_prompts" if is_long else "bad_rows"
-
-
-def _portion(judged: Judged) -> str:
-    return f"{len(judged.rejected):,} of {judged.found.num_rows:,} rows ({judged.share_dropped:.0%})"
 
 
 def _because(judged: Judged, by_example: bool) -> str:

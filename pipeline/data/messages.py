@@ -4,23 +4,14 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from pipeline.data.readings import ReadAs
 from pipeline.data.sources import RejectReason, Unusable
 from pipeline.text import shown
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _ROLES_TO_ANSWER = ("user", "tool")
-
-
-class ReadAs(StrEnum):
-    """Ways in which a prompt was read otherwise than it is written, for the counts that people see."""
-
-    JSON_TEXT = "messages or tools written as JSON text were read as what it says"
-    JOINED_PARTS = "text parts of a message's content were joined"
-    NO_TEMPLATE = "tools beside plain text, which no template makes a prompt of, are not given to the policy"
-    NO_ENTRY = "keys of a message that are null were left out"
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,8 @@ def parse_messages(items: Sequence[Mapping[str, Any]]) -> tuple[tuple[Message, .
         raise Unusable(RejectReason.EMPTY, "prompt has no messages")
     last = messages[-1]
     if last.role not in _ROLES_TO_ANSWER:
-        raise Unusable(RejectReason.NOTHING_TO_ANSWER, f"the last message is from the {last.role}")
+        why = f"the last message is from the {last.role}, so that nothing is left to answer; leave it out"
+        raise Unusable(RejectReason.NOTHING_TO_ANSWER, why)
     if last.role == "user" and not (last.content or "").strip():
         raise Unusable(RejectReason.EMPTY, "the last message is empty or white space")
     return messages, read_as
@@ -81,7 +73,7 @@ def parse_message(item: Mapping[str, Any], place: int, read_as: set[ReadAs]) -> 
         read_as.add(ReadAs.JOINED_PARTS)
     more = {key: value for key, value in item.items() if key not in ("role", "content")}
     if any(value is None for value in more.values()):
-        read_as.add(ReadAs.NO_ENTRY)
+        read_as.add(ReadAs.NULL_KEYS)
         more = {key: value for key, value in more.items() if value is not None}
     is_call = role == "assistant" and bool(more.get("tool_calls"))
     if not (isinstance(content, str) or (content is None and is_call)):

@@ -6,6 +6,7 @@ here needs a tokenizer or torch; what needs tokens, such as :attr:`RejectReason.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,6 @@ import xxhash
 from pipeline.config.schema import TOOLS_COLUMN
 from pipeline.data.messages import (
     Message,
-    ReadAs,
     Tools,
     are_tools,
     as_dicts,
@@ -26,9 +26,13 @@ from pipeline.data.messages import (
     parse_messages,
     parse_tools,
 )
+from pipeline.data.readings import ReadAs, Reading
 from pipeline.data.sources import Cells, Columns, RejectReason, Unusable, read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
+
+_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from)["']\s*:""")
+"""Beginning of a text that was meant for messages."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,8 @@ class Prompts:
     rejected: tuple[Rejected, ...]
     num_total: int
     """Rows of the source, of which some may not have been looked at."""
-    read_as: Mapping[str, int] = field(default_factory=dict)
-    """Counts of usable rows, by what in them was read otherwise than it is written, in words."""
+    read_as: Counter[Reading] = field(default_factory=Counter)
+    """Counts of usable rows, by what in them was read otherwise than it is written."""
 
     @property
     def num_rows(self) -> int:
@@ -126,9 +130,9 @@ def _without_misfits(sifted: "_Sifted", columns: Columns, num_total: int) -> Pro
     misfits, mixed = columns.misfits, RejectReason.MIXED_TYPES
     fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
     rejected += [Rejected(p.row, p.prompt_id, mixed, misfits[p.row]) for p in rows if p.row in misfits]
-    counts = Counter(said for prompt in fitting for said in read_as.get(prompt.row, ())) + columns.read_as
+    counts = Counter(Reading(kind) for prompt in fitting for kind in read_as.get(prompt.row, ()))
     in_order = tuple(sorted(rejected, key=lambda one: one.row))
-    return Prompts(fitting, columns.table, in_order, num_total, counts)
+    return Prompts(fitting, columns.table, in_order, num_total, counts + columns.read_as)
 
 
 def content_id(prompt: str | tuple[Message, ...], tools: Tools | None = None) -> str:
@@ -190,27 +194,27 @@ def _check_columns(
     return others
 
 
-_Sifted = tuple[list[Prompt], list[Rejected], dict[int, frozenset[str]]]
+_Sifted = tuple[list[Prompt], list[Rejected], dict[int, frozenset[ReadAs]]]
 """Usable rows, rejected ones, and by row how a usable one was read otherwise than it is written."""
 
 
 def _sift(cells: Iterable[Cells], tools_column: str | None) -> _Sifted:
     rows: list[Prompt] = []
     rejected: list[Rejected] = []
-    read_as: dict[int, frozenset[str]] = {}
-    shared: dict[frozenset[str], frozenset[str]] = {}
+    read_as: dict[int, frozenset[ReadAs]] = {}
+    shared: dict[frozenset[ReadAs], frozenset[ReadAs]] = {}
     seen: dict[str, str] = {}
     for cell in cells:
         prompt_id = None
         try:
             prompt_id = _parse_id(cell.prompt_id) if cell.has_id else None
-            prompt, said = _parse_prompt(cell.prompt)
+            prompt, how = _parse_prompt(cell.prompt)
             tools = None
             if isinstance(prompt, str):
-                said |= {ReadAs.NO_TEMPLATE} if are_tools(cell.tools) else set()
+                how |= {ReadAs.UNUSED_TOOLS} if are_tools(cell.tools) else set()
             elif tools_column:
-                tools, also_said = parse_tools(cell.tools, tools_column)
-                said |= also_said
+                tools, also = parse_tools(cell.tools, tools_column)
+                how |= also
             prompt_id = prompt_id or content_id(prompt, tools)
             if prompt_id in seen:
                 same = "id" if cell.has_id else "prompt"
@@ -221,9 +225,9 @@ def _sift(cells: Iterable[Cells], tools_column: str | None) -> _Sifted:
         else:
             seen[prompt_id] = cell.where
             rows.append(Prompt(cell.row, prompt_id, prompt, cell.where, tools))
-            if said:
-                words = frozenset(map(str, said))
-                read_as[cell.row] = shared.setdefault(words, words)  # a million rows say the same
+            if how:
+                kinds = frozenset(how)
+                read_as[cell.row] = shared.setdefault(kinds, kinds)  # a million rows have the same
     return rows, rejected, read_as
 
 
@@ -251,4 +255,4 @@ def _parse_prompt(value: object) -> tuple[str | tuple[Message, ...], set[ReadAs]
         raise Unusable(RejectReason.NOT_TEXT, f"prompt is {shown(value)}, not text or a list of messages")
     if not value.strip():
         raise Unusable(RejectReason.EMPTY, "prompt is empty or white space")
-    return value, set()
+    return value, {ReadAs.MESSAGES_AS_TEXT} if _MESSAGES.match(value) else set()

@@ -1,9 +1,9 @@
 """Prompts as the text that models read, by chat templates: the policy's, and those of reward models."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.schema import Config
@@ -53,7 +53,7 @@ class ScoringTemplate:
         return self.rendering.text(self.tokenizer, [*messages, _ANSWER], tools)
 
 
-class ScoringTokenizer(NamedTuple):
+class _ScoringTokenizer(NamedTuple):
     """A tokenizer by which a component reads chats."""
 
     key: str
@@ -63,14 +63,39 @@ class ScoringTokenizer(NamedTuple):
     """Whether the component is given the policy's token ids where its tokenizer is the same."""
 
 
-def scoring_tokenizers(config: Config) -> Iterator[ScoringTokenizer]:
+_Tokenizer = TypeVar("_Tokenizer", bound=Renderer)
+
+
+def scoring_templates(
+    config: Config,
+    rendering: Rendering,
+    read: Callable[[str, str], _Tokenizer | None],
+    is_policys: Callable[[_Tokenizer], bool],
+) -> list[ScoringTemplate]:
+    """Return how reward models and services read chats that are not given the policy's own token ids.
+
+    Args:
+        rendering: what the policy's chat template is given besides messages and tools.
+        read: loads the tokenizer of a directory, given the configuration key that names it first; None where
+            it cannot be looked at.
+        is_policys: whether a tokenizer gives the ids that the policy's gives.
+    """
+    own, found = rendering.without_arguments(), []
+    for key, directory, may_share in _scoring_tokenizers(config):
+        tokenizer = read(key, directory)
+        if tokenizer is not None and not (may_share and is_policys(tokenizer)):
+            found.append(ScoringTemplate(f"{key}={directory}", tokenizer, own))
+    return found
+
+
+def _scoring_tokenizers(config: Config) -> Iterator[_ScoringTokenizer]:
     """Yield the tokenizers of all reward models, and of services that have one."""
     for name, component in config.reward.components.items():
         key = f"reward.components.{name}"
         if isinstance(component, RewardModelConfig):
-            yield ScoringTokenizer(f"{key}.path", component.path, True)
+            yield _ScoringTokenizer(f"{key}.path", component.path, True)
         elif isinstance(component, RemoteConfig) and component.tokenizer:
-            yield ScoringTokenizer(f"{key}.tokenizer", component.tokenizer, False)
+            yield _ScoringTokenizer(f"{key}.tokenizer", component.tokenizer, False)
 
 
 def chat_of(prompt: Prompt) -> tuple[Message, ...]:

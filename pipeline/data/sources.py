@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from pipeline.data.arrow_types import check_buffers, has_json, python_value
 from pipeline.data.columns import Mixed, array, fit
+from pipeline.data.readings import ReadAs, Reading
 from pipeline.data.tables import (
     ARROW,
     KEEP,
@@ -110,8 +111,8 @@ class Columns:
     table: pa.Table
     misfits: Mapping[int, str] = field(default_factory=dict)
     """By row, descriptions of values that do not fit a column that the others fit."""
-    read_as: Counter[str] = field(default_factory=Counter)
-    """Counts of rows, by what in them was read otherwise than it is written, in words."""
+    read_as: Counter[Reading] = field(default_factory=Counter)
+    """Counts of rows, by what in them was read otherwise than it is written."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class _Column:
     name: str
     values: Sequence[object]
     misfits: Mapping[int, str] = field(default_factory=dict)
-    read_as: Counter[str] = field(default_factory=Counter)
+    read_as: Counter[Reading] = field(default_factory=Counter)
 
 
 def _fitted(name: str, values: Sequence[object], is_any: bool) -> _Column:
@@ -130,10 +131,10 @@ def _fitted(name: str, values: Sequence[object], is_any: bool) -> _Column:
     found = fit(values)
     if found.misfits and is_any:
         texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-        said = f"values of {name!r} of differing types were made JSON text"
-        return _Column(name, texts, read_as=Counter({said: sum(text is not None for text in texts)}))
-    said = f"numbers in {name!r}, which holds text too, were read as text"
-    read_as = Counter({said: found.num_as_text} if found.num_as_text else {})
+        made = Reading(ReadAs.VALUES_AS_JSON, name)
+        return _Column(name, texts, read_as=Counter({made: sum(text is not None for text in texts)}))
+    made = Reading(ReadAs.NUMBERS_AS_TEXT, name)
+    read_as = Counter({made: found.num_as_text} if found.num_as_text else {})
     return _Column(name, found.values, found.misfits, read_as)
 
 
@@ -237,7 +238,7 @@ class _Table:
         used = np.zeros(self.num_rows, dtype=bool)
         used[list(rows)] = True
         table = self.table.replace_schema_metadata(None).filter(pa.array(used)).select(names)
-        read_as: Counter[str] = Counter()
+        read_as: Counter[Reading] = Counter()
         for index, name in enumerate(names):
             if has_json(table.schema.field(index).type):
                 column = _fitted(name, list(map(_parsed, table[name])), is_any=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.config.model_dir import read_json
+from pipeline.data.chat import refusals
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,17 +45,20 @@ class Affixes:
         Args:
             ends: whether the text is whole: what is to be continued has no end.
         """
-        has_begin = bool(self.before) and tuple(ids[: len(self.before)]) == self.before
         has_end = bool(self.after) and tuple(ids[-len(self.after) :]) == self.after
         return [
-            *(() if has_begin else self.before),
+            *(() if self.begins_text(ids) else self.before),
             *ids,
             *(self.after if ends and not has_end else ()),
         ]
 
+    def begins_text(self, ids: Sequence[int]) -> bool:
+        """Whether ids have what is put before a text, if anything is."""
+        return bool(self.before) and tuple(ids[: len(self.before)]) == self.before
+
     def num_leading(self, ids: Sequence[int]) -> int:
         """Return how many ids of a sequence are its beginning's, which is kept when it is cut."""
-        if self.before and tuple(ids[: len(self.before)]) == self.before:
+        if self.begins_text(ids):
             return len(self.before)
         return int(bool(ids) and ids[0] in self.begins)
 
@@ -205,11 +209,9 @@ def template_end(tokenizer: Any) -> int | None:
     template, it refuses a plain question and answer, or no added token follows."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    from jinja2 import TemplateError
-
     try:
         text = tokenizer.apply_chat_template(list(_CHAT), tokenize=False, add_generation_prompt=False)
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError):
+    except refusals():
         return None  # templates of other roles; prompts that it refuses are reported one by one
     behind = str(text).rpartition(_ANSWER)[2].lstrip()
     added = _added_tokens(tokenizer)

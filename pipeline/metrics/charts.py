@@ -29,7 +29,7 @@ LOW, HIGH = "reward/mean-std", "reward/mean+std"
 """Edges of the reward's band, no metrics: pipeline/report/figures.py computes them."""
 
 
-_O, _S, _H, _R, _E, _P, _ = Section
+_O, _S, _H, _R, _E, _P, _C = Section
 
 _REWARD = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
 _KL = "KL per response, summed over its tokens (k1); below: its coefficient"
@@ -38,6 +38,7 @@ _CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_
 _LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
 _LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
 _LENGTHS = "response_length/mean response_length/min response_length/max"
+_PROMPTS = "data/rejected data/rejected/* data/truncated data/read_as/* data/left_out"
 
 CHARTS: tuple[Chart, ...] = (
     Chart(_O, "Reward", f"reward/mean {LOW} {HIGH} evaluate/reward", "", _REWARD, "band"),
@@ -69,4 +70,5 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_P, "Wasted share", "slurm/wasted_share", from_zero=True),
     Chart(_P, "Memory (GiB)", "memory_gib/*", from_zero=True),
     Chart(_P, "GPU memory (GiB)", "gpu_memory_gib/*", from_zero=True),
+    Chart(_C, "Prompts left out, cut or read otherwise", _PROMPTS, from_zero=True),
 )

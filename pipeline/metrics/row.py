@@ -90,6 +90,8 @@ def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:
 
 def evaluation_metrics(record: Record) -> dict[str, float]:
     found = {name: value for name, value in record.metrics.items() if name.startswith("evaluate/")}
+    if refused := record.metrics.get("refused"):
+        found["evaluate/refused"] = refused
     found["evaluate/response_length"] = record.metrics["response_tokens"] / record.metrics["responses"]
     if turns := record.metrics.get("turns"):
         found["evaluate/num_turns"] = turns / record.metrics["responses"]
@@ -97,7 +99,7 @@ def evaluation_metrics(record: Record) -> dict[str, float]:
 
 
 _COUNTED = frozenset({"truncated", "unscored", "late", "failed", "unreadable", "retries"})
-"""Counters that scoring keeps for each reward component."""
+"""Counters that scoring keeps for each reward component; ``unscored`` also for the sum of all."""
 
 
 def _counted(records: Sequence[Record]) -> dict[str, float]:
@@ -106,6 +108,6 @@ def _counted(records: Sequence[Record]) -> dict[str, float]:
         for name, value in record.metrics.items():
             what, _, component = name.partition("/")
             if what in _COUNTED:
-                key = f"reward/{component}/{what}"
+                key = f"reward/{component}/{what}" if component else f"reward/{what}"
                 totals[key] = totals.get(key, 0.0) + value
     return totals

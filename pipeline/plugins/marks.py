@@ -11,6 +11,8 @@ CHECK = "check"
 user's own columns; it returns for each row why the rule cannot score responses to it, or None."""
 TIMEOUT_SCORE = "timeout_score"
 """Attribute with the score of a response that takes too long, where the configuration gives none."""
+NAMED_ARGUMENTS = "named_arguments"
+"""Attribute of a rule that takes no ``arguments`` but its own parameters; the rest it gets are columns."""
 
 Check = Callable[..., Sequence[str | None]]
 Row = Mapping[str, Any]
@@ -18,10 +20,11 @@ _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
 def rule(*, check: Check | None = None, timeout_score: float | None = None) -> Callable[[_Rule], _Rule]:
-    """Mark a rule with its check of the prompt file, and with its score of a response that takes too long."""
+    """Mark a rule that comes along: with its check of the prompt file, with its score of a response that
+    takes too long, and as one that names its arguments."""
 
     def mark(function: _Rule) -> _Rule:
-        for name, value in ((CHECK, check), (TIMEOUT_SCORE, timeout_score)):
+        for name, value in ((CHECK, check), (TIMEOUT_SCORE, timeout_score), (NAMED_ARGUMENTS, True)):
             if value is not None:
                 setattr(function, name, value)
         return function

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.plugins.load import MissingImport, PluginError, load_plugin
-from pipeline.plugins.marks import CHECK, TIMEOUT_SCORE
+from pipeline.plugins.marks import CHECK, NAMED_ARGUMENTS, TIMEOUT_SCORE
 from pipeline.process import uninterrupted
 
 LARGEST_SCORE = 3.4028234663852886e38
@@ -33,6 +33,7 @@ LARGEST_SCORE = 3.4028234663852886e38
 _POLL_SECONDS = 0.2
 """Seconds between checks whether all processes have ended before they took a call."""
 _STUCK = "stuck"
+_WANTED = "one entry for each row is wanted: None, or text that says why the row cannot be used"
 _START_SECONDS = 30.0
 """Seconds that a process may take to start on a busy machine, besides its plug-in's import."""
 
@@ -170,8 +171,43 @@ def signature_error(plugin: Plugin, names: Sequence[str], num_positional: int) -
     except TypeError as error:
         given = f"{num_positional} arguments" if num_positional else ", ".join(names)
         text = f"{plugin.key}={plugin.name}: cannot be called with {given}: {error}"
+        if "unexpected keyword" in str(error):
+            text += "; have it take **columns too, or name the columns to keep in data.columns"
         return PluginFailure(text, is_users=True)
     return None
+
+
+def rule_error(plugin: Plugin, names: Sequence[str], arguments: Sequence[str]) -> PluginFailure | None:
+    """Return why the function cannot be called as a rule, or what of its marks is wrong; None if nothing is.
+
+    Args:
+        names: names of columns, and of what is passed besides.
+        arguments: names of the keyword arguments that the configuration gives.
+    """
+    if why := signature_error(plugin, [*names, *arguments], 0):
+        return why
+    function = loaded(plugin)
+    if what := _wrong_mark(function) or _unknown_argument(function, arguments):
+        return PluginFailure(f"{plugin.key}={plugin.name}: {what}", is_users=True)
+    return None
+
+
+def _wrong_mark(function: Any) -> str:
+    check, late_score = (getattr(function, name, None) for name in (CHECK, TIMEOUT_SCORE))
+    if check is not None and not callable(check):
+        return f"its attribute {CHECK} is {check!r:.80}, no function of rows"
+    if late_score is not None and why_no_score(late_score):
+        return f"its attribute {TIMEOUT_SCORE} is {late_score!r:.80}, no finite number"
+    return ""
+
+
+def _unknown_argument(function: Any, arguments: Sequence[str]) -> str:
+    if not getattr(function, NAMED_ARGUMENTS, False):
+        return ""
+    parameters = inspect.signature(function).parameters.values()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name != "responses"]
+    unknown = [name for name in arguments if name not in known]
+    return f"has no argument {unknown[0]!r}; it has: {', '.join(known)}" if unknown else ""
 
 
 def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
@@ -190,15 +226,24 @@ def check_rows(
 ) -> list[tuple[int, str]] | PluginFailure:
     """Return index and problem of each row that the function's check finds one in."""
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    check = getattr(loaded(plugin), CHECK)
     try:
-        answer = list(getattr(loaded(plugin), CHECK)(rows, **arguments))
+        with contextlib.suppress(ValueError):  # a few built-in functions have no signature
+            inspect.signature(check).bind(rows, **arguments)
+    except TypeError as error:
+        given = ", ".join(["rows", *arguments])
+        why = f"cannot be called with {given}: {error}; write it as check(rows, **arguments)"
+        return PluginFailure(why, is_users=True)
+    try:
+        answer = list(check(rows, **arguments))
     except BaseException as error:  # also SystemExit: the message has to name the check
         return PluginFailure(raised(error), trace=traceback.format_exc(), is_users=True)
     if len(answer) != len(rows):
-        return PluginFailure(f"returned {len(answer)} entries for {len(rows)} rows", is_users=True)
+        why = f"returned {len(answer)} entries for {len(rows)} rows; {_WANTED}"
+        return PluginFailure(why, is_users=True)
     for why in answer:
         if not (why is None or isinstance(why, str)):
-            return PluginFailure(f"returned {why!r:.200} instead of None or text", is_users=True)
+            return PluginFailure(f"returned {why!r:.200} instead of None or text; {_WANTED}", is_users=True)
     return [(index, why) for index, why in enumerate(answer) if why is not None]
 
 

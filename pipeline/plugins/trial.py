@@ -25,6 +25,7 @@ from pipeline.plugins.sandbox import (
     PluginFailure,
     has_mark,
     open_calls,
+    rule_error,
     score,
     signature_error,
 )
@@ -89,8 +90,8 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
     """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
     trial: the rule's own jobs may have it."""
-    names = [*_trial_row(rule, config, sample), *rule.arguments]
-    trouble: PluginFailure | None = calls.call(rule.time_limit, signature_error, names, 0)
+    given = list(_trial_row(rule, config, sample)), list(rule.arguments)
+    trouble: PluginFailure | None = calls.call(rule.time_limit, rule_error, *given)
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 

@@ -13,26 +13,18 @@ from pipeline.config.model_dir import has_chat_template
 from pipeline.config.model_rules import model_warnings
 from pipeline.config.notify_rules import notify_warnings
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
-from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import BadRows, Config
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import (
-    Judged,
-    check_sets,
-    check_usable,
-    describe,
-    judge,
-    prompt_files,
-    read_file,
-)
+from pipeline.data.checks import Judged, check_sets, check_usable, judge, prompt_files, read_file
 from pipeline.data.columns import as_text
 from pipeline.data.prompts import Prompts
-from pipeline.data.rendering import ScoringTemplate, scoring_tokenizers
+from pipeline.data.rendering import scoring_templates
 from pipeline.data.sources import scan
+from pipeline.data.summary import lines
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
-from pipeline.data.tokens import end_warnings, ends_of
+from pipeline.data.tokens import Ends, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
@@ -87,14 +79,12 @@ def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str
     """Check the prompt files. Yields lines for people, and returns a row of each file to try rules on.
     Raises PromptError, PluginError."""
     found, tokenizer, why_not = judged_files(config)
-    if tokenizer:
-        yield from end_lines(config, tokenizer)
     files = [judged.without(dict(problems_in(rules, judged))) for judged in found]
-    yield from (line for judged in files for line in describe(judged, config))
-    if why_not:
-        yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
     if tokenizer:
-        yield from special_token_warnings(config, tokenizer.special)
+        yield from lines(files, config, tokenizer, tokenizer.special, known_ends(config, tokenizer))
+    else:
+        yield from lines(files, config)
+        yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
     check_usable(config, files)
     for judged in files:
         yield from check_all_answers(config, rules, judged)
@@ -159,7 +149,9 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     except CannotLook as error:
         why_not = str(error)
     rendering = Rendering(time.time(), config.model.chat_template_arguments)
-    templates = scoring_templates(config, tokenizer, rendering) if tokenizer and has_chats else []
+    templates = []
+    if tokenizer and has_chats:
+        templates = scoring_templates(config, rendering, scorers_tokenizer, tokenizer.is_same)
     judged = [
         judge(*names, prompts, config, rendering, tokenizer, templates) for names, prompts in found.items()
     ]
@@ -167,16 +159,11 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     return judged, tokenizer, why_not
 
 
-def scoring_templates(config: Config, policy: FileTokenizer, rendering: Rendering) -> list[ScoringTemplate]:
-    """Return how reward models and services read chats that are not given the policy's own token ids, as far
-    as it can be known here."""
-    found = []
-    for key, directory, may_share in scoring_tokenizers(config):
-        with contextlib.suppress(CannotLook):  # the run's first task does
-            own = read_tokenizer(Path(directory))
-            if not (may_share and own.is_same(policy)):
-                found.append(ScoringTemplate(f"{key}={directory}", own, rendering.without_arguments()))
-    return found
+def scorers_tokenizer(key: str, directory: str) -> FileTokenizer | None:
+    """Read the tokenizer of a reward model or service; None where only the run's first task can."""
+    with contextlib.suppress(CannotLook):
+        return read_tokenizer(Path(directory))
+    return None
 
 
 def policy_tokenizer(config: Config) -> FileTokenizer:
@@ -186,17 +173,14 @@ def policy_tokenizer(config: Config) -> FileTokenizer:
     return read_tokenizer(Path(config.model.policy))
 
 
-def end_lines(config: Config, tokenizer: FileTokenizer) -> Iterator[str]:
-    """Warn where nothing ends a response, or model and tokenizer disagree on what does."""
-    policy = config.model.policy
+def known_ends(config: Config, tokenizer: FileTokenizer) -> Ends | None:
+    """Return the ids that end a response; None where only tasks can look, as the template may name one."""
     if tokenizer.chat_template:
         try:
             check_can_render()
-        except CannotLook:  # the run's first task can
-            return
-    yield from end_warnings(
-        ends_of(Path(policy), tokenizer, config.rollout.stop_token_ids), tokenizer, policy
-    )
+        except CannotLook:
+            return None
+    return ends_of(Path(config.model.policy), tokenizer, config.rollout.stop_token_ids)
 
 
 def environment_warnings(config: Config) -> Iterator[str]:

@@ -20,6 +20,7 @@ from stages.engines import Wanted, engine, kept_value, make_scorer
 from stages.engines.base import Scorer, problem_of
 from stages.generation.chat import REFUSALS, messages_json, tools_json
 from stages.logs import log
+from stages.rewards.failed import rows_judged
 from stages.rewards.rows import (
     conversation_ids,
     name_of,
@@ -60,7 +61,8 @@ def component_scores(
                 tokenizer = tokenizer_of(context, context.config.model.policy)
                 special = texts_with_special_tokens(tokenizer, rows, policy_ends(context).unwritten)
             with context.computing():
-                found, counted = rule_scores(name, component, rows, special, context.stays)
+                num_judged = rows_judged(context.config, context.task, rows.num_rows)
+                found, counted = rule_scores(name, component, rows, special, context.stays, num_judged)
             scores[name] = [*found]
             metrics |= counted
         else:

@@ -108,6 +108,7 @@ def numeric_match(
     return matches(extracted(responses, pattern), answers(columns, column), is_right)
 
 
+@rule()
 def regex_match(
     *, responses: Sequence[str], pattern: str, anywhere: bool = False, **columns: Any
 ) -> list[float]:
@@ -121,6 +122,7 @@ def regex_match(
     return [float(match(response.strip()) is not None) for response in responses]
 
 
+@rule()
 def length_penalty(
     *, responses: Sequence[str], limit: int, buffer: int, unit: str = Unit.CHARACTERS, **columns: Any
 ) -> list[float]:
@@ -136,6 +138,7 @@ def length_penalty(
     return [-min(max((length - (limit - buffer)) / buffer, 0.0), 1.0) for length in lengths]
 
 
+@rule()
 def repetition_penalty(*, responses: Sequence[str], size: int = 3, **columns: Any) -> list[float]:
     """Score minus the share of word n-grams that repeat an earlier one: 0 if all differ, near -1 for a loop.
 

@@ -20,8 +20,8 @@ from pipeline.plugins.sandbox import (
     Calls,
     PluginFailure,
     open_calls,
+    rule_error,
     score,
-    signature_error,
     start_calls,
     timeout_score,
 )
@@ -56,6 +56,7 @@ def rule_scores(
     rows: pa.Table,
     special: Sequence[str] | None = None,
     stays: bool = False,
+    num_judged: int | None = None,
 ) -> tuple[list[float], dict[str, float]]:
     """Return one number per row of a rollout table; and how many rows took too long, or made the rule fail,
     where that is no error.
@@ -65,6 +66,7 @@ def rule_scores(
     Args:
         special: text of each response with its special tokens, where ``config.special_tokens`` asks for it.
         stays: whether the rule's processes are kept for the next task.
+        num_judged: responses of which ``max_failed`` is a share. Default: the rows.
 
     Raises:
         PluginError: the rule cannot be imported.
@@ -88,7 +90,7 @@ def rule_scores(
     counts = {} if late_score is None else {f"late/{name}": float(num_late)}
     if config.on_error is OnError.SCORE:
         of_responses = [one for one in failed if one.failure.is_of_response]
-        check_failed(name, config, of_responses, rows.num_rows)
+        check_failed(name, config, of_responses, rows.num_rows, num_judged or rows.num_rows)
         counts[f"failed/{name}"] = float(len(of_responses))  # a call has one response
     return scores, counts
 
@@ -109,8 +111,8 @@ def checked_call(calls: Calls, config: RuleConfig, columns: Sequence[str]) -> fl
     Raises:
         UserError: the rule does not take these columns.
     """
-    limit, names = config.time_limit, [*columns, *config.arguments]
-    if misfit := calls.call(limit, signature_error, names, 0):
+    limit = config.time_limit
+    if misfit := calls.call(limit, rule_error, columns, list(config.arguments)):
         raise UserError(misfit.text)
     if config.timeout_score is not None or config.rows_per_call is not RowsPerCall.RESPONSE:
         return config.timeout_score
@@ -200,13 +202,17 @@ def substitute(name: str, config: RuleConfig, call: FailedCall, late_score: floa
     raise error_of(f"reward component {name!r} ({config.function}) ", call)
 
 
-def check_failed(name: str, config: RuleConfig, failed: Sequence[FailedCall], num_rows: int) -> None:
-    """Log the first failure of a rule at a response, or raise its error where there are too many."""
+def check_failed(
+    name: str, config: RuleConfig, failed: Sequence[FailedCall], num_rows: int, num_judged: int
+) -> None:
+    """Log the first failure of a rule at a response, or raise its error where there are too many, among
+    ``num_rows`` of the ``num_judged`` responses that ``max_failed`` is a share of."""
     if not failed:
         return
     start = f"reward component {name!r} ({config.function}) failed at {len(failed)} of {num_rows} responses"
-    if len(failed) > config.max_failed * num_rows:
-        too_many = f", a larger share than max_failed={config.max_failed:g}"
+    if len(failed) > config.max_failed * num_judged:
+        of_all = f" of the {num_judged} of the iteration" if num_judged > num_rows else ""
+        too_many = f", a larger share than max_failed={config.max_failed:g}{of_all}"
         raise error_of(f"{start}{too_many}; the first: it ", failed[0])
     first = error_of(f"{start}, which get error_score={config.error_score:g}; the first: it ", failed[0])
     log.warning(str(first))

@@ -1,5 +1,7 @@
 """Evaluate: responses to held-out prompts, greedy or sampled, scored like a rollout."""
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 from pipeline.config.schema import Config
@@ -26,7 +28,7 @@ def run(task: Task, context: Context) -> Result:
     prompts, sets = without_sets(prompts, len(samples))
     sampling = sampling_of(config, stop_ids_of(context))
     rows = respond(context, prompts, task.iteration, sampling, samples)
-    scores, _ = component_scores(context, rows)
+    scores, counted = component_scores(context, rows)
     scored = reward_table(config, rows, scores, reference=None)
     kept = ["reward", *(component_column(name) for name in scores)]
     columns = {name: rows[name] for name in rows.column_names} | {name: scored[name] for name in kept}
@@ -34,8 +36,18 @@ def run(task: Task, context: Context) -> Result:
     table = pa.table(columns).replace_schema_metadata(rows.schema.metadata)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     numbers = evaluation_numbers({name: scored[name].to_pylist() for name in kept}, sets, sampled_of(config))
-    metrics = response_metrics(rows) | numbers
+    metrics = response_metrics(rows) | numbers | held_out(counted)
     return Result((output,), rows.num_rows, version_of(ROLLOUT), task.iteration, metrics)
+
+
+def held_out(counted: Mapping[str, float]) -> dict[str, float]:
+    """Return what scoring has counted of each component (``truncated/NAME`` ...), as numbers of the row."""
+    found = {}
+    for name, count in counted.items():
+        what, _, component = name.partition("/")
+        if count:
+            found[f"evaluate/reward/{component}/{what}"] = count
+    return found
 
 
 def without_sets(prompts: pa.Table, num_samples: int) -> tuple[pa.Table, list[str]]:

@@ -4,28 +4,21 @@ Everything that can be wrong with the user's input shows here, before the first 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from logging import INFO, WARNING
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
-from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.schema import Config
-from pipeline.data.checks import (
-    SETS_MERGE,
-    Judged,
-    check_sets,
-    check_usable,
-    describe,
-    judge,
-    prompt_files,
-    read_file,
-)
+from pipeline.data.checks import SETS_MERGE, Judged, check_sets, check_usable, judge, prompt_files, read_file
 from pipeline.data.prompts import Rejected, write_rejected
-from pipeline.data.tokens import end_warnings
+from pipeline.data.rendering import scoring_templates
+from pipeline.data.summary import counts, lines, num_masked
 from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, Sample, check_rules, check_scheduler, open_rules
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
@@ -39,8 +32,7 @@ from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
 from stages.modeltrial import tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
-from stages.rewards.templates import scoring_templates
-from stages.tokenizers import policy_ends, special_tokens
+from stages.tokenizers import policy_ends, same_tokenizer, special_tokens, tokenizer_of
 
 
 def run(task: Task, context: Context) -> Result:
@@ -55,8 +47,7 @@ def run(task: Task, context: Context) -> Result:
         sets = [table.slice(0, config.evaluate.num_prompts) for table in sets]
         tables = zip(prompt_files(config), [prompts, *sets], strict=True)
         tried = [sample for (key, path), table in tables for sample in samples(table, key, path)]
-        for line in check_rules(config, rules, tried):
-            log.warning(line.removeprefix("warning: "))
+        tell(check_rules(config, rules, tried))
     check_scheduler(config)
     heldout = joined(config, sets)
     check_remotes(config, prompts, heldout)
@@ -69,13 +60,7 @@ def run(task: Task, context: Context) -> Result:
         hash_file(context.paths, normalization),
     )
     context.lineage.update(hash_user_files(config))
-    metrics = {
-        "prompts": float(prompts.num_rows),
-        "rejected": float(sum(len(judged.rejected) for judged in files)),
-        "truncated": float(sum(judged.num_truncated for judged in files)),
-        "read_otherwise": float(sum(sum(judged.found.read_as.values()) for judged in files)),
-        "left_out": float(sum(sum(judged.left_out.values()) for judged in files)),
-    }
+    metrics = counts(files, num_masked(config, tokenizer_of(context, config.model.policy)))
     return Result(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
 
 
@@ -83,23 +68,27 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
     """Return the prompt files, judged and checked by the rules. The rows that cannot be used are listed in
     the file ``rejected``. Raises PromptError, PluginError."""
     config, rendering = context.config, context.rendering
-    tokenizer = tried_tokenizer("model.policy", config.model.policy, config)
-    templates = scoring_templates(config, tokenizer, rendering)
+    tokenizer = tried_tokenizer(config, "model.policy", config.model.policy)
+    templates = scoring_templates(
+        config, rendering, partial(tried_tokenizer, config), partial(same_tokenizer, tokenizer)
+    )
     files = []
     for key, path in prompt_files(config):
         judged = judge(key, path, read_file(config, path), config, rendering, tokenizer, templates)
         found = row_problems(rules, chunks_of(judged.found.columns), f"{key}={path}")
         files.append(judged.without(dict(found)))
     write_rejected(rejected, [row for judged in files for row in named(judged)])
-    for line in end_warnings(policy_ends(context), tokenizer, config.model.policy):
-        log.warning(line.removeprefix("warning: "))
-    for line in (line for judged in files for line in describe(judged, config)):
-        log.info(line)
-    for line in special_token_warnings(config, special_tokens(tokenizer)):
-        log.warning(line.removeprefix("warning: "))
+    tell(lines(files, config, tokenizer, special_tokens(tokenizer), policy_ends(context)))
     check_usable(config, files, str(rejected))
     check_sets(files)
     return files
+
+
+def tell(said: Iterable[str]) -> None:
+    """Write lines into the log, warnings as such."""
+    for line in said:
+        is_warning = line.startswith("warning: ")
+        log.log(WARNING if is_warning else INFO, line.removeprefix("warning: "))
 
 
 def joined(config: Config, sets: Sequence[pa.Table]) -> pa.Table:

@@ -34,6 +34,7 @@ def run(task: Task, context: Context) -> Result:
     table = reward_table(context.config, rows, scores, reference)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
+    metrics["unscored"] = float(num_left_out(table))
     metrics["response_tokens"] = num_tokens(rows)
     return Result((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
 
@@ -54,6 +55,15 @@ def weighted_sum(factors: Sequence[float], scores: Sequence[Score]) -> Score:
     if len(known) < len(scores):
         return None
     return sum(factor * score for factor, score in zip(factors, known, strict=True))
+
+
+def num_left_out(rewards: pa.Table) -> int:
+    """Count the samples that the update leaves out: those without a reward, and those whose prompt's greedy
+    response has none."""
+    has_none, sampled = pc.is_null(rewards["reward"]), is_sampled(rewards)
+    baselines = rewards["prompt_id"].filter(pc.and_(has_none, pc.invert(sampled)))
+    lacks = pc.is_in(rewards["prompt_id"], value_set=baselines.combine_chunks())
+    return int(pc.sum(pc.and_(sampled, pc.or_(has_none, lacks))).as_py() or 0)
 
 
 def pool_scores(context: Context) -> dict[str, list[Score]]:

@@ -2,15 +2,24 @@
 what.
 """
 
+from dataclasses import replace
+
+from pipeline.data.summary import row_counts
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result
 from stages.engines import make_trainer
+from stages.rewards.failed import check_failed_share
 
 
 def run(task: Task, context: Context) -> Result | None:
-    """Train. Returns None on every rank but the first, which has the result of all of them."""
-    context.read(PREPARE)
-    return make_trainer(context.config).update(context, task.iteration)
+    """Train. Returns None on every rank but the first, which has the result of all of them.
+
+    What prepare has counted in the prompt files is among its metrics too: so it is in every row.
+    """
+    prepared = context.read(PREPARE)
+    check_failed_share(context, task.iteration)
+    result = make_trainer(context.config).update(context, task.iteration)
+    return result and replace(result, metrics={**row_counts(prepared.metrics), **result.metrics})
 
 
 def load(context: Context, version: int) -> None:

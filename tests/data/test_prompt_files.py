@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +154,25 @@ def with_json_column(path: Path, rows: list[dict]) -> Path:
     return write_parquet(path.with_suffix(".parquet"), table)
 
 
+def polars_itself(path: Path, rows: list[dict]) -> Path:
+    import polars
+
+    frame = polars.DataFrame(rows, infer_schema_length=None)
+    if len(rows) % 2:
+        frame.write_ipc(path.with_suffix(".arrow"))
+        return path.with_suffix(".arrow")
+    frame.write_parquet(path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+def duckdb_itself(path: Path, rows: list[dict]) -> Path:
+    import duckdb
+
+    lines, path = write_jsonl(path, rows), path.with_suffix(".parquet")
+    duckdb.sql(f"COPY (SELECT * FROM read_json('{lines}', format='newline_delimited')) TO '{path}'")
+    return path
+
+
 WRITERS = {
     "pandas": by_pandas,
     "pandas with categories": by_pandas_with_categories,
@@ -163,31 +183,17 @@ WRITERS = {
     "hub": as_on_the_hub,
     "datasets": by_datasets,
     "json column": with_json_column,
+    "polars itself": polars_itself,
+    "duckdb itself": duckdb_itself,
 }
 
 
-def polars_itself(path: Path, rows: list[dict]) -> Path:
-    polars = pytest.importorskip("polars")
-    frame = polars.DataFrame(rows, infer_schema_length=None)
-    if len(rows) % 2:
-        frame.write_ipc(path.with_suffix(".arrow"))
-        return path.with_suffix(".arrow")
-    frame.write_parquet(path.with_suffix(".parquet"))
-    return path.with_suffix(".parquet")
-
-
-def duckdb_itself(path: Path, rows: list[dict]) -> Path:
-    duckdb = pytest.importorskip("duckdb")
-    lines, path = write_jsonl(path, rows), path.with_suffix(".parquet")
-    duckdb.sql(f"COPY (SELECT * FROM read_json('{lines}', format='newline_delimited')) TO '{path}'")
-    return path
-
-
-INSTALLED = {"polars itself": polars_itself, "duckdb itself": duckdb_itself} if ROUNDS > 1 else {}
-"""Writers that are no requirement of the tests."""
-
-
 # --- files ---
+
+
+def said_of(read_as: Counter) -> dict[str, int]:
+    """Counts by what people are told."""
+    return {str(reading): count for reading, count in read_as.items()}
 
 
 def rows_with(prompt: st.SearchStrategy) -> st.SearchStrategy[list[dict]]:
@@ -207,13 +213,13 @@ def content(prompts: Prompts) -> list[tuple]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("writer", [*WRITERS, *INSTALLED])
+@pytest.mark.parametrize("writer", WRITERS)
 @given(rows=rows_with(WORDS) | rows_with(CHAT))
 @settings(MANY, max_examples=8 * ROUNDS if ROUNDS == 1 else 25 * ROUNDS)
 def test_every_writer_gives_the_prompts_of_the_same_json_lines(writer, rows, tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     expected = read(write_jsonl(folder / "expected", rows))
-    found = read((WRITERS | INSTALLED)[writer](folder / "given", rows))
+    found = read(WRITERS[writer](folder / "given", rows))
     assert content(found) == content(expected)
     assert [one.reason for one in found.rejected] == [one.reason for one in expected.rejected]
     answers = [rows[one.row]["answer"] for one in expected.rows]
@@ -273,7 +279,7 @@ def test_answers_that_are_numbers_in_some_rows_and_text_in_others_are_all_text(t
     assert found.columns["answer"].to_pylist() == texts
     assert [value["of"] for value in found.columns["all"].to_pylist()] == [[text] for text in texts]
     assert not found.rejected
-    assert found.read_as == {
+    assert said_of(found.read_as) == {
         "numbers in 'answer', which holds text too, were read as text": 4,
         "numbers in 'all', which holds text too, were read as text": 4,
     }
@@ -298,7 +304,7 @@ def test_a_column_of_json_type_is_its_values_or_their_text_where_they_differ(tmp
     found = read(write_parquet(tmp_path / "p.parquet", table))
     assert found.columns["alike"].to_pylist() == [{"x": 1}, {"x": 2}]
     assert found.columns["mixed"].to_pylist() == ['{"x": 1}', '"gold"']
-    assert found.read_as == {"values of 'mixed' of differing types were made JSON text": 2}
+    assert said_of(found.read_as) == {"values of 'mixed' of differing types were made JSON text": 2}
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "feather"])
@@ -495,12 +501,14 @@ def test_messages_as_json_text_and_parts_of_text_are_read_and_counted(policy, co
     chat = [
         {"role": "user", "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]}
     ]
-    rows = [{"prompt": json.dumps(chat)}, {"prompt": '[{"from": "me"}]'}]
+    rows = [{"prompt": text} for text in (json.dumps(chat), '[{"from": "me"}]', str(chat))]
     found = judged(policy, config, TEMPLATES["plain"], write_jsonl(tmp_path / "p", rows))
-    assert found.texts == ["<user>What now?", '[{"from": "me"}]']
-    assert found.found.read_as == {
+    assert found.texts == ["<user>What now?", '[{"from": "me"}]', str(chat)]
+    assert said_of(found.read_as) == {
         "messages or tools written as JSON text were read as what it says": 1,
         "text parts of a message's content were joined": 1,
+        "text that looks like chat messages, but is none in JSON (which has double "
+        "quotes), is given to the policy as it is": 2,
     }
 
 
@@ -551,7 +559,7 @@ def test_tools_reach_the_template_also_where_rules_get_other_columns_only(tmp_pa
 def test_tools_beside_plain_text_are_counted_as_they_reach_no_template(tmp_path):
     rows = [{"prompt": "a", "tools": [{"name": "w"}]}, {"prompt": "b", "tools": []}, {"prompt": "c"}]
     said = "tools beside plain text, which no template makes a prompt of, are not given to the policy"
-    assert read(write_jsonl(tmp_path / "p", rows)).read_as == {said: 1}
+    assert said_of(read(write_jsonl(tmp_path / "p", rows)).read_as) == {said: 1}
 
 
 def test_tools_of_every_kind_are_those_of_the_file_and_rules_get_them_too(tmp_path):
@@ -561,7 +569,7 @@ def test_tools_of_every_kind_are_those_of_the_file_and_rules_get_them_too(tmp_pa
     found = read(write_jsonl(tmp_path / "p", rows))
     assert [list(one.tools) for one in found.rows] == given
     assert [json.loads(text) for text in found.columns["tools"].to_pylist()] == given
-    assert found.read_as == {"values of 'tools' of differing types were made JSON text": 2}
+    assert said_of(found.read_as) == {"values of 'tools' of differing types were made JSON text": 2}
 
 
 def test_the_date_of_a_template_is_that_of_the_run_on_whatever_node(policy, config, tmp_path, monkeypatch):

@@ -85,6 +85,12 @@ def test_a_rule_of_the_users_own_may_check_rows_and_most_have_no_check(problems)
     assert problems("fragile", answer=["ab", None]) == []
     with pytest.raises(PluginError, match=r"function=.*:other: its check of data.prompts=p.jsonl returned 1"):
         problems("other", answer=["ab", "abc"])
+    with pytest.raises(PluginError, match=r"rows; one entry for each row is wanted: None, or text"):
+        problems("other", answer=["ab", "abc"])
+    with pytest.raises(
+        PluginError, match=r"cannot be called with rows, x: .* write it as check\(rows, \*\*arg"
+    ):
+        problems("other", {"x": 1}, answer=["ab"])
     with pytest.raises(PluginError, match=r"its check of data.prompts=p.jsonl raised TypeError: object"):
         problems("short", {"longest": 2}, answer=["ab", None])
 

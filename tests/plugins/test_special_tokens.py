@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pipeline.config.reward import OnError, RowsPerCall, RuleConfig, prefill_of
 from pipeline.config.reward_rules import component_problems, special_token_warnings
-from pipeline.data.checks import Judged, prefill_warnings
+from pipeline.data.checks import Judged
 from pipeline.data.prompts import Prompt, Prompts
+from pipeline.data.summary import prefill_warnings
 from pipeline.data.tokenizer_files import read_tokenizer
 from pipeline.run.schemas import reserved_columns
 from stages.rewards.rows import texts_with_special_tokens
@@ -160,6 +161,12 @@ def test_validate_warns_of_prompts_that_do_not_end_as_the_rule_expects(inputs, t
             "arguments.plain_responses",
             "itself",
         ),
+        (
+            {"error_score": -1.0},
+            "error_score",
+            "on_error=score, and it is stop; set that too, or leave it out",
+        ),
+        ({"max_failed": 0.5}, "max_failed", "on_error=score, and it is stop"),
         ({"on_error": OnError.SCORE, "rows_per_call": RowsPerCall.PROMPT}, "on_error", "all responses of a"),
     ],
 )

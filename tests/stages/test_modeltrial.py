@@ -154,7 +154,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_named(models, config, tmp_path):
     folder = Path(shutil.copytree(models / "policy", tmp_path / "model"))
     (folder / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=f"^model.policy={folder}: cannot load its tokenizer: "):
-        tried_tokenizer("model.policy", str(folder), given_as(config, P, folder))
+        tried_tokenizer(given_as(config, P, folder), "model.policy", str(folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32])

@@ -116,8 +116,8 @@ def test_tools_calls_and_arguments_reach_the_policy_and_what_was_read_otherwise_
     metrics = read_record(run.paths, PREPARE).metrics
     assert "1 rows: messages or tools written as JSON text were read as what it says" in done.log
     assert "2 rows: the policy's chat template does not write name" in done.log
-    # parts joined twice, JSON text once; the name, and what a reward model without a template does not read
-    assert (metrics["read_otherwise"], metrics["left_out"]) == (3, 2 + 2 + 1 + 1)
+    assert (metrics["read_as/joined_parts"], metrics["read_as/json_text"]) == (2, 1)
+    assert metrics["left_out"] == 2 + 2 + 1 + 1  # the name, and what a model without a template does not read
 
 
 def test_too_few_usable_rows_stop_the_run(models, tmp_path):
@@ -347,6 +347,7 @@ def test_validate_says_what_prepare_says(models, tmp_path, slurm_ppo):
     begin = next(i for i, line in enumerate(lines) if line.startswith("data.prompts: "))
     end = next(i for i, line in enumerate(lines) if line.startswith("warning: data.prompts"))
     logged = [re.sub(r"^\S+ \S+ INFO ", "", line) for line in done.log.splitlines()]
+    logged = [re.sub(r"^\S+ \S+ WARNING ", "warning: ", line) for line in logged]
     assert "\n".join(lines[begin : end + 1]) in "\n".join(logged)
 
 
@@ -362,7 +363,7 @@ def test_more_dropped_rows_than_allowed_stop_the_run_before_its_first_rollout(mo
     )
     done = stage(allowed, "prepare")
     assert done.code == 0, done.log
-    assert "warning: data.prompts: 9 of 17 rows (53%) cannot be used" in done.log
+    assert "WARNING data.prompts: 9 of 17 rows (53%) cannot be used" in done.log
 
 
 LONG = [{"id": "long", "prompt": "-" * 40 + "the end of a long one"}, {"id": "empty", "prompt": ""}]

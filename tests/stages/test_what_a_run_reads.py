@@ -25,7 +25,7 @@ from stages.ppo.experience import build_experience
 from stages.ppo.forward import policy_outputs
 from stages.ppo.targets import Scores, estimate
 from stages.rewards.components import component_scores
-from stages.tasks.reward import reward_table
+from stages.tasks.reward import num_left_out, reward_table
 from tests.support import crossed, tiny
 from tests.support.forty_tokenizers import CASES, KINDS, VARIANTS
 from tests.support.processes import make_run
@@ -162,6 +162,7 @@ def test_the_update_leaves_it_out_and_compares_no_other_with_it():
     assert found.groups.tolist() == [0, 0]
     assert list(found.shards) == [4, 6]
     assert found.mask.shape == (2, 2)
+    assert num_left_out(rewards) == 1
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce++-baseline"])
@@ -183,6 +184,7 @@ def test_the_last_of_a_group_has_nothing_to_be_compared_with(models, tmp_path, e
 def test_without_a_score_of_the_greedy_response_remax_has_nothing_to_compare_with():
     rollout, rewards = scored([-6.0, -7.0, None], [0, 1, GREEDY_SAMPLE])
     assert len(build_experience(rollout, rewards, [0, 0, 0])) == 0
+    assert num_left_out(rewards) == 2
 
 
 def test_an_evaluation_counts_it_in_no_mean_and_as_not_solved():

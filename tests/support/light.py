@@ -216,8 +216,14 @@ class LightTokenizer:
 
     def __call__(self, text, add_special_tokens=True, verbose=True):
         if isinstance(text, str):
-            return {"input_ids": self.backend_tokenizer.encode(text).ids}
-        return {"input_ids": [encoded.ids for encoded in self.backend_tokenizer.encode_batch(text)]}
+            return {
+                "input_ids": self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            }
+        found = self.backend_tokenizer.encode_batch(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": [encoded.ids for encoded in found]}
+
+    def get_vocab(self):
+        return self.backend_tokenizer.get_vocab()
 
     def decode(self, ids, skip_special_tokens=False):
         return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)

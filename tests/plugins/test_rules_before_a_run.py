@@ -1,0 +1,174 @@
+"""Rules as a user meets them: validate finds what is wrong; else the run's first task, or its reward task."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run
+from pipeline.run.tasks import Stage, Task
+from tests.support import tiny
+from tests.support.processes import Done, make_run, stage
+from tests.support.user_rules import module
+
+
+@pytest.fixture
+def validate(inputs, tmp_path, project, slurm_ppo) -> Callable[..., Done]:
+    """``slurm-ppo validate`` of a run with one rule, in the user's folder."""
+
+    def call(function: str, *more: str) -> Done:
+        words = [word for word in tiny.overrides(inputs, tmp_path / "run") if not word.startswith("reward")]
+        words += ["reward=rule", f"reward.components.rule.function={function}", *more]
+        done = slurm_ppo("validate", *words, cwd=project, timeout=60)
+        return Done(done.returncode, done.stdout + done.stderr)
+
+    return call
+
+
+def test_validate_tries_a_rule_and_says_so(validate, project):
+    done = validate(f"{module(project)}:length")
+    assert done.code == 0, done.log
+    assert f"reward rule: rule {module(project)}:length, weight 1\n" in done.log
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "why"),
+    [
+        ("missing", (), "has no 'missing'"),
+        ("not_a_function", (), "is not a function"),
+        ("scaled", (), "cannot be called with answer, prompts, responses: missing a required argument: 'fac"),
+        (
+            "picky",
+            (),
+            "argument 'answer'; have it take **columns too, or name the columns to keep in data.colu",
+        ),
+        ("turns", (), "missing a required argument: 'response_messages'"),
+        (
+            "length",
+            ("reward.components.rule.arguments.answer=3",),
+            "answer: both a column of the prompts and",
+        ),
+        ("length", ("reward.components.rule.arguments.prompts=3",), "slurm-ppo itself passes"),
+        ("length", ("reward.components.rule.workers=0",), "workers: Input should be greater than 0 (got 0)"),
+        ("length", ("reward.components.rule.worker=1",), "unknown key 'worker'"),
+        (
+            "length",
+            ("reward.components.rule.kind=rulle",),
+            "no such kind; legal: model, rule, remote (did you",
+        ),
+        (
+            "hangs",
+            ("reward.components.rule.timeout_score=0.0", "reward.components.rule.rows_per_call=prompt"),
+            "all responses of a call would get it",
+        ),
+    ],
+)
+def test_validate_refuses_a_rule_that_cannot_be_called(validate, project, name, more, why):
+    done = validate(f"{module(project)}:{name}", *more)
+    assert done.code == 2, done.log
+    assert why in done.log
+    assert "Traceback" not in done.log
+    assert done.log.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("no_such_module:f", "no module 'no_such_module'"),
+        ("blocks_at_import:f", "its import took longer than 0.5 s, at "),
+        ("exact_match", "the prompt file has no column 'ground_truth'; it has: answer"),
+    ],
+)
+def test_validate_finds_a_rule_that_cannot_work(validate, function, why):
+    limit = "reward.components.rule.import_limit=" + ("0.5" if "blocks" in function else "60.0")
+    done = validate(function, limit)
+    assert done.code == 2, done.log
+    assert why in done.log
+
+
+def test_a_rule_that_needs_what_only_its_jobs_have_can_go_without_a_trial(validate, project):
+    (project / "far_rules.py").write_text(
+        "def served(*, responses, **columns):\n    raise ConnectionError('no GPU here')\n"
+    )
+    (project / "farther_rules.py").write_text("import cluster_only\n\ndef f(*, responses, **columns): ...\n")
+    tried = validate("far_rules:served")
+    assert tried.code == 2, tried.log
+    assert "no GPU here" in tried.log
+    assert "if it needs what only its jobs have, set reward.components.rule.trial=false" in tried.log
+    for function in ("far_rules:served", "farther_rules:f"):
+        untried = validate(function, "reward.components.rule.trial=false")
+        assert untried.code == 0, untried.log
+    wrong = validate("far_rules:missing", "reward.components.rule.trial=false")
+    assert wrong.code == 2, wrong.log
+
+
+def test_validate_takes_a_ready_rule_with_its_options(validate):
+    done = validate("exact_match", "reward.components.rule.arguments.column=answer")
+    assert done.code == 0, done.log
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "why"),
+    [
+        ("no_such_module:step", "no module 'no_such_module'"),
+        ("{module}:length", "cannot be called with 1 arguments: too many positional arguments"),
+        ("{module}:missing", "has no 'missing'"),
+    ],
+)
+def test_a_scheduler_of_conversations_without_its_plug_in_is_an_error_before_the_run(
+    validate, project, scheduler, why
+):
+    name = scheduler.format(module=module(project))
+    done = validate(f"{module(project)}:count", f"+rollout.multi_turn={{scheduler: '{name}'}}")
+    assert done.code == 2, done.log
+    assert f"rollout.multi_turn.scheduler={name}: " in done.log
+    assert why in done.log
+
+
+def test_an_engine_of_the_users_own_is_imported_too_and_may_lack_what_login_nodes_lack(validate, project):
+    rule = f"{module(project)}:length"
+    done = validate(rule, "rollout.engine=no_such_module:make")
+    assert done.code == 2
+    assert "rollout.engine=no_such_module:make: no module 'no_such_module'" in done.log
+    done = validate(rule, "rollout.engine=lacks_at_import:f")
+    assert done.code == 0, done.log
+    assert "warning: rollout.engine=lacks_at_import:f: no module 'no_such_library'" in done.log
+
+
+def scored(models: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run, Done]:
+    given = f"+reward.components.mine={{kind: rule, function: '{module(project)}:{name}'}}"
+    run = make_run(models, tmp_path / "run", given)
+    for task in (("prepare",), ("rollout", 1, 0)):
+        done = stage(run, *task, cwd=project)
+        assert done.code == 0, done.log
+    return run, stage(run, "reward", 1, 0, cwd=project)
+
+
+def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(models, tmp_path, project):
+    run, done = scored(models, tmp_path, project, "none")
+    assert done.code == 2, done.log
+    assert "returned None instead of a finite number for prompt_id " in done.log
+    assert "Traceback" not in done.log
+    assert read_record(run.paths, Task(1, Stage.REWARD, 0)) is None
+
+
+def test_an_exception_of_the_rule_itself_leaves_its_traceback_and_one_that_vanished_is_the_users(
+    models, tmp_path, project
+):
+    run, done = scored(models, tmp_path, project, "raises")
+    assert done.code == 1, done.log
+    assert "my own mistake" in done.log
+    assert "in raises" in done.log
+    next(project.glob("*_rules.py")).unlink()
+    done = stage(run, "reward", 1, 0, cwd=project)
+    assert done.code == 2
+    assert "reward.components.mine.function=" in done.log
+    assert "no module" in done.log
+
+
+def test_prepare_stops_a_run_whose_rule_cannot_work(models, tmp_path, project):
+    given = "+reward.components.mine={kind: rule, function: dies_at_import:f}"
+    done = stage(make_run(models, tmp_path / "run", given), "prepare", cwd=project)
+    assert done.code == 2
+    assert "reward.components.mine.function=dies_at_import:f: its import ended the process" in done.log
