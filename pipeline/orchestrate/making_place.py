@@ -165,10 +165,10 @@ def _wanted_at(seen: Situation, element: Pending) -> float:
         return seen.now
     beside = [one for one in seen.plan.job_kinds if seen.may_share(kind, one)]
     known = {one: seen.estimates.get(one, Estimate()) for one in (*beside, kind)}
-    starts = [found.startup for found in known.values() if found.startup is not None]
-    if not starts:
+    turns = [found.turn for found in known.values() if found.turn is not None]
+    if not turns:
         return math.inf
-    cost = 2 * max(starts) + (known[kind].task or 0.0)
+    cost = 2 * max(turns) + (known[kind].task or 0.0)
     if seen.now - element.since >= _PATIENCE * cost:
         return seen.now
     is_known = all(known[one].next_input is not None or not seen.coming(one) for one in beside)

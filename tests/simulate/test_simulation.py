@@ -56,14 +56,15 @@ def test_an_evaluation_runs_beside_training_and_is_waited_for_at_the_end():
     assert found.seconds > sum(found.iterations)
 
 
-def test_an_evaluation_that_has_no_place_of_its_own_evicts_nobody_from_a_chain_that_is_quick():
-    """Three stages have the three places; to come back would take each as long as four iterations."""
+@pytest.mark.parametrize(("startup", "queue"), [(38.0, 0.0), (3.0, 100.0)])
+def test_an_evaluation_that_has_no_place_of_its_own_evicts_nobody_from_a_chain_that_is_quick(startup, queue):
+    """Three stages have the three places; to come back would take each as long as four iterations, or ten."""
     quick = {"rollout": 4.0, "reward": 2.0, "update": 4.0}
-    plant = plant_with(3, 16, shards=1, startup=38.0, queue=0.0, every=2, seconds=SECONDS | quick)
+    plant = plant_with(3, 32, shards=1, startup=startup, queue=queue, every=2, seconds=SECONDS | quick)
     found = simulate(plant)
     assert found.is_complete
-    assert found.iterations[4:] == pytest.approx([10.0] * 12, rel=0.3)
-    assert sum(job.tasks for job in found.jobs if job.job_kind == "evaluate") == 9
+    assert found.iterations[4:] == pytest.approx([10.0] * 28, rel=0.3)
+    assert sum(job.tasks for job in found.jobs if job.job_kind == "evaluate") == 17
 
 
 def test_who_got_its_place_before_what_it_waits_for_gives_it_back():
