@@ -16,7 +16,7 @@ import yaml
 
 from pipeline.cli.app import app
 from pipeline.config.compose import known_groups
-from tests.support import ROOT, documented, light
+from tests.support import ROOT, documented, light, warm_client
 from tests.support.documented import Kind
 
 COMMANDS = documented.all_commands()
@@ -39,9 +39,10 @@ def sandbox(inputs, complete_run, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def env(sandbox, environment) -> dict[str, str]:
+def env(sandbox, environment, warm_commands) -> dict[str, str]:
     """For commands that are composed and planned."""
-    return documented.environment(sandbox, environment | {"WANDB_MODE": "disabled"})
+    more = {"WANDB_MODE": "disabled", warm_client.ADDRESS: warm_commands.address}
+    return documented.environment(sandbox, environment | more)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.submissions import Ledger, Submission, read_limits_of
 from pipeline.run.tasks import Stage
 from slurm.signals import Errands
-from tests.support.toyworld import Luck, World, make_world
+from tests.support.toyworld import Luck, World, make_world, trials
 
 
 def live_to_the_end(world: World) -> World:
@@ -92,16 +92,18 @@ MISFORTUNES = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MISFORTUNES)
 def test_whatever_happens_to_tasks_no_guard_is_needed(worlds, name):
-    for world in worlds(10, MISFORTUNES[name]):
+    for world in worlds(trials(4), MISFORTUNES[name]):
         live_to_the_end(world)
         assert world.early == 0 or world.luck.rot
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("is_hurried", [False, True])
 def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds, is_hurried):
-    for world in worlds(10, Luck(mishaps=4, disturbances=4, kills=4, is_hurried=is_hurried)):
+    for world in worlds(trials(4), Luck(mishaps=4, disturbances=4, kills=4, is_hurried=is_hurried)):
         live_to_the_end(world)
 
 
@@ -117,10 +119,11 @@ def test_a_queue_that_does_not_show_its_guards_yet_gets_them_once(worlds, monkey
     assert [submission.number for submission in Ledger(world.run.paths).load({0})] == [1, 2]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("luck", [Luck(), Luck(mishaps=6, disturbances=4)])
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_where_few_tasks_may_wait_the_run_goes_on_piece_by_piece(worlds, luck, most):
-    for world in worlds(4, luck, max_submitted=most):
+    for world in worlds(trials(2), luck, max_submitted=most):
         live_to_the_end(world)
 
 
@@ -145,9 +148,10 @@ def test_a_driver_job_that_starts_after_the_run_was_cancelled_does_nothing(world
         live_to_the_end(world)  # a person asks for it again
 
 
+@pytest.mark.soak
 def test_a_run_that_was_given_up_goes_on_with_a_new_budget_when_a_person_asks(worlds):
     calls = Counter()
-    for world in worlds(10, Luck(mishaps=60), max_attempts=2):
+    for world in worlds(trials(4), Luck(mishaps=60), max_attempts=2):
         for call in range(1, 60):
             world.submit()
             world.live_on()

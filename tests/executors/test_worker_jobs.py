@@ -33,7 +33,7 @@ from slurm.states import SlurmState
 from tests.support.beats import beat
 from tests.support.toyslurm import Element
 from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, is_driver
+from tests.support.toyworld import Luck, is_driver, trials
 
 ALIVE = (SlurmState.RUNNING, SlurmState.PENDING)
 
@@ -145,14 +145,16 @@ MISFORTUNES = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", MISFORTUNES)
 def test_whatever_happens_to_workers_no_guard_is_needed(worlds, name):
-    for world in worlds(4, MISFORTUNES[name]):
+    for world in worlds(trials(2), MISFORTUNES[name]):
         live_to_the_end(world)
 
 
+@pytest.mark.soak
 def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds):
-    for world in worlds(4, Luck(mishaps=4, disturbances=4, kills=4)):
+    for world in worlds(trials(2), Luck(mishaps=4, disturbances=4, kills=4)):
         live_to_the_end(world)
 
 
@@ -265,10 +267,11 @@ def live_to_the_end_of_submitted(world: WorkerWorld) -> None:
         raise
 
 
+@pytest.mark.soak
 def test_array_parallelism_is_the_number_of_workers_that_share_the_shards(worlds):
     shared: Counter[int] = Counter()
     two = {"array_parallelism": 2}
-    for world in worlds(8, Luck(mishaps=3, disturbances=3), rollout=two, reward=two):
+    for world in worlds(trials(4), Luck(mishaps=3, disturbances=3), rollout=two, reward=two):
         live_to_the_end(world)
         shared[min(3, world.run.plan.num_shards)] += 1
         for job_kind in ("rollout", "reward"):

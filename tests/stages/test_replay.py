@@ -1,6 +1,7 @@
 """A trainer's state that was lost is learned again: same machine, same bytes; and never a failed run."""
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tests.support import processes
 from tests.support.processes import make_run
 from tests.support.ranks import ended, respond_and_score, said, start_ranks
 
+IS_SOAK = "SOAK_ROUNDS" in os.environ
 SIZES = (1, 2)
 CASES = {
     "fp32-zero0": ["update.zero_stage=0"],
@@ -33,6 +35,9 @@ CASES = {
 """Precision and ZeRO stage, or what happens in the iteration whose state is lost.
 
 tests/stages/test_killed_updates.py has fp32 at each ZeRO stage."""
+SHARED_OUT = ("bf16-zero2", "bf16-zero3", "lora")
+"""Two ranks learn these, one the others; make soak has all by both."""
+TRIED = [(size, case) for size in SIZES for case in CASES if IS_SOAK or (case in SHARED_OUT) == (size == 2)]
 
 
 def update(
@@ -84,10 +89,18 @@ def noted(load: Callable, what: str, lines: list[str]) -> Callable:
     return load_and_note
 
 
+def cases_of(size: int) -> list[str]:
+    return [case for number, case in TRIED if number == size]
+
+
+def sizes_of(case: str) -> list[int]:
+    return [size for size, name in TRIED if name == case]
+
+
 def lose_and_learn_again(folder: Path, rank: int) -> None:
-    """Two updates, and the same two when the state of the first is lost; of every case."""
+    """Two updates, and the same two when the state of the first is lost; of every case of so many ranks."""
     ranks.start_distributed()
-    for case in CASES:
+    for case in cases_of(ranks.size()):
         seen = {}
         for name in ("whole", "lost"):
             run = load_run(folder / f"{case}-{name}")
@@ -114,9 +127,9 @@ def learned(given, models, tmp_path_factory) -> dict[int, Path]:
     """Where the runs of each case are, by the number of ranks."""
     folders = {size: tmp_path_factory.mktemp(f"by-{size}") for size in SIZES}
     for size, folder in folders.items():
-        for case, settings in CASES.items():
+        for case in cases_of(size):
             for name in ("whole", "lost"):
-                run = make_run(models, folder / f"{case}-{name}", "update.epsilon=1e-3", *settings)
+                run = make_run(models, folder / f"{case}-{name}", "update.epsilon=1e-3", *CASES[case])
                 shutil.copytree(given.paths.data, run.paths.data, dirs_exist_ok=True)
                 for part in ("rollout", "reward"):
                     for source in given.paths.iterations.glob(f"*/{part}"):
@@ -133,8 +146,8 @@ def lines_of(folder: Path, case: str) -> dict[str, list[list[str]]]:
     return json.loads((folder / f"{case}-0.json").read_text())
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("case", [case for case in CASES if case != "no-shards"])
+@pytest.mark.soak
+@pytest.mark.parametrize(("size", "case"), [one for one in TRIED if one[1] != "no-shards"])
 def test_after_a_lost_state_the_same_is_learned_to_the_last_bit(learned, case, size):
     whole, lost = (load_run(learned[size] / f"{case}-{name}").paths for name in ("whole", "lost"))
     for iteration in (1, 2):
@@ -153,7 +166,7 @@ def test_after_a_lost_state_the_same_is_learned_to_the_last_bit(learned, case, s
     assert not any(line.startswith(("ERROR", "WARNING: iteration")) for line in second)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", sizes_of("reference"))
 def test_the_reference_of_all_iterations_is_gone_before_what_is_trained_is_there(learned, size):
     whole, lost = (lines_of(learned[size], "reference")[name] for name in ("whole", "lost"))
     loaded = [[line for line in lines if line.startswith("loaded")] for lines in (whole[1], lost[1])]
@@ -163,23 +176,28 @@ def test_the_reference_of_all_iterations_is_gone_before_what_is_trained_is_there
     ]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_what_the_cases_are_about_has_happened(learned, size):
-    def numbers(case: str) -> dict:
-        paths = load_run(learned[size] / f"{case}-whole").paths
-        (file,) = paths.iterations.glob("00001/update/*.learned.*.json")
-        return json.loads(file.read_text())
+def test_what_the_cases_are_about_has_happened(learned):
+    def numbers(case: str) -> list[dict]:
+        all_paths = [load_run(learned[size] / f"{case}-whole").paths for size in sizes_of(case)]
+        files = [
+            file for paths in all_paths for file in paths.iterations.glob("00001/update/*.learned.*.json")
+        ]
+        assert len(files) == len(all_paths) > 0
+        return [json.loads(file.read_text()) for file in files]
 
-    assert numbers("overflow")["overflows"] > 0
-    assert {"taken", "skipped"} == {d["policy"] for d in numbers("overflow")["decisions"]}
-    assert numbers("stopped")["stopped"]
-    assert [d["policy"] for d in numbers("stopped")["decisions"]][-1] == "discarded"
-    assert numbers("skipped")["skipped"] == 2
-    assert [d["critic"] for d in numbers("skipped")["decisions"]] == ["taken", "discarded"] * 2
-    assert numbers("fp32-zero0")["state"]["responses"] == 8
+    for found in numbers("overflow"):
+        assert found["overflows"] > 0
+        assert {"taken", "skipped"} == {d["policy"] for d in found["decisions"]}
+    for found in numbers("stopped"):
+        assert found["stopped"]
+        assert [d["policy"] for d in found["decisions"]][-1] == "discarded"
+    for found in numbers("skipped"):
+        assert found["skipped"] == 2
+        assert [d["critic"] for d in found["decisions"]] == ["taken", "discarded"] * 2
+    assert all(found["state"]["responses"] == 8 for found in numbers("fp32-zero0"))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", sizes_of("no-shards"))
 def test_where_an_iteration_cannot_be_learned_again_learning_goes_on_and_says_so(learned, size):
     paths = load_run(learned[size] / "no-shards-lost").paths
     _, second = lines_of(learned[size], "no-shards")["lost"]

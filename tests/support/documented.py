@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-from tests.support import ROOT
+from tests.support import ROOT, warm_client
 
 DOCS = ROOT / "docs"
 
@@ -215,6 +215,9 @@ arguments = enlarge(sys.argv[1:])
 if record := os.environ.get({variable!r}):
     with open(record, "a") as file:
         file.write(json.dumps([os.environ[{number!r}], arguments]) + "\\n")
+elif {warm!r} in os.environ:
+    from tests.support.warm_client import run_here
+    sys.exit(run_here(arguments))
 else:
     os.execv(sys.executable, [sys.executable, "-m", "pipeline", *arguments])
 """
@@ -228,6 +231,7 @@ def _write_shim(folder: Path) -> None:
         "checkout": str(ROOT),
         "variable": RECORD,
         "number": NUMBER,
+        "warm": warm_client.ADDRESS,
     }
     shim.write_text(_SHIM.format(**settings))
     shim.chmod(0o755)

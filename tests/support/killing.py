@@ -1,7 +1,6 @@
 """Ends of runs that were killed: their bytes, rows and events compared."""
 
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +21,10 @@ def state_bytes(run_dir: Path) -> dict[str, bytes]:
 
 
 def hooked(environment: dict[str, str], folder: Path, point: str) -> dict[str, str]:
-    """The environment in which tests/support/hooks kills a task, or the driver, once."""
-    path = os.pathsep.join([str(HOOKS), environment["PYTHONPATH"]])
+    """The environment in which a warm command's task, or the command itself, is killed once: forks load
+    tests/support/hooks for it, as interpreters do through PYTHONPATH."""
     marker = folder / f"killed-{point.partition(':')[0]}"
-    return environment | {"PYTHONPATH": path, "KILL_AT": point, "KILL_MARKER": str(marker)}
+    return environment | {"KILL_AT": point, "KILL_MARKER": str(marker)}
 
 
 def assert_same_end(run_dir: Path, complete_run: Path, may_lose_state: bool = False) -> None:

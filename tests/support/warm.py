@@ -19,11 +19,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support import ROOT
+from tests.support import ROOT, warm_client
+from tests.support.warm_servers import SIZE, WarmServers, ask_for_fork_servers, load_hooks
 
-_SIZE = 2**20
 _NEVER = ("pipeline.tracking.mirror", "pipeline.tracking.client", "pipeline.tracking.push")
 """Not imported ahead: they import W&B's client, which starts threads."""
+_LATER = ("pandas", "plotext", "plotly.offline")
+"""What commands import when they need it: pyarrow the first where it is installed, charts the others."""
 
 
 class WarmCommands:
@@ -31,8 +33,9 @@ class WarmCommands:
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._environment = dict(environment)
-        self._address = str(folder / "commands")
-        command = [sys.executable, "-m", "tests.support.warm", self._address]
+        self.address = str(folder / "commands")
+        """For :mod:`tests.support.warm_client`."""
+        command = [sys.executable, "-m", "tests.support.warm", self.address]
         self._server = subprocess.Popen(command, env=self._environment, cwd=ROOT, stdout=subprocess.PIPE)
         assert self._server.stdout
         assert self._server.stdout.readline() == b"ready\n"
@@ -51,14 +54,12 @@ class WarmCommands:
         """Raises subprocess.TimeoutExpired after having killed the command."""
         with contextlib.ExitStack() as files:
             out, error = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
-            connection = files.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            connection.connect(self._address)
-            request = json.dumps([arguments, dict(environment), str(folder)]).encode()
-            socket.send_fds(connection, [request], [out.fileno(), error.fileno()])
-            pid = int(connection.recv(64))
+            connection = files.enter_context(warm_client.connected(self.address))
+            outputs = [out.fileno(), error.fileno()]
+            pid = warm_client.begin(connection, arguments, environment, str(folder), outputs)
             connection.settimeout(timeout)
             try:
-                code = int(connection.recv(64))
+                code = warm_client.end(connection)
             except TimeoutError:
                 os.kill(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired(arguments, timeout, said(out), said(error)) from None
@@ -82,6 +83,8 @@ def serve(address: str) -> None:
     for module in pkgutil.walk_packages([str(ROOT / "pipeline")], "pipeline."):
         if module.name not in _NEVER:
             importlib.import_module(module.name)
+    for name in _LATER:
+        importlib.import_module(name)
     # What parses overrides learns its grammar from the first: a third of a second for each fork else.
     importlib.import_module("pipeline.config.compose").compose(
         [
@@ -98,18 +101,29 @@ def serve(address: str) -> None:
     listening.bind(address)
     listening.listen(64)
     print("ready", flush=True)
+    servers = WarmServers()
     while True:
         connection, _ = listening.accept()
-        request, files, _, _ = socket.recv_fds(connection, _SIZE, 2)
-        pid = os.fork()
-        if pid == 0:
-            listening.close()
-            connection.close()
-            carry_out(*json.loads(request), *files)
+        request, files, _, _ = socket.recv_fds(connection, SIZE, 5)
+        if len(files) == 2:
+            start(request, files, connection, address, [listening, *servers.sockets])
+        else:
+            with connection:
+                servers.start(request, files, connection)
         for descriptor in files:
             os.close(descriptor)
-        connection.send(str(pid).encode())
-        threading.Thread(target=answer, args=(pid, connection), daemon=True).start()
+
+
+def start(request: bytes, files: list[int], connection: socket.socket, address: str, ours: list) -> None:
+    """Fork a process for a command."""
+    pid = os.fork()
+    if pid == 0:
+        for one in (*ours, connection):
+            one.close()
+        ask_for_fork_servers(address, os.environ)
+        carry_out(*json.loads(request), *files)
+    connection.send(str(pid).encode())
+    threading.Thread(target=answer, args=(pid, connection), daemon=True).start()
 
 
 def answer(pid: int, connection: socket.socket) -> None:
@@ -127,6 +141,7 @@ def carry_out(arguments: list[str], environment: dict[str, str], folder: str, ou
         os.close(source)
     os.environ.clear()
     os.environ.update(environment)
+    load_hooks()
     os.chdir(folder)
     sys.path[0] = folder  # as python -m does
     program = importlib.import_module("pipeline.__main__")

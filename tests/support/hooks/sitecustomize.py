@@ -1,4 +1,5 @@
-"""Kills a process of a run at a chosen point of the commit protocol. Loaded through PYTHONPATH by test_kill.
+"""Kills a process of a run at a chosen point of the commit protocol. Interpreters load it through PYTHONPATH;
+forks of tests/support/warm.py do where KILL_AT is in their environment.
 
 KILL_AT is one of
     before-link:SUFFIX   the record of path SUFFIX is about to be published: data durable, task not done
