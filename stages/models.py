@@ -109,7 +109,7 @@ def _load(
     arguments = load_arguments(directory, precision, trust) | placement
     model, differing = load_with_attention(auto_class, directory, attention, arguments)
     check_missing(directory, model, differing.missing)
-    if not quantisation_of(arguments["config"].to_dict()):  # which has scales beside weights
+    if not quantisation_of(arguments["config"].to_dict()):  # such files hold scales too
         check_used(directory, model, differing.unused, [*_parts_of(model), *_parts_of(model.base_model)])
     model.eval()
     return model if device_map else model.to(device())  # type: ignore[arg-type]
