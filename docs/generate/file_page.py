@@ -19,7 +19,10 @@ _STATE = _RUN.task(Task(7, Stage.STATE))
 
 SECTIONS: dict[str, list[tuple[Path, str]]] = {
     "The run": [
-        (_RUN.run_json, "identity: id, name, when and from what it was made, configuration's hash, parent; with a checksum"),
+        (
+            _RUN.run_json,
+            "identity: id, name, when and from what it was made, configuration's hash, parent; sealed",
+        ),
         (_RUN.config_yaml, "the resolved configuration, frozen"),
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
         (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),
