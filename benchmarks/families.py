@@ -43,7 +43,7 @@ text, some count positions from it, and RWKV mixes up the rows of any batch when
 batches of one length, or row by row, which is exact and slower. The update pads on the right, where no causal
 model looks.
 
-Reward models are tried in the same way, with two rows scored alone and together: FNet, ConvBERT, Nystromformer,
+Reward models are tried in the same way, two rows alone and together: FNet, ConvBERT, Nystromformer,
 YOSO and CANINE, which mix tokens with the padding behind them, score rows of one length together. Of others,
 such as BERT, padded batches have the same scores.
 
