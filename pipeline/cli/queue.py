@@ -19,6 +19,8 @@ from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import LeaseHeld, LeaseLost, hold
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import recorded
 from pipeline.status.progress import Bars, Lines, watcher_for
 from pipeline.workers.looking import FROM_NOW, PASS_AGE
 from slurm.submission import Refused, requeue
@@ -98,7 +100,9 @@ def driver_job(root: Path) -> int:
     slurm_settings(run)  # a run of this machine has no driver jobs
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
-        done = make_pass(run, watcher, FROM_NOW if job else 0.0)
+        # Who shares answers rests before asking, where much was asked; people wait for what the last pass says.
+        may_rest = bool(job) and not any(recorded(run.paths, [policy_maker(run.plan.iterations)]))
+        done = make_pass(run, watcher, FROM_NOW if may_rest else 0.0)
     except (LeaseHeld, LeaseLost, RunError):
         raise  # another driver is at it, or a person has to act
     except Exception:  # whatever it is, this job must not be the last that advances the run

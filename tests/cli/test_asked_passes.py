@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import queue
+from pipeline.orchestrate.driver import Pass
 from pipeline.run.bookkeeping import ask_for_pass, is_wanted, read_last
+from pipeline.run.commits import publish
+from pipeline.run.tasks import Stage, Task
+from pipeline.workers.looking import FROM_NOW
 from slurm.submission import Refused
 from tests.support import reportrun
 
@@ -42,3 +46,24 @@ def test_a_pass_that_fails_in_any_other_way_is_wished_for_again(run, monkeypatch
     assert "no space left" in capfd.readouterr().err
     assert is_wanted(run.paths)
     assert (read_last(run.paths).number, read_last(run.paths).failures) == (0, 1)
+
+
+def test_the_last_pass_does_not_rest_before_it_asks(run, monkeypatch):
+    """Where much was asked a driver job rests for up to 12 s, so that others may take the same answer."""
+    ages = []
+
+    def make_pass(run, watcher, max_age):
+        ages.append(max_age)
+        return Pass(None)
+
+    monkeypatch.setattr(queue, "make_pass", make_pass)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    last = run.plan.iterations
+    for iteration in (last - 1, last):
+        queue.driver_job(run.paths.root)
+        publish(run.paths, reportrun.record(Task(iteration, Stage.UPDATE)))
+        queue.driver_job(run.paths.root)
+    assert ages == [*[FROM_NOW] * 3, 0.0]
+    monkeypatch.delenv("SLURM_JOB_ID")
+    queue.driver_job(run.paths.root)
+    assert ages[-1] == 0.0, "a person types it"
