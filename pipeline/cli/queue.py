@@ -100,7 +100,7 @@ def driver_job(root: Path) -> int:
     slurm_settings(run)  # a run of this machine has no driver jobs
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
-        # Who shares answers rests before it asks, where much was asked; people wait for what the last pass says.
+        # Who shares answers rests before it asks, where much was asked; but people wait for the last pass.
         may_rest = bool(job) and not any(recorded(run.paths, [policy_maker(run.plan.iterations)]))
         done = make_pass(run, watcher, FROM_NOW if may_rest else 0.0)
     except (LeaseHeld, LeaseLost, RunError):
