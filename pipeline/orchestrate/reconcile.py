@@ -1,4 +1,17 @@
-"""Orchestration as one pure function: from committed, live and failed tasks to the actions of one pass."""
+"""Orchestration as one pure function: from committed, live and failed tasks to the actions of one pass.
+
+1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted,
+   if anything still to be done needs it. What a fork begins with is given up instead: no task of the run
+   can make it again.
+2. A task that is committed or live is left alone.
+3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
+4. A task whose inputs are all committed is launched, an update only once no attempt at the one before is
+   live; ``in_advance``, so is one whose inputs are live or launched with it: its executor lets it wait.
+5. A trainer's state is a cache: it is retracted where it does not verify or belongs to another policy
+   than there is, and nothing is launched or given up for it.
+6. An expendable task never stops the run, nor has anything made again for it: where its budget is spent,
+   or an input is gone that nothing else needs, it is left out.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,19 +97,7 @@ def reconcile(
     in_advance: bool = False,
     command_attempts: int | None = None,
 ) -> Actions:
-    """Decide what to launch, retract, give up or leave out.
-
-    1. A commit that does not verify, or that was computed from inputs which have since changed, is retracted,
-       if anything still to be done needs it. What a fork begins with is given up instead: no task of the run
-       can make it again.
-    2. A task that is committed or live is left alone.
-    3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
-    4. A task whose inputs are all committed is launched, an update only once no attempt at the one before is
-       live; ``in_advance``, so is one whose inputs are live or launched with it: its executor lets it wait.
-    5. A trainer's state is a cache: it is retracted where it does not verify or belongs to another policy
-       than there is, and nothing is launched or given up for it.
-    6. An expendable task never stops the run, nor has anything made again for it: where its budget is spent,
-       or an input is gone that nothing else needs, it is left out.
+    """Decide what to launch, retract, give up or leave out, by the rules above.
 
     Args:
         command_attempts: budget of attempts of an expendable task. Default: ``max_attempts``.
