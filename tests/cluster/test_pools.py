@@ -67,7 +67,7 @@ NOOPS = [
 def test_after_a_killed_score_its_reward_waits_for_the_new_one_and_still_for_the_other_pool(
     cluster, make_run, tmp_path
 ):
-    run = make_run.of_noops(cluster, tmp_path / "run", "iterations=1", *NOOPS, seconds=1)
+    run = make_run.of_noops(cluster, tmp_path / "run", "iterations=1", *NOOPS, seconds=3)
     run.submit()
     run.wait_for(lambda: any(map(kill_job, score_jobs(run))), "a score that is killed")
     (rewired,) = run.wait_for(lambda: run.events("rewired"), "a reward that is told to wait for another")
