@@ -17,8 +17,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
-# Four workers on two cores: two of them mostly wait for Slurm.
-PYTEST = $(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder
+# Three workers on two cores: one of them mostly waits for Slurm.
+PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 ROUNDS ?= 20
 
 .PHONY: quickstart quickstart_vllm test test-fast test-times soak programs check docs format clean

@@ -20,33 +20,16 @@ if TYPE_CHECKING:
     from stages.ppo.training import Learner
 
 SLOW_FILES = (
-    "test_kill.py",
-    "test_docs_commands.py",
-    "test_engine_contract.py",
     "test_quickstart.py",
-    "test_cli.py",
-    "test_benchmarks.py",
-    "test_states.py",
-    "test_sync.py",
-    "test_kept.py",
-    "test_tracking.py",
-    "test_lora_run.py",
-    "test_conversations.py",
-    "test_worker_jobs.py",
-    "test_repair.py",
-    "test_used_workers.py",
-    "test_replay.py",
-    "test_killed_updates.py",
-    "test_ahead.py",
-    "test_sweep.py",
+    "test_engine_contract.py",
+    "test_remote_vllm.py",
+    "test_docs_commands.py",
     "test_calculator.py",
-    "test_mistakes.py",
     "test_trainer.py",
+    "test_wheel.py",
+    "test_kill.py",
 )
-"""Those that take a minute and more, the longest first. They begin after the cluster's, lest one worker is
-left with them at the end."""
-SECOND_HALF = "test_pools.py"
-"""The first of the cluster's files that a second worker takes: as much time lies before it as behind."""
+"""Begun first, after the cluster's, lest one worker is left with them at the end."""
 COSTLY = frozenset(
     {"models", "complete_real_run", "browser", "cluster", "cluster_with_accounting", "own_cluster"}
 )
@@ -90,15 +73,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """A worker takes a file at a time, of the cluster's half of all: they share clusters, and wait much."""
+    """A worker takes a file at a time, but all tests of the cluster: much of their time is waiting."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if "cluster/" not in file:
-                return file
-            return "cluster, first half" if file.rpartition("/")[2] < SECOND_HALF else "cluster, second half"
+            return "cluster" if "cluster/" in nodeid else nodeid.partition("::")[0]
 
     return ByFile(config, log)
 
@@ -148,10 +128,7 @@ def environment() -> dict[str, str]:
     """Of the user's shell, without what would point a test at a network or a scheduler."""
     hidden = ("WANDB_", "SLURM_", "HF_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    more = [
-        place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place not in ("", str(ROOT))
-    ]
-    path = os.pathsep.join([str(ROOT), *more])
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return kept | {"WANDB_MODE": "offline", "NO_COLOR": "1", "COLUMNS": "80", "PYTHONPATH": path}
 
 
