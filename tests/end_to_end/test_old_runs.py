@@ -28,6 +28,8 @@ CHECKOUT = "/made/checkout"
 """Stands there for the folder that the run was started in."""
 WORKERS = ["scheduler.workers=true"]
 MACHINE = ("seconds/", "tokens_per_second/", "memory_gib/", "slurm/")
+LATER = ("data/", "reward/unscored")
+"""Counts that rows have since."""
 
 
 def unpack(kind: str, folder: Path) -> Path:
@@ -68,7 +70,7 @@ def weights_of(run: Path, part: str) -> str:
 
 def rows_of(run: Path) -> list[dict]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(MACHINE)} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith((*MACHINE, *LATER))} for row in rows]
 
 
 def test_it_is_continued_and_ends_in_the_same_bytes(tmp_path, slurm_ppo):

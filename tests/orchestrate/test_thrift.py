@@ -181,6 +181,6 @@ def test_an_evaluation_has_time_until_it_costs_a_tenth_of_it(monkeypatch):
     assert who_leaves(expected) == {}
     assert who_leaves({**expected, "rollout": replace(soon, next_input=None)}) == {}, "nobody knows when"
     assert who_leaves({**expected, "rollout": replace(soon, next_input=900.0)}) == {"7_0r0": "evaluate"}
-    assert who_leaves(expected, now=100.0 + 9 * 45) == {}
-    late = {kind: replace(e, next_input=e.next_input and 560.0) for kind, e in expected.items()}
-    assert list(who_leaves(late, now=100.0 + 10 * 45).values()) == ["evaluate"]
+    assert who_leaves(expected, now=100.0 + 9 * 51) == {}
+    late = {kind: replace(e, next_input=e.next_input and 620.0) for kind, e in expected.items()}
+    assert list(who_leaves(late, now=100.0 + 10 * 51).values()) == ["evaluate"]
