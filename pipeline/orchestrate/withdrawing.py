@@ -66,8 +66,8 @@ def _may_need(seen: Situation, job_kind: str, wanting: Collection[str]) -> bool:
 
 
 def _has_time(seen: Situation, estimate: Estimate) -> bool:
-    """Whether elements that are submitted in time are there for the next input. As long as nobody knows when
-    that comes, they are where starting up takes longer than the queue: else their place in that is kept."""
+    """Whether elements that are submitted later will have started up by the next input. While the time of
+    that is unknown: whether the queue is shorter than a start-up; else they keep their place in it."""
     if estimate.next_input is None and estimate.startup is not None:
         return estimate.least_queue_wait <= estimate.startup
     return estimate.has_time(seen.now)

@@ -23,7 +23,7 @@ _TOLERANCE = {torch.float32: 1e-4}
 _HALF_TOLERANCE = 0.05
 """Nats per token: rounding alone, which padding changes too, is below."""
 _SCORE_TOLERANCE = {torch.float32: 1e-5}
-"""Of a score, relative to one more than its size; of half precision as above."""
+"""Largest difference of two scores, divided by the score's size plus one. In half precision: that above."""
 
 
 class Batching(StrEnum):

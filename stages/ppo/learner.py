@@ -78,10 +78,7 @@ def update(
         _check_packing(learner, experience)
     with stopwatch.timing("old_log_probs"):
         old_log_probs = old_log_probs_of(learner, experience, first_epoch)
-        old_values: Tensor | None = None
-        if learner.critic:
-            forward = functools.partial(response_values, learner.critic.engine)
-            old_values = per_token(experience, first_epoch, forward)
+        old_values = old_values_of(learner, experience, first_epoch)
     # 3. rewards per token, advantages, returns, importance weights
     targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
@@ -92,8 +89,8 @@ def update(
             steps = follow(learner, experience, targets, first_epoch, iteration, past)
     if steps.log_probs is not None:
         targets = replace(targets, old_log_probs=ranks.sum_over_ranks(steps.log_probs).cpu())
-    num_discarded = total - len(experience)
-    return Update(experience, scores, targets, steps, num_discarded, padding_efficiency(first_epoch))
+    discarded = total - len(experience)
+    return Update(experience, scores, targets, steps, discarded, padding_efficiency(first_epoch))
 
 
 def _check_packing(learner: Learner, experience: Experience) -> None:
@@ -125,6 +122,15 @@ def old_log_probs_of(
         return None
     temperature, policy = learner.config.rollout.temperature, learner.policy.engine
     return per_token(experience, minibatches, lambda b: response_log_probs(policy, b, temperature))
+
+
+def old_values_of(
+    learner: Learner, experience: Experience, minibatches: Sequence[MiniBatch]
+) -> Tensor | None:
+    """Compute the critic's values before the first step, [N, T]; None without a critic."""
+    if not learner.critic:
+        return None
+    return per_token(experience, minibatches, functools.partial(response_values, learner.critic.engine))
 
 
 def step_gives_old_log_probs(config: Config) -> bool:

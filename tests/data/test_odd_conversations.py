@@ -25,8 +25,7 @@ from pipeline.run.paths import RunPaths
 from stages.generation.chat import messages_of
 from stages.rewards.rows import conversation_ids, tools_of
 from stages.tasks.prepare import prompt_table
-from tests.support import tiny
-from tests.support.chats import ANY, CALL, CHAT, MANY, RENDERING, TOOL, read, tokenizers
+from tests.support.chats import ANY, CALL, CHAT, MANY, RENDERING, TOOL, policy_folder, read, tokenizers
 from tests.support.chats import TEMPLATES as SMALL_TEMPLATES
 from tests.support.processes import config_of
 
@@ -115,10 +114,7 @@ ROW = st.fixed_dictionaries({"prompt": PROMPT}, optional={"tools": TOOLS})
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    tiny.byte_tokenizer(("<pad>", "<eos>")).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 258, "max_position_embeddings": 4096}))
-    return folder
+    return policy_folder(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

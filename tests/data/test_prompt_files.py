@@ -35,7 +35,6 @@ from pipeline.run.schemas import PROMPTS
 from pipeline.run.wide import repeat
 from stages.rewards.rows import tools_of, values_of
 from stages.tasks.prepare import joined, prompt_table
-from tests.support import tiny
 from tests.support.chats import (
     ANY,
     CALL,
@@ -46,6 +45,7 @@ from tests.support.chats import (
     TEMPLATES,
     TOOL,
     WORDS,
+    policy_folder,
     read,
     tokenizers,
 )
@@ -385,10 +385,7 @@ LOOSE_ROW = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    tiny.byte_tokenizer(("<pad>", "<eos>")).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 258, "max_position_embeddings": 4096}))
-    return folder
+    return policy_folder(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 With SOAK_ROUNDS=20, as `make soak` has it, 500 inputs of each kind are tried instead of 25.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.data.chat import Rendering
 from pipeline.data.prompts import Prompts, read_prompts
 from pipeline.data.tokenizer_files import FileTokenizer, read_tokenizer
+from tests.support import tiny
 
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "1"))
 MANY = settings(
@@ -97,3 +99,10 @@ def tokenizers(policy: Path, template: str) -> tuple[FileTokenizer, PreTrainedTo
     seen, loaded = read_tokenizer(policy), PreTrainedTokenizerFast.from_pretrained(policy)
     seen.chat_template = loaded.chat_template = template
     return seen, loaded
+
+
+def policy_folder(folder: Path) -> Path:
+    """Write what is read of a policy before it is loaded: its settings, and a tokenizer of bytes."""
+    tiny.byte_tokenizer(("<pad>", "<eos>")).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 258, "max_position_embeddings": 4096}))
+    return folder
