@@ -112,9 +112,13 @@ class Runner:
 
 
 def lag_of_rows(run: Run) -> float:
-    """Return the age of the oldest policy whose iteration has no row."""
-    record = read_record(run.paths, policy_maker(num_rows(run.paths.root) + 1))
-    return 0.0 if record is None else max(0.0, time.time() - record.ended)
+    """Return how long all is there that the oldest iteration without a row has: its policy and, where it is
+    evaluated, what that found."""
+    number = num_rows(run.paths.root) + 1
+    awaited = [policy_maker(number), *(t for t in run.plan.evaluation_tasks() if t.iteration == number)]
+    records = [read_record(run.paths, task) for task in awaited]
+    ended = [record.ended for record in records if record is not None]
+    return max(0.0, time.time() - max(ended)) if len(ended) == len(awaited) else 0.0
 
 
 def num_rows(root: Path) -> int:
