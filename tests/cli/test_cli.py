@@ -1,6 +1,7 @@
 """The command line as users and scripts rely on it."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from pipeline.preflight.reward_ping import why_silent
 from tests.support import ROOT, tiny
 from tests.support.damage import edit
 from tests.support.services import Answer, service
+from tests.support.tables import sample
 
 HEAVY = ("torch", "transformers", "deepspeed", "pyarrow", "wandb", "hydra", "plotly", "numpy")
 
@@ -488,7 +490,10 @@ HOPELESS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), HOPELESS, ids=[words[-1] for words, _ in HOPELESS])
+TRIED = sample(HOPELESS, 1 / 2)
+
+
+@pytest.mark.parametrize(("words", "said"), TRIED, ids=[words[-1] for words, _ in TRIED])
 def test_what_cannot_work_is_one_line_before_anything_is_made(inputs, tmp_path, slurm_ppo, words, said):
     done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run", *words))
     assert done.returncode == 2, done.stdout
@@ -574,8 +579,11 @@ def test_resuming_a_complete_run_changes_no_result(copied_run, slurm_ppo):
     assert not (copied_run / "superseded").exists()
 
 
-@pytest.mark.parametrize("command", ["resume", "status", "report", "cancel", "logs", "advance", "watch"])
-@pytest.mark.parametrize("kind", ["absent", "file", "folder"])
+OF_A_RUN = ("resume", "status", "report", "cancel", "logs", "advance", "watch")
+NO_RUNS = list(itertools.product(OF_A_RUN, ("absent", "file", "folder")))
+
+
+@pytest.mark.parametrize(("command", "kind"), sample(NO_RUNS, 1 / 3))
 def test_what_is_no_run_is_refused_with_the_way_to_make_one(tmp_path, slurm_ppo, command, kind):
     path = tmp_path / "thing"
     if kind == "file":

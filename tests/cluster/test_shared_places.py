@@ -11,6 +11,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.reading import read_beats
 from tests.cluster.scenario import STAGES, SlurmRun, policy_of, staying
+from tests.support.tables import IS_SOAK, sample
 
 MADE_ROOM = {Reason.NEEDED, Reason.DONE, Reason.WARNED}
 """Why workers of these runs leave: never since a time was over, or since something is far."""
@@ -32,7 +33,7 @@ def assert_whoever_waited_made_room(run: SlurmRun, expected: Path) -> None:
     assert not run.events("failed"), run.story()
 
 
-@pytest.mark.parametrize("start_early", [False, True], ids=["", "early"])
+@pytest.mark.parametrize("start_early", sample([False, True], 1 / 2), ids="early={}".format)
 def test_three_stages_share_one_place(cluster, make_run, complete_run, tmp_path, start_early):
     words = ["iterations=2", *staying(300, start_early), *sharing(gpus=2)]
     run = make_run(cluster, tmp_path / "run", *words)
@@ -42,9 +43,10 @@ def test_three_stages_share_one_place(cluster, make_run, complete_run, tmp_path,
 
 
 @pytest.mark.soak
-def test_six_runs_share_two_places(cluster, make_run, complete_run, tmp_path):
+def test_several_runs_share_two_places(cluster, make_run, complete_run, tmp_path):
+    """Six of them, in the suite three."""
     words = ["iterations=2", *staying(300), *sharing(gpus=1)]
-    runs = [make_run(cluster, tmp_path / f"run{number}", *words) for number in range(6)]
+    runs = [make_run(cluster, tmp_path / f"run{number}", *words) for number in range(6 if IS_SOAK else 3)]
     for run in runs:
         run.submit()
     for run in runs:

@@ -14,6 +14,7 @@ from tests.support import ROOT, tiny
 from tests.support.damage import cut, flip_bit
 from tests.support.killing import assert_same_end, data_file, events, hooked, wait_for
 from tests.support.mirrored import family, kill_all, segments
+from tests.support.tables import sample
 
 
 def arguments(inputs: Path, run_dir: Path) -> list[str]:
@@ -31,19 +32,19 @@ def leftovers(run_dir: Path) -> int:
     return len(places)
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "before-fsync:iterations/00001/rollout/shard-00001",
-        "before-link:iterations/00001/rollout/shard-00000.json",
-        "after-link:iterations/00001/rollout/shard-00000.json",
-        "before-link:iterations/00002/reward/shard-00001.json",
-        "before-fsync:policy/00001.",
-        "before-link:iterations/00001/update/shard-00000.json",
-        "after-link:iterations/00002/reward/shard-00000.json",
-        "before-link:data/prompts.json",
-    ],
-)
+POINTS = [
+    "before-fsync:iterations/00001/rollout/shard-00001",
+    "before-link:iterations/00001/rollout/shard-00000.json",
+    "after-link:iterations/00001/rollout/shard-00000.json",
+    "before-link:iterations/00002/reward/shard-00001.json",
+    "before-fsync:policy/00001.",
+    "before-link:iterations/00001/update/shard-00000.json",
+    "after-link:iterations/00002/reward/shard-00000.json",
+    "before-link:data/prompts.json",
+]
+
+
+@pytest.mark.parametrize("point", sample(POINTS, 1 / 2))
 def test_a_task_killed_in_the_commit_protocol_is_repeated(
     point, inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
@@ -71,7 +72,7 @@ def test_real_models_killed_in_an_update_and_with_their_driver_end_in_the_same_w
     assert_same_end(run_dir, complete_real_run)
 
 
-@pytest.mark.parametrize("fsync", [1, 6, 12, 18])
+@pytest.mark.parametrize("fsync", sample([1, 6, 12, 18], 1 / 2))
 def test_a_driver_killed_at_any_write_can_be_resumed(
     fsync, inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
@@ -196,7 +197,9 @@ def test_a_damaged_policy_is_trained_again_from_its_own_inputs(complete_run, slu
     assert_same_end(run_dir, complete_run)
 
 
-@pytest.mark.parametrize("point", ["rollout@2", "reward@2", "update@1", "evaluate@1", "update"])
+@pytest.mark.parametrize(
+    "point", sample(["rollout@2", "reward@2", "update@1", "evaluate@1", "update"], 2 / 5)
+)
 def test_going_back_moves_aside_and_ends_the_same(point, complete_run, slurm_ppo, tmp_path):
     run_dir = tmp_path / "run"
     shutil.copytree(complete_run, run_dir, symlinks=True)

@@ -53,7 +53,7 @@ def worlds(tmp_path, monkeypatch, clock):
 
 def test_undisturbed_a_run_needs_one_array_for_each_stage_and_one_driver_for_each_iteration(worlds):
     pools = set()
-    for world in worlds(10, Luck()):
+    for world in worlds(trials(3), Luck()):
         live_to_the_end(world)
         assert (world.guards, world.early) == (0, 0)
         plan, chunks = world.run.plan, -(-world.run.plan.num_shards // world.array_size)
@@ -95,7 +95,7 @@ MISFORTUNES = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MISFORTUNES)
 def test_whatever_happens_to_tasks_no_guard_is_needed(worlds, name):
-    for world in worlds(trials(4), MISFORTUNES[name]):
+    for world in worlds(trials(2), MISFORTUNES[name]):
         live_to_the_end(world)
         assert world.early == 0 or world.luck.rot
 
@@ -103,7 +103,7 @@ def test_whatever_happens_to_tasks_no_guard_is_needed(worlds, name):
 @pytest.mark.soak
 @pytest.mark.parametrize("is_hurried", [False, True])
 def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds, is_hurried):
-    for world in worlds(trials(4), Luck(mishaps=4, disturbances=4, kills=4, is_hurried=is_hurried)):
+    for world in worlds(trials(2), Luck(mishaps=4, disturbances=4, kills=4, is_hurried=is_hurried)):
         live_to_the_end(world)
 
 
@@ -123,13 +123,13 @@ def test_a_queue_that_does_not_show_its_guards_yet_gets_them_once(worlds, monkey
 @pytest.mark.parametrize("luck", [Luck(), Luck(mishaps=6, disturbances=4)])
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_where_few_tasks_may_wait_the_run_goes_on_piece_by_piece(worlds, luck, most):
-    for world in worlds(trials(2), luck, max_submitted=most):
+    for world in worlds(trials(1), luck, max_submitted=most):
         live_to_the_end(world)
 
 
 def test_where_the_queue_is_full_the_run_goes_on_when_it_is_not(worlds):
     refused = 0
-    for world in worlds(8, Luck(mishaps=2, may_need_guard=True)):
+    for world in worlds(trials(2), Luck(mishaps=2, may_need_guard=True)):
         world.slurm.most_queued = 12
         live_to_the_end(world)
         refused += sum(event["event"] == "refused" for event in journal.read(world.run.paths.events))
@@ -151,7 +151,7 @@ def test_a_driver_job_that_starts_after_the_run_was_cancelled_does_nothing(world
 @pytest.mark.soak
 def test_a_run_that_was_given_up_goes_on_with_a_new_budget_when_a_person_asks(worlds):
     calls = Counter()
-    for world in worlds(trials(4), Luck(mishaps=60), max_attempts=2):
+    for world in worlds(trials(2), Luck(mishaps=60), max_attempts=2):
         for call in range(1, 60):
             world.submit()
             world.live_on()

@@ -62,7 +62,7 @@ def arrays_of(world: WorkerWorld) -> list[Submission]:
 
 def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(worlds):
     several = 0
-    for world in worlds(5, Luck()):
+    for world in worlds(trials(2), Luck()):
         live_to_the_end(world)
         arrays = arrays_of(world)
         assert all(s.stays and not s.state.waits_for and not s.state.ended for s in arrays)
@@ -148,13 +148,13 @@ MISFORTUNES = {
 @pytest.mark.soak
 @pytest.mark.parametrize("name", MISFORTUNES)
 def test_whatever_happens_to_workers_no_guard_is_needed(worlds, name):
-    for world in worlds(trials(2), MISFORTUNES[name]):
+    for world in worlds(trials(1), MISFORTUNES[name]):
         live_to_the_end(world)
 
 
 @pytest.mark.soak
 def test_killed_drivers_are_replaced_by_others_or_a_guard(worlds):
-    for world in worlds(trials(2), Luck(mishaps=4, disturbances=4, kills=4)):
+    for world in worlds(trials(1), Luck(mishaps=4, disturbances=4, kills=4)):
         live_to_the_end(world)
 
 
@@ -246,7 +246,7 @@ def test_what_sbatch_did_not_answer_is_found_by_name_or_submitted_again_by_later
     worlds, clock, is_carried_out
 ):
     """Nobody waits for it while he holds the lease, and no attempt is counted for it."""
-    for world in worlds(4, Luck()):
+    for world in worlds(trials(2), Luck()):
         world.submit()
         lose(world, "sbatch", is_carried_out)
         live_to_the_end_of_submitted(world)
@@ -271,7 +271,7 @@ def live_to_the_end_of_submitted(world: WorkerWorld) -> None:
 def test_array_parallelism_is_the_number_of_workers_that_share_the_shards(worlds):
     shared: Counter[int] = Counter()
     two = {"array_parallelism": 2}
-    for world in worlds(trials(4), Luck(mishaps=3, disturbances=3), rollout=two, reward=two):
+    for world in worlds(trials(2), Luck(mishaps=3, disturbances=3), rollout=two, reward=two):
         live_to_the_end(world)
         shared[min(3, world.run.plan.num_shards)] += 1
         for job_kind in ("rollout", "reward"):

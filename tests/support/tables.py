@@ -1,0 +1,39 @@
+"""Tables of cases: a sample of each is tried in the suite, all of it by ``make soak``.
+
+Which ones is said by the commit that is checked out, so that every row has its turn.
+"""
+
+import math
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import TypeVar
+
+from tests.support import ROOT
+
+_Any = TypeVar("_Any")
+IS_SOAK = "SOAK_ROUNDS" in os.environ
+
+
+def _commit() -> str:
+    """Return the commit that is checked out; nothing where there is no repository, nor git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+SEED = os.environ.get("TABLE_SEED") or _commit()
+
+
+def sample(table: Sequence[_Any], share: float, key: Callable[[_Any], str] = repr) -> list[_Any]:
+    """Return a share of the rows of a table, at least one, in their order."""
+    if IS_SOAK:
+        return list(table)
+    by_chance = sorted(table, key=lambda row: blake2b(f"{SEED}/{key(row)}".encode()).digest())
+    chosen = {key(row) for row in by_chance[: max(1, math.ceil(share * len(table)))]}
+    return [row for row in table if key(row) in chosen]
