@@ -222,10 +222,11 @@ class ToySlurm:
 
     def _squeue(self, words: Sequence[str]) -> str:
         fields = re.findall(r"([\w-]+):\|", option(words, "--Format") or "")
+        show = [_SHOWN.get(name, _nothing) for name in fields]
         names, jobs = ((option(words, name) or "").split(",") for name in ("--name", "--jobs"))
         states = {SlurmState.PENDING} if option(words, "--states") == "PENDING" else set(SlurmState)
         rows = (
-            "".join(f"{_shown(element, name)}|" for name in fields) + "\n"
+            "".join(f"{of(element)}|" for of in show) + "\n"
             for element in self.elements(*states)
             if element.job.id not in self.forgotten
             and (names == [""] or element.job.name in names)
@@ -326,21 +327,21 @@ def refusal(words: str) -> SlurmError:
     return SlurmError(["sbatch"], 1, f"sbatch: error: Batch job submission failed: {words}")
 
 
-def _shown(element: Element, field_name: str) -> str:
-    known = {
-        "ArrayJobID": element.job.id,
-        "ArrayTaskID": str(element.index),
-        "State": element.state,
-        "exit_code": str(element.exit_code << 8),
-        "RestartCnt": str(element.restarts),
-        "Reason": element.reason,
-        "Dependency": element.dependency,
-        "NodeList": "" if element.is_pending else "node",
-        "Name": element.job.name,
-    }
-    return known.get(field_name, "")
+def _nothing(element: Element) -> str:
+    return ""
 
 
+_SHOWN: dict[str, Callable[[Element], str]] = {
+    "ArrayJobID": lambda element: element.job.id,
+    "ArrayTaskID": lambda element: str(element.index),
+    "State": lambda element: element.state,
+    "exit_code": lambda element: str(element.exit_code << 8),
+    "RestartCnt": lambda element: str(element.restarts),
+    "Reason": lambda element: element.reason,
+    "Dependency": lambda element: element.dependency,
+    "NodeList": lambda element: "" if element.is_pending else "node",
+    "Name": lambda element: element.job.name,
+}
 _ACCOUNTED: dict[str, Callable[[Element], str]] = {
     "JobID": lambda element: f"{element.job.id}_{element.index}",
     "State": lambda element: element.state,
