@@ -12,7 +12,7 @@ from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.reading import read_beats
 from pipeline.workers.summary import spent_by
 from slurm.devcluster import Cluster
-from tests.cluster.scenario import element_of, is_used, restarts_of, staying, take, worker_who
+from tests.cluster.scenario import element_of, is_used, staying, take, worker_who
 
 HOUR = 3600.0
 SET_UP = "scheduler.rollout.setup=[sleep 2]"
@@ -51,7 +51,8 @@ def test_workers_account_for_all_that_they_held_and_a_killed_one_for_what_it_sai
     requeued = worker_who(run, "update", Doing.WAITING, is_used)  # its next input comes soon: it is kept
     with hold(RunPaths(run.root).locks, 60):  # a pass that finds it gone submits another in its place
         cluster.call("scontrol", "requeue", element_of(requeued))
-        run.wait_for(lambda: restarts_of(run, element_of(requeued)) > 0, "it in the queue again")
+        again = f"{element_of(requeued)}r1"
+        run.wait_for(lambda: again in read_beats(RunPaths(run.root)), "it to have started again")
     killed = worker_who(run, "rollout", Doing.BUSY, is_used)
     os.kill(killed.pid, signal.SIGKILL)
     run.wait_until_complete()
