@@ -110,11 +110,19 @@ def driver_job(root: Path) -> int:
             traceback.print_exc()
         _wait_once_more(job, "this job waits in the queue once more, and tries again", watcher)
         return 1
+    if done.outcome:
+        return _say_outcome(run, done, watcher)
+    watcher.note("done; the run goes on")
+    if not done.is_watched:
+        _wait_once_more(job, "the queue is full, so this job waits in it once more", watcher)
+    return 0
+
+
+def _say_outcome(run: Run, done: Pass, watcher: Lines) -> int:
+    """Say in a pass's log how the run has ended. Returns the exit code."""
     if done.outcome is Outcome.FAILED:
         return say_how_it_ended(run, done)
-    watcher.note(f"the run is {done.outcome}" if done.outcome else "done; the run goes on")
-    if done.outcome is None and not done.is_watched:
-        _wait_once_more(job, "the queue is full, so this job waits in it once more", watcher)
+    watcher.note(f"the run is {done.outcome}")
     return 0
 
 
@@ -130,9 +138,12 @@ def asked_passes(root: Path) -> int:
         run = load_run(root)  # settings may have changed since the last
         watcher = Lines(run.plan, sys.stderr, is_timed=True)
         try:
-            make_pass(run, watcher, PASS_AGE)
+            done = make_pass(run, watcher, PASS_AGE)
         except Refused as error:  # to ask again at once would not help; later passes do
             watcher.note(str(error))
+        else:
+            if done.outcome:  # no driver job may come after it that says so
+                _say_outcome(run, done, watcher)
 
     try:
         take_turns(load_run(root).paths, make, sys.stdin.fileno())

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import queue
-from pipeline.orchestrate.driver import Pass
+from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run.bookkeeping import ask_for_pass, is_wanted, read_last
 from pipeline.run.commits import publish
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.looking import FROM_NOW
 from slurm.submission import Refused
@@ -46,6 +47,19 @@ def test_a_pass_that_fails_in_any_other_way_is_wished_for_again(run, monkeypatch
     assert "no space left" in capfd.readouterr().err
     assert is_wanted(run.paths)
     assert (read_last(run.paths).number, read_last(run.paths).failures) == (0, 1)
+
+
+def test_a_workers_pass_says_how_the_run_has_ended(run, monkeypatch, capfd):
+    """No driver job comes after it that would."""
+    failure = Failure(Task(1, Stage.ROLLOUT, 0), 1, FailureKind.CONFIG, "the policy has changed")
+    for done, said in (
+        (Pass(Outcome.COMPLETE), "the run is complete"),
+        (Pass(Outcome.FAILED, given_up=(failure,)), "the policy has changed"),
+    ):
+        ask_for_pass(run.paths)
+        monkeypatch.setattr(queue, "make_pass", lambda run, watcher, max_age, done=done: done)
+        assert queue.asked_passes(run.paths.root) == 0
+        assert said in capfd.readouterr().err
 
 
 def test_the_last_pass_does_not_rest_before_it_asks(run, monkeypatch):
