@@ -199,7 +199,6 @@ class Keeper:
         run.make_place(staffing.handovers)
         run.progress.write_rows()
         run.see_killed(decision.failed)
-        self._watch(looked)
         run.release(looked)
         for job in [job for job in drivers if job in self._drivers]:
             del self._drivers[job]
@@ -212,15 +211,9 @@ class Keeper:
         self._rested = now + rest_after(sum(plant.passes), plant.pass_cpu)
         oldest = self.run.progress.rows - 1
         self.begun_with = {task for task in self.begun_with if task.iteration >= oldest}
+        if self.arrays:
+            self._behind = frozenset(self.arrays)
         self._begin_if_possible()
-
-    def _watch(self, looked: float) -> None:
-        """Have a driver job await the end of any array, but for those of which this pass has seen all
-        leave."""
-        workers = self.run.workers.values()
-        staying = {w.array for w in workers if w.doing is not Doing.LEAVING or w.since > looked}
-        if arrays := staying or self.arrays:
-            self._behind = frozenset(arrays)
 
     def _cancel_and_hurry(self, decision: Decision) -> None:
         workers, staffing = self.run.workers, decision.staffing

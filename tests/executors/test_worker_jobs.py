@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.config.job_kinds import DRIVER
 from pipeline.executors.slurm.crew import (
     SILENT_SECONDS,
     beats_of,
@@ -33,9 +32,7 @@ from slurm.states import SlurmState
 from tests.support.beats import beat
 from tests.support.toyslurm import Element
 from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, is_driver, trials
-
-ALIVE = (SlurmState.RUNNING, SlurmState.PENDING)
+from tests.support.toyworld import Luck, trials
 
 
 def live_to_the_end(world: WorkerWorld) -> WorkerWorld:
@@ -113,28 +110,6 @@ def test_workers_measure_policies_and_leave_out_those_of_which_a_program_gives_n
         found = read_measured(world.run.paths)
         assert [one.policy_version for one in found] == list(world.run.plan.benchmarks())
         assert all(one.missing for one in found) is fails
-
-
-def test_no_driver_job_starts_because_a_worker_has_left(worlds):
-    """The pass that saw it leave has decided what follows. The end of the last one is waited for."""
-    seen = []
-    for world in worlds(2, Luck()):
-
-        def end(element, *how, world=world, real=world.slurm.end):
-            rest = [e for state in ALIVE for e in world.slurm.elements(state) if not is_driver(e)]
-            is_last = not any(e.job.id == element.job.id and e is not element for e in rest)
-            is_seen = how == (SlurmState.COMPLETED,) and not world.is_driving  # else no pass was made
-            if is_seen and not is_driver(element) and is_last:
-                drivers = [s for s in Ledger(world.run.paths).load({0}) if s.job_kind == DRIVER]
-                seen.append((element.job.id in drivers[-1].state.waits_for, len(rest) > 1))
-            real(element, *how)
-
-        world.slurm.end = end
-        live_to_the_end(world)
-    beside = [is_awaited for is_awaited, has_others in seen if has_others]
-    assert beside
-    assert not any(beside)
-    assert any(is_awaited for is_awaited, has_others in seen if not has_others)
 
 
 MISFORTUNES = {

@@ -260,20 +260,12 @@ class WorkerJobs(SlurmJobs):
         self._hand_over(decided.handovers, at_hand.is_contended)
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
-        self.watchdogs.watch_workers(self.table, self._to_watch())
+        elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
+        submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
+        arrays = {*live_arrays(elements, self.table.submissions), *submitted}
+        self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
         self._end_silent()
         self._follow_up()
-
-    def _to_watch(self) -> list[str]:
-        """Return the arrays whose end a driver job is to wait for. One of which all have left waits only for
-        this pass to end: what follows it has been decided, and no other pass need start by its end."""
-        leaving = {w.name.rpartition("r")[0] for w in self.roster.crew.workers if not w.stays}
-        elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
-        staying = [element for element in elements if worker_of(element).element not in leaving]
-        submissions, carriers = self.table.submissions, [live.carrier for live in self.table.live.values()]
-        submitted = {c.array for c in carriers if c.array and f"{c.array}_{c.index}" not in leaving}
-        arrays = {*live_arrays(staying, submissions), *submitted}
-        return sorted(arrays or live_arrays(elements, submissions), key=int)
 
     def _follow_up(self) -> None:
         """Have another pass come where somebody waits without a task, and something was submitted or has
