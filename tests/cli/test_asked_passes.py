@@ -50,7 +50,7 @@ def test_a_pass_that_fails_in_any_other_way_is_wished_for_again(run, monkeypatch
 
 
 def test_a_workers_pass_says_how_the_run_has_ended(run, monkeypatch, capfd):
-    """No driver job comes after it that would."""
+    """A driver job that would may not come after it."""
     failure = Failure(Task(1, Stage.ROLLOUT, 0), 1, FailureKind.CONFIG, "the policy has changed")
     for done, said in (
         (Pass(Outcome.COMPLETE), "the run is complete"),
