@@ -41,9 +41,9 @@ class Hold:
 
     file: Path
 
-    def on(self, stage: str) -> str:
-        """A word of the run."""
-        return f"scheduler.{stage}.environment={{{light.HOLD}: '{self.file}'}}"
+    def on(self, stage: str, seconds: str = "0") -> str:
+        """A word of the run. A step that is not held up takes some seconds."""
+        return f"scheduler.{stage}.environment={{{light.SECONDS}: '{seconds}', {light.HOLD}: '{self.file}'}}"
 
     def begin(self) -> None:
         for mark in self.file.parent.glob(f"{self.file.name}.*"):

@@ -22,6 +22,7 @@ from slurm.devcluster import Cluster, Layout, Partition
 from slurm.devcluster.layout import PARTITIONS
 from slurm.sharedfiles import is_there, read_newest
 from tests.cluster.scenario import (
+    Hold,
     Job,
     SlurmRun,
     assert_same_policy,
@@ -108,22 +109,25 @@ def with_low_priority(own_cluster) -> Cluster:
 def test_jobs_are_preempted_cancelled_requeued_and_killed(
     with_low_priority, make_run, long_local_run, chance, tmp_path
 ):
-    """Where there is no accounting. A driver job that comes as somebody was killed is killed too."""
+    """Where there is no accounting. The first rollouts wait until a guard has come for the killed driver."""
+    hold = Hold(tmp_path / "hold")
+    hold.begin()
     root = room_on(with_low_priority, tmp_path) / "run"
     words = ["iterations=5", "scheduler.rollout.partition=rollout-low", *AT_WORK]
-    run = make_run(with_low_priority, root, *words)
+    run = make_run(with_low_priority, root, *words, hold.on("rollout", "0.6"))
     run.submit()
     assert run.cluster.call("sacct").returncode != 0
 
-    preempted = at_random_moment(run, "rollout", chance)
-    take_the_place_of(run, preempted.id, preempted.node)
-    kill(run, at_random_moment(run, "reward", chance))
     kill(run, run.wait_for_job("driver"))
     run.wait_for(
         lambda: "FAILED" in {job.state for job in run.jobs_ever() if job.stage == "driver"},
         "the killed driver",
     )
+    preempted = at_random_moment(run, "rollout", chance)
+    take_the_place_of(run, preempted.id, preempted.node)
     let_a_guard_come(run)
+    hold.end()
+    kill(run, at_random_moment(run, "reward", chance))
 
     requeued = at_random_moment(run, "rollout", chance)
     before = restarts_of(run, requeued.id)

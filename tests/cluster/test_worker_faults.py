@@ -28,7 +28,6 @@ from tests.cluster.scenario import (
     restarts_of,
     room_on,
     staying,
-    take,
     take_the_place_of,
     wait_for_commit_by,
     worker_who,
@@ -50,7 +49,7 @@ LAYOUT = Layout(
     more=("MessageTimeout=5",),
 )
 WORDS = [
-    *(f"iterations={ITERATIONS}", *staying(300), *take("0.2", "rollout")),
+    *(f"iterations={ITERATIONS}", *staying(300)),
     *("scheduler.rollout.options={exclusive: true}", "scheduler.rollout.time='1:00:00'"),
     "scheduler.rollout.task_time='0:10:00'",
 ]
@@ -64,7 +63,7 @@ def on_hosts_of_their_own(run: SlurmRun) -> SlurmRun:
 def test_nodes_and_places_are_taken_from_workers_at_work(own_cluster, make_run, long_local_run, tmp_path):
     cluster, hold = own_cluster(LAYOUT, has_runs=True), Hold(tmp_path / "hold")
     set_state(cluster, SPARE, "drain")
-    run = make_run(cluster, room_on(cluster, tmp_path) / "run", *WORDS, hold.on("rollout"))
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", *WORDS, hold.on("rollout", "0.2"))
     run = on_hosts_of_their_own(run)
     run.submit()
     lose_a_node(run, hold)
@@ -83,21 +82,21 @@ def lose_a_node(run: SlurmRun, hold: Hold) -> None:
     run.wait_for(lambda: restarts_of(run, element_of(lost)) == 1, "its job in the queue again")
     hold.end()
     wait_until_committed(run, lost)
+    hold.begin()  # at once, here as below: an iteration takes no two seconds
     marks = folder_of(RunPaths(run.root))
     run.wait_for(lambda: f"{lost.worker}{GONE}" in names_in(marks), "a pass that has seen it gone")
     assert not [b for b in others_of(run, lost) if b.host == lost.host], "somebody is where no node is"
 
-    hold.begin()
     run.cluster.start_slurmd(lost.host)
     at_work(run, lambda beat: beat.host == lost.host and beat.worker != lost.worker)
     hold.end()
     wait_for_commit_by(run, "rollout", lambda worker: worker in [b.worker for b in others_of(run, lost)])
+    hold.begin()
 
 
 def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) -> None:
     """What both were at is gone on with elsewhere; the worker that was cut off is at it too."""
     run.wait_for(lambda: len(used_workers(run, "rollout")) > 1, "two workers that have done a task")
-    hold.begin()
     unseen = held_at_work(run, hold, "rollout")
     preempted = held_at_work(run, hold, "rollout", other_than=[unseen])
     run.cluster.kill_slurmd(unseen.host)

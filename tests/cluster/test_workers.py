@@ -162,7 +162,7 @@ def newest(run: SlurmRun) -> int:
 def test_going_back_and_cancelling_end_the_workers(cluster, make_run, long_local_run, tmp_path):
     """Those that wait, and those that compute what is taken back."""
     root, hold = room_on(cluster, tmp_path) / "run", Hold(tmp_path / "hold")
-    words = ["iterations=4", *STAYING, *take("0.2", "rollout"), hold.on("rollout")]
+    words = ["iterations=4", *STAYING, hold.on("rollout", "0.2")]
     run = make_run(cluster, root, *words)
     run.submit()
     run.wait_for(lambda: run.has_committed(2, "update"), "two iterations")

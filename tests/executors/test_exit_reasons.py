@@ -137,13 +137,13 @@ def test_a_worker_that_went_on_after_a_failure_is_no_end_of_its_job():
 @pytest.mark.parametrize("said", FailureKind)
 def test_a_task_knows_best_why_it_failed(said):
     outside = as_seen(RUN.paths, gone(), element(SlurmState.FAILED))
-    assert verdict_of(outside, failure(said), SlurmState.FAILED) == failure(said)
+    assert verdict_of(outside, failure(said), element(SlurmState.FAILED)) == failure(said)
 
 
 @pytest.mark.parametrize("said", FailureKind)
 def test_but_not_that_it_used_too_much_memory(said):
     outside = as_seen(RUN.paths, gone(), element(SlurmState.OUT_OF_MEMORY))
-    assert verdict_of(outside, failure(said), SlurmState.OUT_OF_MEMORY) == outside
+    assert verdict_of(outside, failure(said), element(SlurmState.OUT_OF_MEMORY)) == outside
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,30 @@ def test_but_not_that_it_used_too_much_memory(said):
 def test_nor_what_it_was_warned_of(state, kind):
     """A task that could save nothing before it was ended asks for more time only if that was the reason."""
     outside = as_seen(RUN.paths, gone(), element(state))
-    assert verdict_of(outside, failure(FailureKind.TIMEOUT), state).kind is kind
+    assert verdict_of(outside, failure(FailureKind.TIMEOUT), element(state)).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "limit", "kind"),
+    [
+        (60.0, 7200.0, FailureKind.PREEMPTED),
+        (60.0, None, FailureKind.PREEMPTED),
+        (7100.0, 7200.0, FailureKind.TIMEOUT),
+        (None, 7200.0, FailureKind.TIMEOUT),  # how long it ran is not known
+    ],
+)
+def test_before_slurm_says_why_its_time_tells_what_it_was_warned_of(elapsed, limit, kind):
+    """While an element is cleaned up, squeue shows neither its preemption nor that it was cancelled."""
+    seen = replace(element(SlurmState.COMPLETING), restarts=0, elapsed=elapsed, time_limit=limit)
+    outside = as_seen(RUN.paths, claimed(), seen)
+    assert verdict_of(outside, failure(FailureKind.TIMEOUT), seen).kind is kind
+    assert verdict_of(outside, failure(FailureKind.ERROR), seen).kind is FailureKind.ERROR
 
 
 def test_what_was_saved_before_a_preemption_is_not_forgotten():
     outside = as_seen(RUN.paths, gone(), element(SlurmState.PREEMPTED))
     said = failure(FailureKind.PAUSED)
-    assert verdict_of(outside, said, SlurmState.PREEMPTED) == said
+    assert verdict_of(outside, said, element(SlurmState.PREEMPTED)) == said
 
 
 def test_without_slurms_word_the_tasks_own_counts():

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.executors.slurm.crew import (
     SILENT_SECONDS,
+    are_in_doubt,
     beats_of,
     broken_attempts,
     silent_workers,
@@ -25,7 +26,7 @@ from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.run.tasks import Stage, Task, task_key
-from pipeline.workers.beats import Doing
+from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import Claim
 from slurm.commands import SlurmTimeout
 from slurm.states import SlurmState
@@ -82,6 +83,17 @@ def test_a_killed_attempt_whose_task_was_redone_is_told_and_one_that_was_too_lat
     killed, _, said_why, _ = (claim.attempt for claim in claims)
     assert broken_attempts(claims, beats, won, lambda claim: claim.number == 3) == {killed, said_why}
     assert broken_attempts(claims, beats, {}, lambda claim: True) == set(), "that is for others to judge"
+
+
+def test_why_somebody_was_warned_is_asked_again_also_if_another_has_done_the_task():
+    task = Task(1, Stage.ROLLOUT, 0)
+    claims = [Claim(task, n, f"{n}-4711_{n}r0", f"4711_{n}r0", 10.0 + n) for n in (1, 2)]
+    warned = {"4711_1r0": beat("4711_1r0", doing=Doing.LEAVING, reason=Reason.WARNED)}
+    lasting = {"4711_1r0": beat("4711_1r0", doing=Doing.WAITING)}
+    assert are_in_doubt(claims, warned, {task})
+    assert are_in_doubt(claims, warned, set())
+    assert not are_in_doubt(claims, lasting, {task})
+    assert not are_in_doubt(claims[:1], warned, {task}), "it has committed it itself"
 
 
 def test_a_killed_attempt_at_a_task_that_is_done_counts_for_nothing(worlds):

@@ -1,5 +1,6 @@
 """The workers of a run at one moment: what Slurm shows of their jobs, and what their beats say."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -185,6 +186,29 @@ def broken_attempts(
 
 def _is_last_word(beat: Beat | None, claim: Claim) -> bool:
     return beat is not None and beat.attempt == claim.attempt
+
+
+def are_in_doubt(claims: Sequence[Claim], beats: Beats, committed: Collection[Task]) -> bool:
+    """Whether a pass may have to judge the end of somebody whom its look shows as running. Pure.
+
+    Who was last heard of at a task that another has done may have been killed since, and with the
+    iteration's row its claim goes. Of who was warned, with its task undone or done by another, Slurm alone
+    knows why.
+
+    Args:
+        claims: those of workers that the look shows as running.
+    """
+    at_work = {beat.attempt for beat in beats.values() if beat.doing is Doing.BUSY}
+    warned = {beat.worker for beat in beats.values() if beat.reason is Reason.WARNED}
+    tried = Counter(claim.task for claim in claims)
+
+    def is_doubtful(claim: Claim) -> bool:
+        is_done = claim.task in committed
+        if is_done and tried[claim.task] == 1:
+            return False
+        return claim.worker in warned or (is_done and claim.attempt in at_work)
+
+    return any(map(is_doubtful, claims))
 
 
 def gone_claims(claims: Sequence[Claim], beats: Beats) -> list[Gone]:

@@ -84,7 +84,7 @@ def explain(
         element = evidence.get((attempt.job or "", attempt.index))
         outside = as_seen(paths, attempt, element)
         said, suspect = (outside, None) if attempt.log else explain_failure(paths, outside)
-        failure = verdict_of(outside, said, element.state if element else None)
+        failure = verdict_of(outside, said, element)
         if task_key(failure.task) in retracted and (not element or element.state is SlurmState.COMPLETED):
             failure = replace(failure, kind=FailureKind.INPUTS, message="its commit was taken back")
         found.append(Ended(failure, suspect))
@@ -149,7 +149,7 @@ def as_seen(paths: RunPaths, gone: Gone, element: Element | None) -> Failure:
     return Failure(gone.task, gone.number, kind, message, log, element.node if element else "", job)
 
 
-def verdict_of(outside: Failure, said: Failure, state: SlurmState | None) -> Failure:
+def verdict_of(outside: Failure, said: Failure, element: Element | None) -> Failure:
     """Decide why an attempt ended: the task's own failure file counts, except for what a task cannot know.
 
     A task that used too much memory is killed without warning. And the warning signal does not say whether
@@ -158,12 +158,25 @@ def verdict_of(outside: Failure, said: Failure, state: SlurmState | None) -> Fai
     Args:
         outside: the failure as Slurm shows it.
         said: the failure by the task's own file; like ``outside`` where there is none.
-        state: Slurm's state of the element, if known.
+        element: what Slurm shows of it, if anything.
     """
     if outside.kind is FailureKind.MEMORY:
         return outside
-    was_taken_away = outside.kind in _PLACE_TAKEN or state is SlurmState.CANCELLED
-    return outside if said.kind is FailureKind.TIMEOUT and was_taken_away else said
+    if said.kind is not FailureKind.TIMEOUT:
+        return said
+    if outside.kind in _PLACE_TAKEN or (element and element.state is SlurmState.CANCELLED):
+        return outside
+    if element and element.state is SlurmState.COMPLETING and _had_time(element):
+        # Its end is a moment old: Slurm does not say yet whether it was preempted or cancelled.
+        return replace(outside, kind=FailureKind.PREEMPTED, message="it was ended with most of its time left")
+    return said
+
+
+def _had_time(element: Element) -> bool:
+    """Whether an element was far from its time limit: warnings of that come near its end."""
+    if element.elapsed is None:
+        return False
+    return element.time_limit is None or element.elapsed < element.time_limit / 2
 
 
 def _verdict(gone: Gone, element: Element | None) -> tuple[FailureKind, str]:

@@ -14,6 +14,7 @@ from itertools import chain
 from pipeline.executors.slurm.crew import (
     Beats,
     Roster,
+    are_in_doubt,
     beats_of,
     broken_attempts,
     gone_claims,
@@ -53,7 +54,7 @@ from pipeline.run.failures import Failure
 from pipeline.run.records import newest_row
 from pipeline.run.submissions import Ending, Submission
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers.beats import Doing, Reason
+from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, Told, tell
 from pipeline.workers.living import forget_old, mark_gone
@@ -101,7 +102,9 @@ class WorkerJobs(SlurmJobs):
         looked_at = considered.union(tried_again(self.run.paths, self._unwritten(newest)))
         self._read(iterations, looked_at, newest)
         committed = set(committed_of(sorted(looked_at)))
-        if not self.table.seen.is_fresh and self._is_in_doubt(committed):
+        known = {worker.name for worker in self.roster.crew.workers}
+        shown = [claim for claim in self.claims if claim.worker in known]
+        if not self.table.seen.is_fresh and are_in_doubt(shown, self.beats, committed):
             self._look_again()
             self._read(iterations, looked_at, newest)
             committed = set(committed_of(sorted(looked_at)))
@@ -119,24 +122,6 @@ class WorkerJobs(SlurmJobs):
         self.claims = list(chain.from_iterable(claims_of(self.run.paths, looked_at).values()))
         self.beats = beats_of(self.run.paths, self._elements_at_hand())
         self.roster = read_roster(self.table, self.beats, self.claims)
-
-    def _is_in_doubt(self, committed: Collection[Task]) -> bool:
-        """Whether this pass may have to judge the end of somebody whom its look shows as running.
-
-        Who was last heard of at a task that another has done may have been killed since, and with the
-        iteration's row its claim goes. Of who was warned Slurm alone knows why.
-        """
-        at_work = {beat.attempt for beat in self.beats.values() if beat.doing is Doing.BUSY}
-        warned = {beat.worker for beat in self.beats.values() if beat.reason is Reason.WARNED}
-        known = {worker.name for worker in self.roster.crew.workers}
-        tried = Counter(claim.task for claim in self.claims)
-
-        def is_doubtful(claim: Claim) -> bool:
-            if claim.task in committed:
-                return tried[claim.task] > 1 and claim.attempt in at_work
-            return claim.worker in warned
-
-        return any(is_doubtful(claim) for claim in self.claims if claim.worker in known)
 
     def _look_again(self) -> None:
         self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
