@@ -15,13 +15,21 @@ def sealed(content: Mapping[str, Any]) -> str:
     return json.dumps({**content, "checksum": checksum(content)}) + "\n"
 
 
+def from_json(data: bytes | str) -> Any:
+    """Parse JSON. Raises ValueError where it is none, also where it is nested too deeply for any of ours."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def unsealed(data: bytes) -> dict[str, Any]:
     """Undo :func:`sealed`. An object without a checksum, from an earlier version, is taken as it is.
 
     Raises:
         ValueError: it is truncated or corrupt.
     """
-    content = json.loads(data)
+    content = from_json(data)
     if not isinstance(content, dict):
         raise ValueError("it holds no JSON object")
     given = content.pop("checksum", None)

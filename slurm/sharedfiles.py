@@ -16,8 +16,10 @@ A listing always comes from the server, and renews what the client caches of the
 import contextlib
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,12 +34,18 @@ WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
 _PIECE = 1 << 16
 """Bytes that are read at once at least."""
+_MOST = 1 << 30
+"""Bytes that a file that is read whole may have: rows of a hundred thousand iterations have a third."""
 
 Result = TypeVar("Result")
 
 
 class FileServerError(ServiceError, OSError):
     """Failure to read or replace a file: for seconds its server reported a stale handle, or worse."""
+
+
+class NotAFile(ValueError):
+    """Something that cannot be read whole lies where a file belongs: a folder, a pipe, or gigabytes."""
 
 
 def persistently(
@@ -93,6 +101,7 @@ def read_shared(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError: there is none, by the listing of its folder, too.
+        NotAFile: something else lies there.
         OSError: see :func:`persistently`.
     """
     return persistently(path, lambda: _if_there(path, lambda: read_plainly(path)))
@@ -104,15 +113,36 @@ def read_plainly(path: str | Path, folder: int | None = None) -> bytes:
 
     Args:
         folder: descriptor of an open folder that ``path`` is relative to.
+
+    Raises:
+        NotAFile: something else lies there. A pipe is not waited for.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    descriptor = _opened(path, folder)
     try:
+        if (num_bytes := os.fstat(descriptor).st_size) > _MOST:
+            raise NotAFile(f"{path} has {num_bytes / 2**30:.1f} GiB, where a small file belongs")
         pieces = []
-        while piece := os.read(descriptor, max(_PIECE, os.fstat(descriptor).st_size)):
+        while piece := os.read(descriptor, max(_PIECE, num_bytes)):
             pieces.append(piece)
         return b"".join(pieces)
     finally:
         os.close(descriptor)
+
+
+def opened_file(path: Path) -> FileIO:
+    """Open a file to read from, unbuffered. Raises NotAFile, as :func:`read_plainly`."""
+    return FileIO(_opened(path))
+
+
+def _opened(path: str | Path, folder: int | None = None) -> int:
+    """Return a descriptor of a file. Raises NotAFile where something else lies there."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
+    raise NotAFile(f"{path} is {kind}, where a file belongs")
 
 
 def write_plainly(
@@ -157,6 +187,8 @@ def _if_there(path: Path, act: Callable[[], Result]) -> Result:
     try:
         return act()  # what the listing showed is known now
     except FileNotFoundError as error:
+        if path.is_symlink():  # it leads to nothing
+            raise
         raise OSError(errno.ESTALE, "listed, but not found", str(path)) from error
 
 

@@ -1,7 +1,6 @@
 """The context of a stage: configuration, verified inputs, private output paths, a stopwatch."""
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from pipeline.run.shards import read_batches, read_shard
 from pipeline.run.states import state_record
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.wide import take
+from slurm.sealing import from_json
 from stages.policy_files import PolicyFiles
 from stages.verification import verify_files, verify_once
 
@@ -201,7 +201,7 @@ class Context:
         except FileNotFoundError:
             text = b""
         check_digest(record, entry, len(text), xxh3_128_hexdigest(text))
-        content: dict[str, Any] = json.loads(text)
+        content: dict[str, Any] = from_json(text)
         return content
 
     def source(self, directory: str) -> Path:

@@ -33,6 +33,7 @@ from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from pipeline.run.durable import is_there, read_shared, replace_durably
+from slurm.sealing import from_json
 from stages.context import UserError
 from stages.models import device
 from stages.numerics import import_deepspeed
@@ -216,7 +217,7 @@ def find_store(path: Path, place: Place, limit: float) -> tuple[dist.TCPStore, s
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank {place.rank} waited {limit:.0f} s for rank 0 to write {path}")
         time.sleep(_POLL_SECONDS)
-    meeting = Meeting(**json.loads(read_shared(path)))
+    meeting = Meeting(**from_json(read_shared(path)))
     near = ["localhost"] if socket.gethostname() == meeting.hosts[0] else []
     while True:
         for host in (*near, *meeting.hosts):

@@ -6,6 +6,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from pipeline.run import journal
 from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
-from pipeline.run.lease import LeaseHeld, LeaseLost, hold
+from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
 from pipeline.status.progress import Bars, Lines, watcher_for
@@ -50,7 +51,7 @@ def follow_run(run: Run) -> int:
 
 def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
     """Begin an invocation of a person's, with a new budget of attempts, and show progress during it."""
-    with hold(run.paths.locks, LEASE_PATIENCE):
+    with patient_hold(run):
         begin_invocation(run.paths)
     announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
@@ -60,13 +61,18 @@ def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
         watcher.close()
 
 
+def patient_hold(run: Run) -> AbstractContextManager[Lease]:
+    """Hold the run's lease, for which a person waits who is told what for."""
+    return hold(run.paths.locks, LEASE_PATIENCE, lambda text: print(text, file=sys.stderr, flush=True))
+
+
 def cancel_run(run: Run) -> str:
     """Cancel every job of the run. Returns what to say."""
     from pipeline.status.snapshot import is_complete
 
     if not run.config.slurm:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
-    with hold(run.paths.locks, LEASE_PATIENCE):
+    with patient_hold(run):
         has_ended = is_complete(run)
         write_control(run.paths, replace(read_control(run.paths), cancelled=True))
         count = cancel_all(run)  # under the lease: else the jobs of who submits again just now go too

@@ -12,7 +12,7 @@ from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.passes import LEASE_PATIENCE
 from pipeline.orchestrate.publish import note_mended
-from pipeline.orchestrate.rewind import Point, go_back, parse_point
+from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.control import Control, write_control
 from pipeline.run.directory import Run, claimed_run
@@ -63,6 +63,7 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
     if back_to is not None:
         point = parse_point(back_to)
+        checked_point(run, point)
         if executor is None:
             clear_queue(run)
         moved = go_back(run, point, patience)

@@ -4,11 +4,12 @@ import shlex
 import shutil
 import sys
 import time
+from pathlib import Path
 
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
 from pipeline.run.benchmarks import in_words, read_measured
-from pipeline.run.directory import Run, resume_command
+from pipeline.run.directory import Run, RunError, resume_command
 from pipeline.run.failures import FailureKind
 from pipeline.run.records import find_frontier
 from pipeline.status.failure import failure_block
@@ -57,7 +58,6 @@ def summary(run: Run) -> str:
     """Write a complete run's report, and sum the run up: table, curve, where things are."""
     from pipeline.metrics.advice import Evidence, advise, in_a_line
     from pipeline.metrics.terminal import iteration_table, reward_curve
-    from pipeline.report import write_report
     from pipeline.workers.reading import read_beats
     from pipeline.workers.summary import workers_of
 
@@ -65,7 +65,6 @@ def summary(run: Run) -> str:
     rows = journal.read(run.paths.metrics)
     beats = read_beats(run.paths).values() if run.config.slurm else ()
     workers = workers_of(beats, time.time())
-    report = write_report(run)
     return "\n".join(
         (
             iteration_table(rows, width),
@@ -76,9 +75,19 @@ def summary(run: Run) -> str:
             *missing_numbers(run),
             f"run directory: {run.paths.root}",
             f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}{_what_policies_are(run)}",
-            f"report:        {report}",
+            f"report:        {_write_report(run)}",
         )
     )
+
+
+def _write_report(run: Run) -> Path | str:
+    """Write the report. Returns its path, or why there is none: the run is complete all the same."""
+    from pipeline.report import write_report
+
+    try:
+        return write_report(run)
+    except RunError as error:
+        return str(error)
 
 
 def missing_numbers(run: Run) -> list[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import json
 import re
 import shlex
 import time
@@ -19,7 +18,7 @@ from pipeline.run import journal
 from pipeline.run.benchmarks import in_words as measured_in_words
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, check_sizes, require_record
-from pipeline.run.control import read_control
+from pipeline.run.control import read_control, spoilt_control
 from pipeline.run.directory import Run, resume_command, version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
@@ -35,6 +34,7 @@ from pipeline.tracking.state import offline_lease, read_offline, segment_folders
 from pipeline.workers.looking import PERSON_AGE
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element
+from slurm.sealing import from_json
 from slurm.sharedfiles import is_there, names_in, read_newest
 from slurm.states import Phase, UnknownState, phase_of
 
@@ -72,6 +72,7 @@ def health_checks(run: Run) -> list[Check]:
         for title, look in looks.items()
     ]
     if run.config.slurm:
+        checks.append(Check(Group.RUN, "requests", lambda: look_at_requests(run), _READ_SECONDS, place))
         checks.append(Check(Group.RUN, "jobs", lambda: look_at_jobs(run), _READ_SECONDS, "Slurm"))
         checks.append(Check(Group.RUN, "workers", lambda: look_at_workers(run), _READ_SECONDS, "Slurm"))
     return checks
@@ -125,12 +126,20 @@ def look_at_driver(run: Run) -> Finding:
     holder, control = holder_of(run.paths.locks), read_control(run.paths)
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
     if holder and "cannot be read" in holder:
-        return problem("driver", holder, "remove that file if no driver is at work")
+        return warning("driver", holder, "nothing to do: the next driver waits for that")
     if holder:
         return ok("driver", holder.partition(" (")[0] + asked)
     # Driver jobs of a run on Slurm come and go without a word in the journal.
     last = None if run.config.slurm else how_it_stopped(journal.read_events(run.paths.events))
     return ok("driver", "none is at work" + (f"; the last one: {last}" if last else "") + asked)
+
+
+def look_at_requests(run: Run) -> Finding:
+    """Look at the two files that say what people asked of the run. Raises SpoiltControl."""
+    read_control(run.paths)
+    if why := spoilt_control(run.paths):
+        return warning("requests", why, "nothing to do: the next driver job writes it again")
+    return ok("requests", "both files of people's requests say the same")
 
 
 def look_at_journals(run: Run) -> Iterator[Finding]:
@@ -156,7 +165,7 @@ def judge_journal(name: str, content: bytes, is_rewritten: bool) -> Finding:
 
 def _is_row(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(from_json(line), dict)
     except ValueError:
         return False
 

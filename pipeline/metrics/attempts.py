@@ -3,7 +3,6 @@
 Sources are commit records, failures, submissions, and Slurm's accounting where it answers.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +20,7 @@ from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, parse_task
 from pipeline.workers.beats import Beat
 from slurm import accounting
+from slurm.sealing import from_json
 from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, phase_of
 from slurm.tasklist import attempt_id
@@ -124,7 +124,7 @@ def _said(run: Run, task: Task, number: int) -> dict[str, Any]:
     """Read the attempt's own failure file; empty if it left none (was killed) or it cannot be parsed."""
     path = run.paths.task(task).failure(number)
     try:
-        said = json.loads(read_shared(path))
+        said = from_json(read_shared(path))
     except (FileNotFoundError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -69,20 +69,32 @@ def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
             on from was thinned out.
         LeaseHeld: a driver is at work.
     """
-    check_has_pool(run.plan, point)
     with hold(run.paths.locks, patience):
         return take_back(run, point)
 
 
-def take_back(run: Run, point: Point) -> Path | None:
-    """Do what :func:`go_back` does, for a caller that holds the lease and knows that the pool exists."""
+def checked_point(run: Run, point: Point) -> tuple[Point, int]:
+    """Return the point with its iteration, and the iteration that the run is in. Changes nothing.
+
+    Raises:
+        RunError: as :func:`go_back`.
+    """
+    check_has_pool(run.plan, point)
     updated = find_frontier(run.plan, run.paths).updated
     at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
     iteration = at_hand if point.iteration is None else point.iteration
     if iteration > at_hand:
         raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
     check_can_start_from(run, point.stage, iteration, updated)
-    tasks = superseded(run.plan, replace(point, iteration=iteration), max(at_hand, newest_begun(run)))
+    return replace(point, iteration=iteration), at_hand
+
+
+def take_back(run: Run, point: Point) -> Path | None:
+    """Do what :func:`go_back` does, for a caller that holds the lease."""
+    point, at_hand = checked_point(run, point)
+    iteration = point.iteration
+    assert iteration is not None
+    tasks = superseded(run.plan, point, max(at_hand, newest_begun(run)))
     done = list(recorded(run.paths, tasks))
     if not done:
         return None

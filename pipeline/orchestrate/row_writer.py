@@ -14,7 +14,7 @@ from pipeline.run import journal
 from pipeline.run.durable import link_once_in, naming, read_in
 from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
-from slurm.sealing import sealed, unsealed
+from slurm.sealing import from_json, sealed, unsealed
 from slurm.sharedfiles import make_folder, persistently
 
 _RECENT = 20
@@ -158,7 +158,7 @@ def _line(row: Row) -> bytes:
 def _row_of(line: bytes, number: int) -> Row | None:
     """Return the row in a whole line, or None if it is not row ``number``."""
     try:
-        row = json.loads(line)
+        row = from_json(line)
     except ValueError:
         return None
     return row if line.endswith(b"\n") and isinstance(row, dict) and row.get("iteration") == number else None

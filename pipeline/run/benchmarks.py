@@ -21,6 +21,7 @@ from pipeline.run.failures import Failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.records import Committed
 from pipeline.run.tasks import Task, task_key
+from slurm.sealing import from_json
 from slurm.sharedfiles import is_there, read_newest
 
 SCHEMA = "numbers/1"
@@ -83,7 +84,7 @@ def measured_of(paths: RunPaths, record: Record | None, version: int) -> Measure
     if record.rows:
         return Measured(version, numbers)
     try:
-        said = json.loads(read_newest(paths.root / record.output(suffix="json").path))
+        said = from_json(read_newest(paths.root / record.output(suffix="json").path))
         return Measured(version, missing=str(said["missing"]))
     except (OSError, CorruptData, KeyError, TypeError, ValueError) as error:
         return Measured(version, missing=f"unknown ({error})")

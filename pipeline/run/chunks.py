@@ -21,7 +21,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
 from pipeline.run.shards import MAGIC_BYTES, HashingFile, removed_on_error
 from pipeline.run.wide import take
-from slurm.sharedfiles import persistently
+from slurm.sharedfiles import NotAFile, opened_file, persistently
 
 LISTING = "chunks"
 """Part of the name of the JSON file that lists the chunks of a commit's main Arrow file."""
@@ -106,7 +106,7 @@ def read_rows(
     path = paths.root / entry.path
     try:
         buffer = persistently(path, lambda: _read(path, record, entry, [chunks[i] for i in read]))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotAFile):
         raise CorruptData(record.task, f"{entry.path} is gone") from None
     with pa.ipc.open_stream(buffer.slice(MAGIC_BYTES)) as reader:
         table = reader.read_all()
@@ -117,7 +117,7 @@ def read_rows(
 
 def _read(path: Path, record: Record, entry: FileEntry, chunks: Sequence[Chunk]) -> pa.Buffer:
     """Return some chunks of a file, end to end. Raises CorruptData."""
-    with path.open("rb", buffering=0) as file:
+    with opened_file(path) as file:
         if (size := os.fstat(file.fileno()).st_size) != entry.bytes:
             raise CorruptData(record.task, f"{entry.path} has {size} bytes instead of {entry.bytes}")
         buffer = pa.allocate_buffer(sum(chunk.bytes for chunk in chunks))

@@ -4,14 +4,14 @@ Everything that is committed and may be read again stays: policies, shards, rows
 those that retention keeps (:func:`pipeline.run.states.oldest_needed`). Only for a run that nobody works at.
 """
 
+import contextlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from pipeline.run import journal
+from pipeline.run import inside, journal
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.directory import Run
 from pipeline.run.packed import NEW, PACKED
@@ -59,7 +59,10 @@ class Removable:
 
 
 def find_removable(run: Run) -> list[Removable]:
-    """Find what can go. Reads records of done iterations only where attempts have left something."""
+    """Find what can go, but nothing that a link leads to.
+
+    Reads records of done iterations only where attempts have left something.
+    """
     done = min(find_frontier(run.plan, run.paths).updated, _newest_row(run))
     found = [
         *_superseded(run.paths),
@@ -68,6 +71,7 @@ def find_removable(run: Run) -> list[Removable]:
         *_caches(run.paths),
         *_logs(run.paths, done),
     ]
+    found = [item for item in found if inside.is_inside(run.paths.root, item.path)]
     once = {item.path: item for item in reversed(found)}
     return [item for item in found if once[item.path] is item]
 
@@ -81,10 +85,9 @@ def remove(run: Run, items: Iterable[Removable]) -> Iterator[str]:
         try:
             if item.kind is Kind.STATES:
                 remove_folders(run.paths, item.version, [run.paths.relative(item.path)])
-            elif item.path.is_dir() and not item.path.is_symlink():
-                shutil.rmtree(item.path)
             else:
-                item.path.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    inside.remove(run.paths.root, item.path)
         except (OSError, CorruptData) as error:
             yield f"{item.path} could not be removed: {error}"
 

@@ -23,8 +23,16 @@ from pipeline.run.durable import digest_file, fsync_path, link_once_in, naming, 
 from pipeline.run.packed import BadArchive, packed_size, read_packed
 from pipeline.run.paths import BASE, RunPaths, data_name
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
-from slurm.sealing import checksum
-from slurm.sharedfiles import is_there, make_folder, persistently, read_newest, read_shared, size_of
+from slurm.sealing import checksum, from_json
+from slurm.sharedfiles import (
+    NotAFile,
+    is_there,
+    make_folder,
+    persistently,
+    read_newest,
+    read_shared,
+    size_of,
+)
 
 RECORD_VERSION = 1
 
@@ -65,6 +73,10 @@ class FileEntry:
     path: str
     bytes: int
     xxh3_128: str
+
+    def __post_init__(self) -> None:
+        if self.path.startswith("/") or ".." in self.path.split("/"):
+            raise ValueError(f"it names {self.path!r}, which is not below the run directory")
 
     @property
     def folder(self) -> str:
@@ -174,10 +186,12 @@ def read_record(paths: RunPaths, task: Task) -> Record | None:
         content: bytes | None = read_shared(path)
     except FileNotFoundError:
         content = packed_content(paths, task, paths.relative(path))
+    except NotAFile as error:
+        raise CorruptData(task, f"its record {error}") from error
     if content is None:
         return None
     try:
-        record = Record.from_json(json.loads(content))
+        record = Record.from_json(from_json(content))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(task, f"its record {path} cannot be read ({error})") from error
     if record.task != task:
@@ -231,7 +245,7 @@ def thinned_folders(paths: RunPaths, task: Task) -> frozenset[str]:
     """
     path = paths.task(task).thinned
     try:
-        return frozenset(json.loads(read_newest(path))["folders"])
+        return frozenset(from_json(read_newest(path))["folders"])
     except FileNotFoundError:
         return frozenset()
     except (KeyError, TypeError, ValueError) as error:
@@ -287,7 +301,7 @@ def verify_outputs(paths: RunPaths, record: Record) -> None:
     for entry in kept_outputs(paths, record):
         try:
             found = digest_file(paths.root / entry.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotAFile):
             content = read_output(paths, record, entry)
             found = len(content), xxhash.xxh3_128_hexdigest(content)
         check_digest(record, entry, *found)

@@ -42,20 +42,51 @@ def read_control(paths: RunPaths) -> Control:
     Raises:
         SpoiltControl: a copy is there, but none that can be read.
     """
-    why = ""
+    spoilt = None
     for path in _controls(paths):
-        try:
-            return converted(Control, unsealed(read_newest(path)))
-        except FileNotFoundError:
-            continue
-        except (ValueError, TypeError) as error:
-            why = f"{path} cannot be read ({' '.join(str(error).split())})"
-    if why:
+        match _read(path):
+            case Control() as control:
+                return control
+            case str() as why:
+                spoilt = why
+    if spoilt:
         raise SpoiltControl(
-            f"{why}, nor can its copy, so whether the run was cancelled is not known; remove both, and then: "
-            f"slurm-ppo submit {shlex.quote(str(paths.root))}"
+            f"{spoilt}, nor can its copy, so whether the run was cancelled is not known; remove both, "
+            f"and then: slurm-ppo submit {shlex.quote(str(paths.root))}"
         )
     return Control()
+
+
+def spoilt_control(paths: RunPaths) -> str | None:
+    """Return what is wrong with one of the two files, in words; None where both say the same."""
+    first, copy = map(_read, _controls(paths))
+    for path, found in zip(_controls(paths), (first, copy), strict=True):
+        if isinstance(found, str):
+            return found
+        if found is None and first != copy:
+            return f"{path} is missing"
+    return None if first == copy else f"{_controls(paths)[1]} is older than what it is a copy of"
+
+
+def mend_control(paths: RunPaths) -> str | None:
+    """Write both files again where one is spoilt, for the holder of the run's lease. Returns what was wrong.
+
+    Raises:
+        SpoiltControl: neither can be read.
+    """
+    if why := spoilt_control(paths):
+        write_control(paths, read_control(paths))
+    return why
+
+
+def _read(path: Path) -> Control | str | None:
+    """Return what a file says, why it cannot be read, or None where there is none."""
+    try:
+        return converted(Control, unsealed(read_newest(path)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        return f"{path} cannot be read ({' '.join(str(error).split())})"
 
 
 def write_control(paths: RunPaths, control: Control) -> None:

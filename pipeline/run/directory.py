@@ -30,7 +30,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
 from slurm.errors import UserError
-from slurm.sealing import checksum, unsealed
+from slurm.sealing import checksum, from_json, unsealed
 from slurm.sharedfiles import is_there, read_newest, read_shared
 
 FORMAT = 2
@@ -307,7 +307,7 @@ def read_identity(paths: RunPaths) -> Identity:
     """Read run.json. Raises RunError where it is of a later format than this version knows; ValueError and
     OSError where it cannot be read."""
     data = read_shared(paths.run_json)
-    content = json.loads(data)
+    content = from_json(data)
     if isinstance(content, dict):
         if isinstance(made_by := content.get("version"), dict):
             content["version"] = made_by.get("slurm-ppo")

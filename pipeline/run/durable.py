@@ -13,7 +13,7 @@ import xxhash
 # PASSING, is_there, make_folder, names_in, persistently and read_shared are re-exported for stages, which
 # know nothing of Slurm
 from slurm.sharedfiles import PASSING as PASSING
-from slurm.sharedfiles import STALE, read_plainly, write_plainly
+from slurm.sharedfiles import STALE, opened_file, read_plainly, write_plainly
 from slurm.sharedfiles import is_there as is_there
 from slurm.sharedfiles import make_folder as make_folder
 from slurm.sharedfiles import names_in as names_in
@@ -28,7 +28,7 @@ def digest_file(path: Path) -> tuple[int, str]:
     """Return size and xxh3_128 of a file as it is on disk."""
 
     def digest() -> tuple[int, str]:
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             return hash_stream(file)
 
     return persistently(path, digest)

@@ -1,12 +1,12 @@
 """Failed attempts: why each ended without a commit, by its own failure file or as seen from outside."""
 
 import errno
-import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
+from slurm.sealing import from_json
 from slurm.sharedfiles import PASSING, names_in, read_shared
 
 
@@ -100,7 +100,7 @@ def explain_failure(paths: RunPaths, unsaid: Failure) -> tuple[Failure, Task | N
 
     path = paths.task(unsaid.task).failure(unsaid.attempt)
     try:
-        said = converted(_Said, json.loads(read_shared(path)))
+        said = converted(_Said, from_json(read_shared(path)))
         suspect = parse_task(said.suspect) if said.suspect else None
     except (FileNotFoundError, ValueError):
         return unsaid, None

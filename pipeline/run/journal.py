@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.run.durable import flush, replace_durably
 from pipeline.text import printable
-from slurm.sharedfiles import is_there, persistently, read_newest, size_of
+from slurm.sealing import from_json
+from slurm.sharedfiles import is_there, opened_file, persistently, read_newest, size_of
 
 Row = dict[str, float | int]
 """Line of metrics.jsonl: numbers of one iteration by name."""
@@ -49,7 +50,7 @@ def read_end(path: Path, num_bytes: int) -> bytes:
     """Return the last bytes of a file that others append to; none where there is no file."""
 
     def read() -> bytes:
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
             return file.read()
 
@@ -80,7 +81,7 @@ def parse(text: bytes) -> list[dict[str, Any]]:
     rows = []
     for line in text.splitlines():
         try:
-            row = json.loads(line)
+            row = from_json(line)
         except ValueError:
             continue
         if isinstance(row, dict):

@@ -4,25 +4,31 @@ A driver takes the lease by compare-and-swap: it hard-links the next number, whi
 faster, also over NFS. The highest number holds the lease until it is marked released or its holder is gone:
 its process on the same host and in the same container, or, from elsewhere, its heartbeat (the file's
 modification time). Numbers never go back, so that a driver that slept through its own expiry notices that it
-was replaced.
+was replaced. Who holds a lease that cannot be read is not known; whether somebody does, its heartbeat says.
 """
 
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from pipeline.config.conversion import converted
 from pipeline.run.durable import link_once, replace_durably
 from slurm.errors import UserError
+from slurm.sealing import from_json
 from slurm.sharedfiles import make_folder, names_in, persistently, read_newest
 
 HEARTBEAT_SECONDS = 10.0
 _PATIENT_SECONDS = 0.2
+_TOLD_AFTER_SECONDS = 5.0
 _AT_WORK_SECONDS = 600.0
 """Seconds without a sign of its holder for which a lease is still renewed: hashing a large file may take
 minutes, but who hangs must not hold it for ever."""
@@ -36,6 +42,9 @@ class LeaseHeld(UserError, RuntimeError):
 
 class LeaseLost(UserError, RuntimeError):
     """This driver was frozen for so long that another took its place."""
+
+
+_LEASE = re.compile(r"[0-9]{6,15}\.json")
 
 
 @dataclass(frozen=True)
@@ -110,16 +119,19 @@ class Lease:
 
 
 @contextlib.contextmanager
-def hold(folder: Path, patience: float = 0.0) -> Iterator[Lease]:
+def hold(
+    folder: Path, patience: float = 0.0, note: Callable[[str], None] = lambda _: None
+) -> Iterator[Lease]:
     """Hold the lease for the duration of the block.
 
     Args:
         patience: seconds to wait for a holder whose block is short.
+        note: told, once a wait is no longer short, what is waited for.
 
     Raises:
         LeaseHeld: naming the holder's host, process and age.
     """
-    lease, is_over = _acquire_by(folder, time.monotonic() + patience), threading.Event()
+    lease, is_over = _acquire_by(folder, patience, note), threading.Event()
     threading.Thread(target=_renew, args=(lease, is_over), daemon=True).start()
     try:
         yield lease
@@ -133,13 +145,18 @@ def _renew(lease: Lease, is_over: threading.Event) -> None:
         pass
 
 
-def _acquire_by(folder: Path, until: float) -> Lease:
+def _acquire_by(folder: Path, patience: float, note: Callable[[str], None]) -> Lease:
+    begun, is_told = time.monotonic(), False
     while True:
         try:
             return acquire(folder)
-        except LeaseHeld:
-            if time.monotonic() >= until:
+        except LeaseHeld as error:
+            waited = time.monotonic() - begun
+            if waited >= patience:
                 raise
+            if waited >= _TOLD_AFTER_SECONDS and not is_told:
+                note(f"waiting up to {patience:.0f} s: {error}")
+                is_told = True
             time.sleep(_PATIENT_SECONDS)
 
 
@@ -159,7 +176,8 @@ def acquire(folder: Path) -> Lease:
         raise LeaseHeld(f"another driver took a lease in {folder} just now; try again")
     for older in _leases(folder):
         if int(older.stem) < number:
-            older.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what is no file is left
+                older.unlink()
     return Lease(path, holder)
 
 
@@ -183,15 +201,14 @@ def holder_of(folder: Path) -> str | None:
 def _held_because(path: Path) -> str | None:
     """Return why the lease at ``path`` is still held, in words, or None when it is free."""
     try:
-        content = json.loads(read_newest(path))
         beat_age = time.time() - persistently(path, path.stat).st_mtime
-        if "released" in content:
-            return None
-        holder = Holder(**content)
+        holder = _holder(read_newest(path))
     except FileNotFoundError:  # released and pruned since it was listed
         return None
-    except (TypeError, ValueError) as error:
-        return f"the lease {path} cannot be read ({error}); remove it if no driver is at work on this run"
+    except ValueError as error:
+        return _held_by_the_unknown(path, beat_age, error)
+    if holder is None:
+        return None
     if holder.is_visible:
         if _start_ticks(holder.pid) != holder.process_started:
             return None
@@ -204,12 +221,31 @@ def _held_because(path: Path) -> str | None:
     )
 
 
+def _holder(data: bytes) -> Holder | None:
+    """Return the holder of a lease, or None where it was released. Raises ValueError."""
+    content = from_json(data)
+    if isinstance(content, dict) and "released" in content:
+        return None
+    return converted(Holder, content)
+
+
+def _held_by_the_unknown(path: Path, beat_age: float, error: ValueError) -> str | None:
+    """Say that a spoilt lease is held while somebody may be renewing it."""
+    if beat_age > EXPIRY_SECONDS:
+        return None
+    why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+    return (
+        f"the lease {path} cannot be read ({why}); unless somebody renews it, the next driver takes it over "
+        f"in {EXPIRY_SECONDS - beat_age:.0f} s"
+    )
+
+
 def _newest(folder: Path) -> Path | None:
     return max(_leases(folder), key=lambda path: int(path.stem), default=None)
 
 
 def _leases(folder: Path) -> list[Path]:
-    return [folder / name for name in names_in(folder) if name[0].isdigit() and name.endswith(".json")]
+    return [folder / name for name in names_in(folder) if _LEASE.fullmatch(name)]
 
 
 def _boot_id() -> str:

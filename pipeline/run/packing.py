@@ -8,7 +8,6 @@ the next one goes on.
 """
 
 import contextlib
-import json
 import os
 import zipfile
 from collections.abc import Iterator
@@ -20,11 +19,13 @@ from pipeline.run import journal
 from pipeline.run.commits import CorruptData, Record, check_digest, is_of_the_past
 from pipeline.run.directory import Run, RunError
 from pipeline.run.durable import flush, hash_stream, naming, opened_folder, private_file
+from pipeline.run.inside import is_inside
 from pipeline.run.packed import NEW, PACKED, BadArchive, archives, open_archive
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.states import oldest_needed
 from pipeline.run.tasks import Task
+from slurm.sealing import from_json
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time of every member, always the same, so that two drivers write the same bytes."""
@@ -80,6 +81,8 @@ def pack(run: Run, iteration: int) -> None:
         BadArchive: an archive that was begun, or just written, cannot be read.
     """
     paths, update = run.paths, policy_maker(iteration)
+    if not is_inside(paths.root, archives(paths, iteration)[0]):
+        raise BadArchive(f"{paths.task(update).folder} is a link, and nothing outside of the run is touched")
     with contextlib.ExitStack() as opened:
         history: int = opened.enter_context(opened_folder(paths.task(update).folder))
         originals = list(_originals(paths, run.plan, iteration, opened))
@@ -99,12 +102,14 @@ def pack(run: Run, iteration: int) -> None:
 
 
 def _folders(paths: RunPaths, plan: Plan, iteration: int) -> Iterator[Path]:
-    """Yield the folders whose files are packed: those of sharded stages, and of every attempt's logs."""
+    """Yield the folders whose files are packed: those of sharded stages, and of every attempt's logs. What a
+    link leads to is left alone."""
     tasks = {task.job_kind: task for task in plan.tasks(iteration)}
-    yield from (paths.task(task).folder for task in tasks.values() if task.stage.is_sharded)
+    found = [paths.task(task).folder for task in tasks.values() if task.stage.is_sharded]
     for task in tasks.values():
         logs = paths.logs(task)
-        yield from sorted(logs.iterdir()) if logs.is_dir() else ()
+        found += sorted(logs.iterdir()) if logs.is_dir() else ()
+    yield from (folder for folder in found if is_inside(paths.root, folder / NEW))
 
 
 def _originals(
@@ -178,7 +183,7 @@ def _verify_commit(archive: zipfile.ZipFile, task: Task, digests: dict[str, tupl
     if name not in digests:
         return
     try:
-        record = Record.from_json(json.loads(archive.read(name)))
+        record = Record.from_json(from_json(archive.read(name)))
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptData(task, f"its record {name} cannot be read ({error})") from error
     for entry in record.outputs:
@@ -204,6 +209,7 @@ def _remove(history: int, originals: list[Original]) -> None:
 def _remove_folders(paths: RunPaths, plan: Plan, iteration: int) -> None:
     """Remove the folders of packed files that are empty now."""
     logs = [paths.logs(task) for task in plan.tasks(iteration)]
+    logs = [folder for folder in logs if is_inside(paths.root, folder)]
     for folder in dict.fromkeys((*_folders(paths, plan, iteration), *logs)):
         with contextlib.suppress(OSError):
             folder.rmdir()

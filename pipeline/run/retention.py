@@ -7,11 +7,10 @@ that is killed between the two leaves folders that the next one finds, because i
 
 import json
 import shlex
-import shutil
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from pipeline.run import journal
+from pipeline.run import inside, journal
 from pipeline.run.commits import CorruptData, Record, thinned_folders
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.durable import replace_durably
@@ -19,6 +18,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.states import FOLDER, can_go_on, oldest_needed
 from pipeline.run.tasks import Task
+from slurm.sealing import from_json
 from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
 
 _PARENTS = ("state", "trainer", "critic", "policy")
@@ -82,8 +82,8 @@ def remove_folders(paths: RunPaths, version: int, folders: Sequence[str]) -> Non
         parent, name = folder.split("/")
         link = paths.root / parent / name.split(".")[0]
         if link.is_symlink() and str(link.readlink()) == name:
-            link.unlink()
-        shutil.rmtree(paths.root / folder)
+            inside.remove(paths.root, link)
+        inside.remove(paths.root, paths.root / folder)
 
 
 def _mark(paths: RunPaths, task: Task, folders: Sequence[str]) -> bool:
@@ -116,7 +116,7 @@ def read_best(paths: RunPaths) -> dict[str, Any] | None:
         RunError: it cannot be read.
     """
     try:
-        best = json.loads(read_newest(paths.best))
+        best = from_json(read_newest(paths.best))
         wanted = {"iteration": int, "reward": int | float, "policy": str}
         wrong = [name for name, kind in wanted.items() if not isinstance(best[name], kind)]
     except FileNotFoundError:

@@ -24,7 +24,7 @@ from pipeline.run.commits import FileEntry, Record, check_digest, read_output
 from pipeline.run.durable import naming
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
-from slurm.sharedfiles import persistently
+from slurm.sharedfiles import NotAFile, opened_file, persistently
 
 _BATCH_BYTES = 4 << 20
 """Bytes of a record batch, roughly: so many that their number costs little, and so few that a reader may
@@ -133,7 +133,7 @@ def read_shard(paths: RunPaths, record: Record, schema: pa.Schema, part: str = "
         path = paths.root / entry.path
         buffer, size, digest = persistently(path, lambda: _read_and_hash(path, pa.allocate_buffer))
         buffer = buffer.slice(0, size)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotAFile):
         content = read_output(paths, record, entry)
         buffer, digest = pa.py_buffer(content), xxhash.xxh3_128_hexdigest(content)
     check_digest(record, entry, buffer.size, digest)
@@ -151,7 +151,7 @@ def read_batches(paths: RunPaths, record: Record, schema: pa.Schema, part: str =
     try:
         path = paths.root / entry.path
         memory, size, digest = persistently(path, lambda: _read_and_hash(path, _anonymous_memory))
-    except FileNotFoundError:  # packed: it comes out of the archive whole
+    except (FileNotFoundError, NotAFile):  # packed: it comes out of the archive whole
         whole = read_shard(paths, record, schema, part)
         return (pa.Table.from_batches([batch]) for batch in whole.to_batches())
     check_digest(record, entry, size, digest)
@@ -204,7 +204,7 @@ _Memory = TypeVar("_Memory", pa.Buffer, mmap.mmap)
 
 def _read_and_hash(path: Path, allocate: Callable[[int], _Memory]) -> tuple[_Memory, int, str]:
     """Return a whole file in memory, how many bytes were read, and their xxh3_128."""
-    with path.open("rb", buffering=0) as file:
+    with opened_file(path) as file:
         length = os.fstat(file.fileno()).st_size
         memory, digest, size = allocate(length), xxhash.xxh3_128(), 0
         view = memoryview(memory)[:length]

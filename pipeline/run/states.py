@@ -6,12 +6,12 @@ that is lost costs time, not the run: what was learnt since an earlier state is 
 
 import math
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from pipeline.config.schema import Config
+from pipeline.run import inside
 from pipeline.run.commits import CorruptData, Record, read_record, thinned_folders
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker, state_of
@@ -184,6 +184,6 @@ def remove_unfinished(paths: RunPaths, version: int) -> None:
     named = {entry.folder for entry in record.outputs} if record else set()
     for folder in folders:
         if paths.relative(folder) not in named:
-            shutil.rmtree(folder)
+            inside.remove(paths.root, folder)
     for private in paths.task(state_of(version)).folder.glob(".*"):  # of one that was killed as it committed
         private.unlink(missing_ok=True)

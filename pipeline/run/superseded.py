@@ -1,10 +1,11 @@
 """Superseded or spoilt commits are moved aside, never deleted; only losing attempts' files are removed."""
 
-import shutil
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pipeline.run import inside
 from pipeline.run.commits import Record
 from pipeline.run.packed import archives
 from pipeline.run.paths import RunPaths
@@ -33,10 +34,11 @@ def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[T
             for parent in (paths.policies, paths.critics, paths.trainers):
                 for folder in parent.glob(f"{record.task.iteration:05d}.*"):
                     if folder.name != f"{record.task.iteration:05d}.{record.attempt}":
-                        shutil.rmtree(folder)
+                        inside.remove(paths.root, folder)
     for path in (path for folder in folders if folder.is_dir() for path in folder.iterdir()):
         if path not in kept:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                inside.remove(paths.root, path)
 
 
 def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
@@ -79,7 +81,8 @@ def _folders_of(paths: RunPaths, task: Task) -> Iterator[Path]:
     of_update = (paths.policies, paths.critics, paths.trainers)
     parents = {Stage.UPDATE: of_update, Stage.STATE: (paths.states,)}
     for parent in parents.get(task.stage, ()):
-        (parent / f"{task.iteration:05d}").unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            inside.remove(paths.root, parent / f"{task.iteration:05d}")
         yield from sorted(parent.glob(f"{task.iteration:05d}.*"))
 
 
@@ -87,7 +90,7 @@ def _move(path: Path, target: Path, paths: RunPaths) -> None:
     if is_there(path):
         destination = target / path.relative_to(paths.root)
         destination.parent.mkdir(parents=True, exist_ok=True)
-        path.rename(destination)
+        inside.move(paths.root, path, destination)
 
 
 def fresh_folder(parent: Path, label: str) -> Path:

@@ -1,12 +1,13 @@
 """Runs that another version of slurm-ppo made: a warning, or an error where file formats differ."""
 
-import json
 from collections.abc import Iterator
 
 from pipeline.run.commits import RECORD_VERSION
 from pipeline.run.directory import Run, RunError, version
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import PREPARE, Stage, Task
+from slurm.sealing import from_json
+from slurm.sharedfiles import read_plainly
 
 
 def version_warning(run: Run) -> str:
@@ -45,7 +46,7 @@ def foreign_formats(run: Run) -> Iterator[str]:
 def _said(paths: RunPaths, task: Task) -> dict[str, object]:
     """Return a record's content, unchecked; empty where there is none, or none that can be read."""
     try:
-        found = json.loads(paths.task(task).record.read_bytes())
+        found = from_json(read_plainly(paths.task(task).record))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

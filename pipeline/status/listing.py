@@ -6,7 +6,6 @@ the last one was. Nothing is written. What cannot be read makes an entry that sa
 """
 
 import contextlib
-import json
 import os
 import re
 import time
@@ -22,8 +21,8 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
-from slurm.sealing import unsealed
-from slurm.sharedfiles import is_there
+from slurm.sealing import from_json, unsealed
+from slurm.sharedfiles import is_there, opened_file, read_plainly
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
 _SWEEP = "sweep.json"
@@ -119,7 +118,7 @@ def _of_sweep(root: Path) -> Iterator[Place]:
     """Yield the runs of a sweep in its order, also those that have not begun; of a spoilt manifest those that
     are there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        points = unsealed((root / _SWEEP).read_bytes())["points"]
+        points = unsealed(read_plainly(root / _SWEEP))["points"]
         yield from [Place(root / point["name"], root) for point in points]
         return
     yield from (Place(path, root) for path in _folders(root) if (path / "run.json").exists())
@@ -171,8 +170,8 @@ def _read(place: Place, now: float) -> tuple[Entry, str | None]:
 
 
 def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
-    identity = json.loads(paths.run_json.read_bytes())
-    total, is_on_slurm, has_program = _plan_of(paths.config_yaml.read_bytes())
+    identity = from_json(read_plainly(paths.run_json))
+    total, is_on_slurm, has_program = _plan_of(read_plainly(paths.config_yaml))
     end = read_end(paths.metrics, _END_BYTES)
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
@@ -229,7 +228,7 @@ def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool) -> str | No
 def _requested(paths: RunPaths) -> str | None:
     """Return what people's requests of a run on Slurm say; None where it should be in the queue."""
     try:
-        control = unsealed(paths.control.read_bytes())
+        control = unsealed(read_plainly(paths.control))
     except FileNotFoundError:
         return None
     if control.get("cancelled"):
@@ -240,7 +239,7 @@ def _requested(paths: RunPaths) -> str | None:
 def read_end(path: Path, num_bytes: int) -> bytes:
     """Return the last bytes of a file; none where there is no file."""
     try:
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
             return file.read()
     except FileNotFoundError:
@@ -263,7 +262,7 @@ def _rows(text: bytes) -> Iterator[dict[str, Any]]:
     """Yield rows, newest first. A line that was cut by a crash is none."""
     for line in reversed(text.rsplit(b"\n", _LAST_LINES)):
         with contextlib.suppress(ValueError):
-            row = json.loads(line)
+            row = from_json(line)
             if isinstance(row, dict) and isinstance(row.get("iteration"), int):
                 yield row
 
@@ -275,7 +274,7 @@ def _number(value: object) -> float | None:
 def _best_of(paths: RunPaths) -> tuple[float | None, str | None]:
     """Return the best value, and its metric where best.json names one."""
     try:
-        found = json.loads(paths.best.read_bytes())
+        found = from_json(read_plainly(paths.best))
     except FileNotFoundError:
         return None, None
     metric = found.get("metric")

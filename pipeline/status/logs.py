@@ -27,7 +27,7 @@ from pipeline.status.slurm import state_of
 from pipeline.status.snapshot import is_complete
 from pipeline.status.text import moment
 from pipeline.text import printable
-from slurm.sharedfiles import is_there, names_in, persistently, size_of
+from slurm.sharedfiles import is_there, names_in, opened_file, persistently, size_of
 
 _PASSES = "passes"
 """Name of the log of passes that workers start, and of its folder."""
@@ -295,7 +295,7 @@ class Reader:
         return [line.decode(errors="replace").rpartition("\r")[2] for line in whole]
 
     def _read(self) -> bytes:
-        with self.path.open("rb") as file:
+        with opened_file(self.path) as file:
             file.seek(self.offset)
             return file.read(_CHUNK)
 

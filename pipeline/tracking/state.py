@@ -18,6 +18,7 @@ from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
 from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
+from slurm.sealing import from_json
 from slurm.sharedfiles import read_newest
 
 _PATIENCE = 60.0
@@ -77,7 +78,7 @@ def write_state(paths: RunPaths, state: Offline | Online) -> None:
 def _read(path: Path, kind: type[State]) -> State:
     """Read a state; a file that is missing or cannot be understood counts as one without rows."""
     try:
-        return converted(kind, json.loads(read_newest(path)))
+        return converted(kind, from_json(read_newest(path)))
     except (FileNotFoundError, ValueError):
         return kind()
 

@@ -4,7 +4,6 @@ metrics.jsonl is the truth. W&B being absent, slow, refused or broken is noted o
 what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 """
 
-import json
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from pipeline.run.benchmarks import read_measured
 from pipeline.run.directory import Run
 from pipeline.tracking.mode import wandb_mode
 from pipeline.tracking.state import read_offline, read_online
+from slurm.sealing import from_json
 
 _CLOSE_SECONDS = 60.0
 """Seconds that a driver that is about to end waits for the last rows to arrive."""
@@ -80,7 +80,7 @@ class MirrorProcess:
         lines = self.output.read().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         self._read += sum(map(len, whole))
-        return [json.loads(line) for line in whole]
+        return [from_json(line) for line in whole]
 
     @property
     def has_failed(self) -> bool:

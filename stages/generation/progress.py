@@ -28,6 +28,7 @@ from pipeline.run.schemas import VERSION_KEY, FinishReason, conform, version_of
 from pipeline.run.seeds import derive_seed
 from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Task
+from slurm.sealing import from_json
 from stages.context import Context
 from stages.engines.base import Request, Sampling
 from stages.generation.chat import messages_json, messages_of
@@ -121,7 +122,7 @@ def load(context: Context, origin: PartialKey) -> Saved:
 
 def _read(paths: RunPaths, path: Path, origin: PartialKey) -> Saved:
     """Read one save. Raises what reading and verifying raise, and StaleData when it is of another origin."""
-    record = Record.from_json(json.loads(read_shared(path)))
+    record = Record.from_json(from_json(read_shared(path)))
     if (found := PartialKey.of(record)) != origin:
         differing = [name for name, value in asdict(origin).items() if asdict(found)[name] != value]
         raise StaleData(record.task, f"this attempt differs in {', '.join(differing)}")

@@ -28,7 +28,9 @@ from pipeline.run.commits import (
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
+from slurm.sealing import checksum
 from tests.support import ROOT
+from tests.support.damage import DAMAGES
 from tests.support.records import TASK, in_child_with_small_disk, make_record
 
 
@@ -137,6 +139,32 @@ def test_an_input_that_is_not_committed_is_named(tmp_path):
         require_record(RunPaths(tmp_path), TASK)
 
 
+def elsewhere(text: str, path: str) -> str:
+    """A record with a checksum that is right, of a file that lies elsewhere."""
+    data = json.loads(text)
+    del data["checksum"]
+    data["outputs"][0]["path"] = path
+    return json.dumps(data | {"checksum": checksum(data)})
+
+
+@pytest.mark.parametrize("damage", ["pipe", "folder"])
+def test_what_is_no_file_in_a_records_place_is_corrupt_and_not_waited_for(tmp_path, damage):
+    paths = RunPaths(tmp_path)
+    commit(paths)
+    DAMAGES[damage](paths.task(TASK).record)
+    with pytest.raises(CorruptData, match=r"its record .*shard-00001.json is .*, where a file belongs"):
+        read_record(paths, TASK)
+
+
+@pytest.mark.parametrize("damage", ["pipe", "folder", "link to nothing", "gone"])
+def test_what_is_no_file_in_the_place_of_data_is_corrupt(tmp_path, damage):
+    paths = RunPaths(tmp_path)
+    record = commit(paths)
+    DAMAGES[damage](tmp_path / record.outputs[0].path)
+    with pytest.raises(CorruptData):
+        verify_outputs(paths, record)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -158,6 +186,9 @@ def test_an_input_that_is_not_committed_is_named(tmp_path):
         (lambda text: text.replace('"rows": 1', '"rows": "many"'), "cannot be read"),
         (lambda text: text.replace('"outputs": [', '"outputs": [3, '), "cannot be read"),
         (lambda text: text.replace('"metrics": {', '"metrics": [], "metrics2": {'), "cannot be read"),
+        (lambda text: "[" * 100_000, "nested too deeply"),
+        (lambda text: elsewhere(text, "/etc/passwd"), "'/etc/passwd', which is not below the run directory"),
+        (lambda text: elsewhere(text, "../run2/x"), "'../run2/x', which is not below the run directory"),
     ],
 )
 def test_a_record_that_is_not_one_is_corrupt_and_named(tmp_path, change, said):

@@ -26,6 +26,7 @@ from pipeline.run.lease import (
     holder_of,
 )
 from tests.support import ROOT
+from tests.support.damage import DAMAGES
 from tests.support.waiting import eventually
 
 HOLD = """
@@ -126,10 +127,35 @@ def test_after_a_reboot_the_same_pid_is_not_believed(tmp_path):
     acquire(tmp_path)
 
 
-def test_a_lease_that_cannot_be_read_is_not_taken_over_silently(tmp_path):
-    (tmp_path / "000001.json").write_text("{")
-    with pytest.raises(LeaseHeld, match=r"000001.json cannot be read.*remove it"):
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name not in ("gone", "link to nothing")])
+def test_a_lease_that_cannot_be_read_is_held_for_as_long_as_somebody_renews_it(tmp_path, damage):
+    leave_lease(tmp_path, host="node17", boot_id="b", pid=4242)
+    path = tmp_path / "000001.json"
+    DAMAGES[damage](path)
+    if damage == "flipped" and "node17" in (holder_of(tmp_path) or ""):
+        return  # a number is another: who holds it can be read
+    with pytest.raises(LeaseHeld, match=r"000001.json cannot be read.*takes it over in 1\d\d s"):
         acquire(tmp_path)
+    os.utime(path, (1.0, 1.0))
+    assert holder_of(tmp_path) is None
+    assert acquire(tmp_path).path.name == "000002.json"
+    assert holder_of(tmp_path)
+
+
+def test_names_that_no_driver_gives_are_no_leases(tmp_path):
+    for name in ("1a.json", "999999999999999999999.json", "7", "000001.json.tmp"):
+        (tmp_path / name).write_text("{}")
+    assert acquire(tmp_path).path.name == "000001.json"
+
+
+def test_who_waits_for_long_is_told_what_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "_TOLD_AFTER_SECONDS", 0.3)
+    leave_lease(tmp_path, host="node17", boot_id="b", pid=4242)
+    told = []
+    with pytest.raises(LeaseHeld), hold(tmp_path, 0.8, told.append):
+        pass
+    assert len(told) == 1
+    assert told[0].startswith("waiting up to 1 s: a driver is at work on this run: host node17")
 
 
 def test_a_released_lease_is_free(tmp_path):

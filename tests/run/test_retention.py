@@ -218,7 +218,7 @@ def test_thinning_that_is_killed_anywhere_is_taken_up_again(tmp_path, monkeypatc
 def test_what_cannot_be_removed_is_said_and_tried_again(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", 3, keep_last=2)
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", lambda folder: (_ for _ in ()).throw(OSError(39, "not empty")))
+        patched.setattr(shutil, "rmtree", lambda *_, **_kw: (_ for _ in ()).throw(OSError(39, "not empty")))
         (said,) = thin(run, 3)
     assert "trainer/00001.1-ab" in said
     assert "not empty" in said

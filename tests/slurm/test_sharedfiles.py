@@ -6,6 +6,7 @@ Two mounts of a real one are in tests/cluster/test_network.py; here its answers 
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,15 +19,18 @@ from pipeline.run.paths import RunPaths
 from slurm.sharedfiles import (
     WAITS,
     FileServerError,
+    NotAFile,
     is_there,
     make_folder,
     names_in,
+    opened_file,
     persistently,
     read_newest,
     read_shared,
     size_of,
 )
 from tests.support import ROOT, tiny
+from tests.support.damage import DAMAGES
 
 HOOKS = ROOT / "tests/support/hooks"
 
@@ -182,6 +186,24 @@ def test_a_stale_control_file_is_not_taken_for_a_spoilt_one(tmp_path, clock, mon
     write_control(paths, Control(invocation=3, cancelled=True))
     fail_once(monkeypatch, "os.open", errno.ESTALE)
     assert read_control(paths) == Control(invocation=3, cancelled=True)
+
+
+@pytest.mark.parametrize("damage", ["pipe", "folder"])
+def test_what_is_no_file_is_not_waited_for_and_named(tmp_path, damage):
+    path = tmp_path / "file"
+    path.write_text("x")
+    DAMAGES[damage](path)
+    for read in (read_shared, read_newest, opened_file):
+        with pytest.raises(NotAFile, match=f"{path} is a .*, where a file belongs"):
+            read(path)
+
+
+def test_a_link_to_nothing_is_missing_at_once(tmp_path, clock):
+    (tmp_path / "file").symlink_to(tmp_path / "nothing")
+    begun = time.time()
+    with pytest.raises(FileNotFoundError):
+        read_newest(tmp_path / "file")
+    assert time.time() == begun
 
 
 @pytest.mark.parametrize("command", [["status"], ["doctor"], ["resume"], ["report"]])

@@ -20,7 +20,7 @@ from pipeline.orchestrate.publish import Publisher
 from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass
-from pipeline.run.control import read_control, write_control
+from pipeline.run.control import mend_control, read_control, write_control
 from pipeline.run.directory import Run, slurm_settings, upgrade
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
@@ -188,6 +188,8 @@ def leased_pass(
         SlurmTimeout: Slurm does not answer, or has been waited for long enough; the next pass goes on.
     """
     config = slurm_settings(run)
+    if spoilt := mend_control(run.paths):
+        watcher.note(f"{spoilt}; it was written again from what the other says")
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
     run = upgrade(run)

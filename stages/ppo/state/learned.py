@@ -13,6 +13,7 @@ from pipeline.config.algorithm import KLConfig, KLController
 from pipeline.config.conversion import converted
 from pipeline.run.durable import read_shared
 from pipeline.run.plan import policy_maker
+from slurm.sealing import from_json
 from stages import ranks
 from stages.context import Context
 from stages.models import device
@@ -141,4 +142,4 @@ def resumed(state: TrainerState, kl: KLConfig) -> TrainerState:
 
 def older_state(folder: Path) -> TrainerState:
     """Read the state of a run that committed it beside the optimizer's."""
-    return converted(TrainerState, json.loads(read_shared(folder / "state.json")))
+    return converted(TrainerState, from_json(read_shared(folder / "state.json")))

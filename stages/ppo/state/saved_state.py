@@ -14,6 +14,7 @@ from pipeline.config.model_files import Tensor as Stored
 from pipeline.config.model_files import read_header
 from pipeline.run.commits import FileEntry
 from pipeline.run.durable import read_shared
+from slurm.sealing import from_json
 from stages import ranks
 from stages.ppo.state.slices import Slice
 from stages.ppo.state.tensor_files import Described, TensorFile, WholeRead, read_metadata, read_part
@@ -109,7 +110,7 @@ class SavedState:
     def __init__(self, files: Iterable[Path]) -> None:
         self._files: dict[Path, dict[str, Part]] = {}
         for path in files:
-            starts = json.loads(read_metadata(path).get(_STARTS, "{}"))  # older states have whole tensors
+            starts = from_json(read_metadata(path).get(_STARTS, "{}"))  # older states have whole tensors
             found = read_header(path).items()
             self._files[path] = {key: Part(starts.get(key, 0), stored) for key, stored in found}
 
@@ -219,7 +220,7 @@ def write_counters(folder: Path, counters: Mapping[str, Mapping[str, float]]) ->
 def read_counters(folder: Path, name: str) -> Mapping[str, float]:
     """Return what counts of one trainer. Raises OSError, KeyError."""
     if first := next(older_files(folder, name), None):
-        counters: dict[str, float] = json.loads(read_metadata(first)["counters"])
+        counters: dict[str, float] = from_json(read_metadata(first)["counters"])
         return counters
-    found: dict[str, float] = json.loads(read_shared(folder / _COUNTERS))[name]
+    found: dict[str, float] = from_json(read_shared(folder / _COUNTERS))[name]
     return found

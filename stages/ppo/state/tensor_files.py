@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pipeline.config.model_files import Tensor as Stored
 from pipeline.run.durable import flush, naming
+from slurm.sharedfiles import opened_file
 
 _CHUNK = 1 << 26
 """Bytes that are copied, hashed and written at once."""
@@ -161,7 +162,7 @@ class WholeRead:
     """A file that is read once, from its beginning to its end, and hashed on the way."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+        self._file = opened_file(path)
         self._hash = xxhash.xxh3_128()
         self._scratch = bytearray(_PIECE)
         self.position = 0

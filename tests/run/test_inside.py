@@ -1,0 +1,69 @@
+"""Whatever is removed or moved of a run lies in its directory, wherever somebody's links lead."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.run import inside
+
+ELSEWHERE = ("superseded", "policy", "state", "iterations", "iterations/00001/rollout", "logs", "rows")
+"""Folders of a run that somebody has put elsewhere, with a link in their place."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def copied_run(complete_run, tmp_path) -> Path:
+    root = Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
+    (root / "superseded/20260101-update@1").mkdir(parents=True)
+    (root / "superseded/20260101-update@1/file").write_text("moved aside")
+    return root
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_neither_cleaning_nor_going_back_touches_what_a_link_leads_to(copied_run, tmp_path, slurm_ppo, name):
+    """A colleague's folder, for whose sake somebody has made a link."""
+    outside = tmp_path / "outside"
+    (copied_run / name).rename(outside)
+    (copied_run / name).symlink_to(outside)
+    (outside / "of somebody else").write_text("precious")
+    (outside / ".left.1.0123abcd").write_text("as attempts leave it")
+    before = contents(outside)
+    for command in (
+        ["clean", copied_run, "--yes"],
+        ["resume", copied_run, "--from", "update@1"],
+        ["clean", copied_run, "--yes"],
+    ):
+        done = slurm_ppo(*command)
+        assert done.returncode in (0, 1, 2), done.stderr
+        assert "Traceback" not in done.stderr + done.stdout
+        now = contents(outside)
+        assert {file: now.get(file) for file in before} == before, command
+
+
+def test_what_lies_in_the_run_is_removed_and_moved(tmp_path):
+    folder = tmp_path / "a/b"
+    folder.mkdir(parents=True)
+    (folder / "file").write_text("1")
+    (folder / "link").symlink_to(tmp_path)
+    (tmp_path / "linked run").symlink_to(tmp_path)
+    inside.move(tmp_path, folder / "file", tmp_path / "a/moved")
+    inside.remove(tmp_path, folder / "link")
+    assert not any(folder.iterdir())
+    inside.remove(tmp_path / "linked run", tmp_path / "linked run/a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_link_on_the_way_is_named(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/logs").symlink_to(tmp_path / "outside")
+    (tmp_path / "outside/file").write_text("precious")
+    with pytest.raises(OSError, match=r"nothing outside of the run is touched: .*/run/logs'"):
+        inside.remove(tmp_path / "run", tmp_path / "run/logs/file")
+    assert not inside.is_inside(tmp_path / "run", tmp_path / "run/logs/file")
+    assert inside.is_inside(tmp_path / "run", tmp_path / "run/logs")
+    assert (tmp_path / "outside/file").exists()
