@@ -399,12 +399,12 @@ def exit_of(state: str) -> typer.Exit:
 
 def main() -> None:
     """Run the command line: errors of the user's are one readable message and exit code 2."""
-    from pipeline.cli.errors import is_passing, say_error, system_error
+    from pipeline.cli.errors import is_passing, refusal, say_error, system_error
 
     try:
         app()
     except UserError as error:
-        say_error(str(error))
+        say_error(refusal(error, next(iter(sys.argv[1:]), "")))
         sys.exit(EXIT_USAGE)
     except ServiceError as error:
         say_error(f"{error}; nothing is lost, ask again later")

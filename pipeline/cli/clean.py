@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.cli.errors import system_error
+from pipeline.cli.errors import system_error, will_change
 from pipeline.cli.seen_here import check_is_seen_here
 from pipeline.config.issue import ConfigError
 from pipeline.run.cleaning import Kind, Removable, find_removable, remove
@@ -156,6 +156,7 @@ def _remove(found: Found) -> list[str]:
     try:
         with hold(run.paths.locks):
             _check_no_jobs(run)
+            will_change("what can go")
             now = {item.path for item in find_removable(run)}
             return list(remove(run, [item for item in found.items if item.path in now]))
     except (RunError, LeaseHeld, OSError) as error:

@@ -21,6 +21,26 @@ _REMEDIES = {
 }
 
 
+_CHANGING = frozenset({"run", "submit", "resume", "cancel", "clean", "fork"})
+"""Commands that change a run; before they do, they check what they would do."""
+_acts: list[str] = []
+"""What this process has begun to change."""
+
+
+def will_change(what: str) -> None:
+    """Note that from here on something may be changed: until then a refusal says that nothing was."""
+    _acts.append(what)
+
+
+def refusal(error: Exception, command: str) -> str:
+    """Return what a command says that refuses: also, where that is so, that nothing was changed. Pure, but
+    for what the process has done."""
+    told = str(error)
+    if command not in _CHANGING or _acts:
+        return told
+    return f"{told.rstrip('.')}; nothing was changed"
+
+
 def clipped(line: str) -> str:
     """Clip a line in its middle, to a length that a person can read: the way out is at its end."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.cli.errors import will_change
 from pipeline.cli.job_log import log_output
 from pipeline.cli.summary import announce, next_commands, say_how_it_ended
 from pipeline.executors.slurm.passes import LEASE_PATIENCE, follow, make_pass
@@ -52,6 +53,7 @@ def follow_run(run: Run) -> int:
 def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
     """Begin an invocation of a person's, with a new budget of attempts, and show progress during it."""
     with patient_hold(run):
+        will_change("a new invocation")
         begin_invocation(run.paths)
     announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
@@ -74,6 +76,7 @@ def cancel_run(run: Run) -> str:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
     with patient_hold(run):
         has_ended = is_complete(run)
+        will_change("the queue")
         write_control(run.paths, replace(read_control(run.paths), cancelled=True))
         count = cancel_all(run)  # under the lease: else the jobs of who submits again just now go too
     journal.event(run.paths.events, "cancelled", arrays=count)

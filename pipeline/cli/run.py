@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
 from pipeline.config.issue import ConfigError
@@ -43,6 +44,7 @@ def start(config: Config, watch: bool) -> int:
     for line in check_cluster(config) if executor is None else ():
         print(line, file=sys.stderr)
     with claimed_run(config) as (run, lease):
+        will_change("a new run")
         if executor is not None:
             return carry_on(run, executor, lease)
         write_control(run.paths, Control())  # from now on it is in the queue, or about to be
@@ -67,6 +69,7 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
         if executor is None:
             clear_queue(run)
         moved = go_back(run, point, patience)
+        will_change("the run's history")
         print(f"moved aside: {moved}" if moved else "nothing to move aside", file=sys.stderr)
     mend_chain(run, patience)
     mend_rows(run, patience)
@@ -98,6 +101,7 @@ def mend_rows(run: Run, patience: float) -> None:
     """Restore lines of metrics.jsonl in which a bit has flipped. Drivers compare the newest ones only."""
     try:
         with hold(run.paths.locks, patience):
+            will_change("rows")
             book = RowWriter.open(run.paths, run.plan.start + 1, compared=sys.maxsize)
             book.close()
             note_mended(run, book.mended)

@@ -94,11 +94,12 @@ def test_what_was_removed_is_said_of_what_is_gone(tmp_path, monkeypatch, capsys)
     real = shutil.rmtree
 
     def rmtree(path, *arguments, **options):
-        if path == stays.parent:
+        where = Path(f"/proc/self/fd/{options['dir_fd']}").resolve()
+        if where / path == stays.parent:
             raise PermissionError(13, "Permission denied", str(path))
         real(path, *arguments, **options)
 
-    monkeypatch.setattr("pipeline.run.cleaning.shutil.rmtree", rmtree)
+    monkeypatch.setattr("pipeline.run.inside.shutil.rmtree", rmtree)
     assert clean_runs(tmp_path / "runs", yes=True, only=[]) == 1
     said = capsys.readouterr()
     assert "removed 1000 bytes; 1000 bytes are left:" in said.out

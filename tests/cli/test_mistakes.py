@@ -262,11 +262,13 @@ def in_this_process(words, monkeypatch, capsys) -> subprocess.CompletedProcess[s
     return subprocess.CompletedProcess(words, ended.value.code, said.out, said.err)
 
 
+CHANGING = ("run", "submit", "resume", "cancel", "clean", "fork")
 TRIED = sample(MISTAKES, 1 / 3)
 
 
 @pytest.mark.parametrize(("line", "said"), TRIED, ids=[line[:60] for line, _ in TRIED])
 def test_a_mistake_is_one_line_with_the_way_out(line, said, place, slurm_ppo, monkeypatch, capsys):
+    before = files_of(place)
     if line.startswith(("config FEW", "sweep FEW")):
         done = in_this_process(place(line), monkeypatch, capsys)
     else:
@@ -278,6 +280,15 @@ def test_a_mistake_is_one_line_with_the_way_out(line, said, place, slurm_ppo, mo
     assert told == done.stderr.splitlines()
     assert all(len(text) <= LONGEST and text.isprintable() for text in told)
     assert any(expected in text for text in told)
+    assert files_of(place) == before
+    if line.split()[0] in CHANGING:
+        assert told[-1].endswith("; nothing was changed")
+
+
+def files_of(place: Callable[[str], list[str]]) -> dict[str, int]:
+    """Files and folders that the commands may reach, and when each was written; without leases."""
+    found = Path(place("FOLDER")[0]).parent.rglob("*")
+    return {str(path): path.lstat().st_mtime_ns for path in found if "locks" not in path.parts}
 
 
 def test_nothing_was_made_by_any_of_them(place, slurm_ppo):

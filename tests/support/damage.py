@@ -1,25 +1,54 @@
-"""What may become of a file that people, disks and other programs can reach."""
+"""What happens to files: a bit that flips, a write that was cut, something else in their place."""
 
+import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+from slurm.sealing import sealed
 
 
-def _zero(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
+def flip_bit(path: Path) -> None:
+    """Flip the lowest bit of the byte in the middle, or of the first after it that changes what is read.
+
+    In JSON a flipped digit may change nothing: the last of a time's can be beyond a double's precision.
+    """
+    before = path.read_bytes()
+    for position in count(len(before) // 2):
+        after = bytearray(before)
+        after[position] ^= 1
+        if path.suffix != ".json" or _content(bytes(after)) != _content(before):
+            _write_at(path, position, after[position])
+            return
 
 
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    if content:
-        content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+def _write_at(path: Path, position: int, byte: int) -> None:
+    """In place, which needs no room on a full disk."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(bytes([byte]))
+
+
+def _content(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data
+
+
+def edit(path: Path, changes: Mapping[str, object]) -> None:
+    """Change values of a JSON object, as someone who puts its checksum right does."""
+    content = json.loads(path.read_text()) | changes
+    content.pop("checksum", None)
+    path.write_text(sealed(content))
+
+
+def cut(path: Path) -> None:
+    """Keep the first half."""
+    os.truncate(path, path.stat().st_size // 2)
 
 
 def _instead(path: Path, make: Callable[[Path], object]) -> None:
@@ -28,11 +57,11 @@ def _instead(path: Path, make: Callable[[Path], object]) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "cut": _cut,
+    "cut": cut,
     "empty": lambda path: path.write_bytes(b""),
-    "zero": _zero,
+    "zero": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "junk": lambda path: path.write_bytes(random.Random(0).randbytes(300)),
-    "flipped": _flip,
+    "flipped": flip_bit,
     "deep": lambda path: path.write_text("[" * 100_000),
     "another kind": lambda path: path.write_text('["a list"]\n'),
     "pipe": lambda path: _instead(path, os.mkfifo),
