@@ -23,7 +23,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from slurm.errors import ServiceError
+from slurm.errors import ServiceError, UserError
 
 STALE = frozenset({errno.ESTALE})
 """Errors of an operation that was not carried out: it may be repeated, whatever it changes."""
@@ -44,7 +44,7 @@ class FileServerError(ServiceError, OSError):
     """Failure to read or replace a file: for seconds its server reported a stale handle, or worse."""
 
 
-class NotAFile(ValueError):
+class NotAFile(UserError, ValueError):
     """Something that cannot be read whole lies where a file belongs: a folder, a pipe, or gigabytes."""
 
 
@@ -142,7 +142,7 @@ def _opened(path: str | Path, folder: int | None = None) -> int:
         return descriptor
     os.close(descriptor)
     kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
-    raise NotAFile(f"{path} is {kind}, where a file belongs")
+    raise NotAFile(f"{path} is {kind}, where a file belongs; move it away")
 
 
 def write_plainly(

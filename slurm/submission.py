@@ -104,8 +104,21 @@ def literal(path: Path | str) -> str:
     return str(path).replace("%", "%%")
 
 
+_IN_WORDS = re.compile(r"^Submitted batch job (\d+)(?: on cluster \S+)?\s*$", re.MULTILINE)
+_PARSABLE = re.compile(r"^(\d+)(?:;\S+)?\s*$", re.MULTILINE)
+"""What sbatch prints by itself and, of wrappers that pass it on, with ``--parsable``."""
+
+
 class Unclear(SlurmTimeout):
     """Lost or unintelligible answer of sbatch: there may be a job or not."""
+
+
+def own_answer(said: str) -> str:
+    """Return sbatch's own answer of all that was printed, in the words that submitit reads; empty where it
+    is not one line. Sites wrap sbatch, and their words may hold numbers of jobs too."""
+    by_words = _IN_WORDS.findall(said)
+    found = set(by_words or _PARSABLE.findall(said))
+    return f"Submitted batch job {found.pop()}" if len(found) == 1 else ""
 
 
 def submit_script(script: Path) -> str:
@@ -122,10 +135,11 @@ def submit_script(script: Path) -> str:
 
     if SlurmExecutor.affinity() < 0:
         raise SlurmMissing("srun")
-    command = ["sbatch", str(script)]
+    command = ["sbatch", "--parsable", str(script)]
     try:
+        answer = own_answer(run_command(command, timeout=SUBMIT_SECONDS))
         # What submitit asks of each scheduler's plug-in; tests/executors/test_arrays.py pins it.
-        return SlurmExecutor._get_job_id_from_submission_command(run_command(command, timeout=SUBMIT_SECONDS))
+        return SlurmExecutor._get_job_id_from_submission_command(answer)
     except NotStarted:
         raise
     except SlurmTimeout as error:

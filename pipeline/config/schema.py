@@ -22,13 +22,14 @@ from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
 from pipeline.config.types import (
     ChatArguments,
     Fraction,
-    Line,
     Name,
     NonNegativeInt,
     Paths,
     PluginName,
     PositiveInt,
     Text,
+    WandbLine,
+    WandbTag,
 )
 from pipeline.config.update import Precision, UpdateConfig
 
@@ -151,13 +152,13 @@ class WandbConfig:
     """W&B project. Default: WANDB_PROJECT, else slurm-ppo."""
     entity: str | None = None
     """W&B user or team. Default: WANDB_ENTITY, else the key's own."""
-    tags: tuple[str, ...] = ()
+    tags: tuple[WandbTag, ...] = ()
     """W&B tags. Runs of a sweep also have one for each setting that it varies, such as ``seed=0``."""
-    name: Line | None = None
+    name: WandbLine | None = None
     """Display name. Default: the run's name; of a sweep's run with its settings."""
-    group: Line | None = None
+    group: WandbLine | None = None
     """Group of runs. Default: none; of a sweep's run the sweep's name."""
-    job_type: Line | None = None
+    job_type: WandbLine | None = None
     """Job type, a second level of grouping. Default: none; of a sweep's run its settings without the seed."""
     notes: str | None = None
     """Notes about the run, shown beside it; may hold Markdown."""

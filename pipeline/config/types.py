@@ -68,6 +68,9 @@ Paths = Annotated[Text | dict[str, str], BeforeValidator(_one_or_several)]
 """One path, or several by name."""
 SbatchWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:=@/+-]{1,200}$")]
 Line = Annotated[str, Field(pattern=r"^[^\n\r]*$")]
+WandbLine = Annotated[str, Field(pattern=r"^[^\n\r]+$", max_length=128)]
+WandbTag = Annotated[str, Field(pattern=r"^[^\n\r]+$", max_length=64)]
+"""What W&B takes as a name, group or job type, and as a tag."""
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 OptionName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 Memory = Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMGT]?$")]

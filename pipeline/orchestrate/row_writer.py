@@ -8,6 +8,7 @@ replaces the file, so that a driver that has lost its lease writes into what was
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 
 from pipeline.run import journal
@@ -15,7 +16,7 @@ from pipeline.run.durable import link_once_in, naming, read_in
 from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
 from slurm.sealing import from_json, sealed, unsealed
-from slurm.sharedfiles import make_folder, persistently
+from slurm.sharedfiles import NotAFile, make_folder, persistently, read_newest
 
 _RECENT = 20
 """Number of newest lines that every driver compares; all lines of a long run would be a thousand files."""
@@ -140,7 +141,11 @@ def _name(number: int) -> str:
 
 
 def _open_file(paths: RunPaths) -> int:
-    return persistently(paths.metrics, lambda: os.open(paths.metrics, os.O_RDWR | os.O_CREAT, 0o666))
+    descriptor = persistently(paths.metrics, lambda: os.open(paths.metrics, os.O_RDWR | os.O_CREAT, 0o666))
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise NotAFile(f"{paths.metrics} is no file; move it away, and rows are written anew")
 
 
 def _read(descriptor: int) -> bytes:
@@ -170,7 +175,7 @@ def differing(paths: RunPaths, first: int) -> list[int]:
     Args:
         first: number of the first row. Every published file from it on is read.
     """
-    content = paths.metrics.read_bytes() if paths.metrics.exists() else b""
+    content = read_newest(paths.metrics) if paths.metrics.exists() else b""
     found = []
     for number, line in enumerate(content.splitlines(keepends=True), first):
         file = paths.rows / _name(number)

@@ -9,6 +9,10 @@ from slurm.errors import UserError
 NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
 
 
+_OLD_WORDS = {"dryrun": WandbMode.OFFLINE, "run": WandbMode.ONLINE}
+"""Values of WANDB_MODE that W&B goes on to take."""
+
+
 class NoKey(UserError, ValueError):
     """There is no API key for W&B."""
 
@@ -18,6 +22,7 @@ def wandb_mode(asked: WandbMode, environment: Mapping[str, str]) -> WandbMode:
     if asked is not WandbMode.AUTO:
         return asked
     named = environment.get("WANDB_MODE", "")
+    named = _OLD_WORDS.get(named, named)
     if named in tuple(WandbMode) and named != WandbMode.AUTO:
         return WandbMode(named)
     return WandbMode.ONLINE if has_key(environment) else WandbMode.OFFLINE

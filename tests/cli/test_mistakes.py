@@ -164,6 +164,9 @@ MISTAKES: list[tuple[str, str]] = [
     ("validate SETTINGS data.prompts=FILE", "name a .jsonl"),
     ("validate SETTINGS run_dir=RUN", "already holds a run"),
     ("run SETTINGS run_dir=/proc/x", "/proc/x"),
+    ("validate SETTINGS tracking.wandb.tags=['']", "tracking.wandb.tags"),
+    (f"validate SETTINGS tracking.wandb.tags=[{'t' * 65}]", "at most 64 characters"),
+    (f"validate SETTINGS tracking.wandb.group={'g' * 129}", "at most 128 characters"),
     ("run SETTINGS run_dir=FOLDER", "holds other files"),
     # commands' own arguments
     ("submit --dry-run SETTINGS", "scheduler=local has no queue"),

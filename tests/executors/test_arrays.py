@@ -34,7 +34,7 @@ from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_o
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.claims import Claim, newest_numbers
 from slurm.query import expand
-from slurm.submission import Array, Refused, array_expression, literal, render
+from slurm.submission import Array, Refused, array_expression, literal, own_answer, render
 from slurm.tasklist import Assignment, TaskList, attempt_id
 from tests.support import COLD
 from tests.support.scripted import ID, imagined_run, pinned, rendered
@@ -188,6 +188,30 @@ def test_any_text_comes_through_the_shells_quoting(text):
     (command,) = re.findall(r"^exec (.*)$", script, re.MULTILINE)
     assert shlex.split(exports) in ([text], [] if not text else [text])
     assert shlex.split(command) == ["printf", "%s", text]
+
+
+@pytest.mark.parametrize(
+    ("said", "job"),
+    [
+        ("12\n", "12"),
+        ("12;gold\n", "12"),
+        ("Submitted batch job 12\n", "12"),
+        ("Submitted batch job 12 on cluster gold\n", "12"),
+        ("site: you have job 17 of 500 in the queue\n12\n", "12"),
+        ("site: you have job 17 of 500 in the queue\nSubmitted batch job 12\nsee job 18\n", "12"),
+        ("17\nSubmitted batch job 12\n", "12"),
+        ("job 17\n", None),
+        ("17\n18\n", None),
+        ("Submitted batch job 17\nSubmitted batch job 18\n", None),
+        ("", None),
+    ],
+)
+def test_of_what_a_sites_wrapper_prints_only_sbatchs_own_line_counts(said, job):
+    """Where that is not clear the job is looked for by its name."""
+    if job is None:
+        assert own_answer(said) == ""
+    else:
+        assert SlurmExecutor._get_job_id_from_submission_command(own_answer(said)) == job
 
 
 def test_submitit_has_what_is_used_of_it():

@@ -242,6 +242,8 @@ def test_nothing_is_written_into_the_home_directory(run, tmp_path):
         ("auto", {"WANDB_MODE": "offline", "WANDB_API_KEY": "k"}, "offline"),
         ("auto", {"WANDB_MODE": "auto"}, "offline"),
         ("auto", {"WANDB_MODE": "shared"}, "offline"),
+        ("auto", {"WANDB_MODE": "dryrun", "WANDB_API_KEY": "k"}, "offline"),
+        ("auto", {"WANDB_MODE": "run"}, "online"),
         ("online", {"WANDB_MODE": "disabled"}, "online"),
         ("offline", {"WANDB_API_KEY": "k", "WANDB_MODE": "online"}, "offline"),
         ("disabled", {"WANDB_API_KEY": "k"}, "disabled"),
