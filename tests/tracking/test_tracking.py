@@ -283,9 +283,10 @@ def test_bad_settings_in_the_environment_are_a_note(run, monkeypatch, name, valu
     assert all("metrics.jsonl has every row" in note for note in notes)
 
 
-def test_a_bad_tag_never_stops_a_run(inputs, slurm_ppo, tmp_path):
-    arguments = tiny.overrides(inputs, tmp_path / "run", "iterations=1", f"tracking.wandb.tags=[{'x' * 100}]")
-    done = slurm_ppo("run", *arguments, "tracking=wandb", "tracking.wandb.mode=offline")
+def test_a_bad_tag_in_the_environment_never_stops_a_run(inputs, slurm_ppo, environment, tmp_path):
+    arguments = tiny.overrides(inputs, tmp_path / "run", "iterations=1")
+    words = (*arguments, "tracking=wandb", "tracking.wandb.mode=offline")
+    done = slurm_ppo("run", *words, env=environment | {"WANDB_TAGS": "x" * 100})
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("W&B is off, it does not work here") == 1
     assert load_run(tmp_path / "run").paths.metrics.exists()
