@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm.sealing import unsealed
-from slurm.sharedfiles import read_shared
+from slurm.sharedfiles import is_there, read_shared
 from slurm.tasklist import ELIGIBLE, KNOWN, Assignment, TaskList, attempt_id
 
 _MOST_RETURNS = 100
 """Number of times that a job is requeued because its task list cannot be read. Slurm holds it for two minutes
 each time: enough for most outages of a file server, and an end where the run was removed."""
+_MOST_RETURNS_OF_FORGOTTEN = 3
+"""The same where its folder is there without it: a node may see a new file late, but not by minutes."""
 
 
 def main(argv: list[str]) -> None:
@@ -101,7 +103,11 @@ def read_tasks(path: Path, environment: Mapping[str, str]) -> TaskList:
         )
     except OSError as error:
         returns = int(environment.get("SLURM_RESTART_COUNT", "0"))
-        if returns < _MOST_RETURNS and environment.get("SLURM_PROCID", "0") == "0":
+        is_forgotten = isinstance(error, FileNotFoundError) and is_there(path.parent)
+        if (
+            returns < (_MOST_RETURNS_OF_FORGOTTEN if is_forgotten else _MOST_RETURNS)
+            and environment.get("SLURM_PROCID", "0") == "0"
+        ):
             _note(f"{error}; this job waits in the queue once more, and tries again")
             go_back(environment["SLURM_JOB_ID"])
         sys.exit(f"{error}. Nothing was run; once the file can be read: slurm-ppo submit RUN")

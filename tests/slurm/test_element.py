@@ -135,6 +135,22 @@ def test_a_bit_that_flips_in_the_task_list_runs_nothing(tasks):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("returns", "has_folder", "comes_back"), [(0, True, True), (3, True, False), (3, False, True)]
+)
+def test_a_job_whose_file_was_forgotten_does_not_come_back_for_ever(
+    tasks, tmp_path, returns, has_folder, comes_back
+):
+    """A node may see a new file late; a file server may be away for hours."""
+    tasks.unlink()
+    if not has_folder:
+        tasks.parent.rename(tmp_path / "away")
+    done = element(tasks, 1, SLURM_RESTART_COUNT=returns, SLURM_JOB_ID="77", SLURM_PROCID="0")
+    assert done.returncode == 1
+    assert ("this job waits in the queue once more" in done.stdout) == comes_back
+    assert "Nothing was run" in done.stderr
+
+
 # --- several tasks in an element ---
 
 STORY = """

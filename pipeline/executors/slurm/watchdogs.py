@@ -38,7 +38,7 @@ class Watchdogs:
         except QueueFull as error:
             self.note(f"the queue takes no guard now ({error})")
         # There is one every few minutes: what is kept of them must not grow with the run.
-        self._forget_old(GUARD)
+        self._forget_old(GUARD, seen)
 
     def watch(self, table: JobTable) -> None:
         """Have a driver job wait for the arrays of each iteration."""
@@ -56,13 +56,15 @@ class Watchdogs:
                 self._ensure_driver(table, Watch(0, DRIVER, tuple(arrays), ()))
         except QueueFull as error:
             self.note(f"the queue takes no driver job now; the guard does its work ({error})")
-        self._forget_old(DRIVER)
+        self._forget_old(DRIVER, table.seen)
 
-    def _forget_old(self, job_kind: str) -> None:
-        """Forget all but the newest driver jobs of a kind that is submitted again and again in a run."""
+    def _forget_old(self, job_kind: str, seen: Snapshot) -> None:
+        """Forget all but the newest driver jobs of a kind that is submitted again and again in a run, but none
+        that waits or runs: one that is started again, as its node has died, needs its files."""
         old = [s for s in self.submitter.ledger.load({0}) if s.job_kind == job_kind]
         for submission in old[:-_KEPT]:
-            self.submitter.ledger.forget(submission)
+            if not seen.live_elements(submission):
+                self.submitter.ledger.forget(submission)
 
     def _ensure_driver(self, table: JobTable, watch: Watch) -> None:
         """One driver job waits for just these arrays: one that waits already, redirected, or a new one."""
