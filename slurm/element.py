@@ -104,10 +104,8 @@ def read_tasks(path: Path, environment: Mapping[str, str]) -> TaskList:
     except OSError as error:
         returns = int(environment.get("SLURM_RESTART_COUNT", "0"))
         is_forgotten = isinstance(error, FileNotFoundError) and is_there(path.parent)
-        if (
-            returns < (_MOST_RETURNS_OF_FORGOTTEN if is_forgotten else _MOST_RETURNS)
-            and environment.get("SLURM_PROCID", "0") == "0"
-        ):
+        most = _MOST_RETURNS_OF_FORGOTTEN if is_forgotten else _MOST_RETURNS
+        if returns < most and environment.get("SLURM_PROCID", "0") == "0":
             _note(f"{error}; this job waits in the queue once more, and tries again")
             go_back(environment["SLURM_JOB_ID"])
         sys.exit(f"{error}. Nothing was run; once the file can be read: slurm-ppo submit RUN")

@@ -172,8 +172,9 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
         # A fork has no prompts yet, but a committed policy from the start.
         is_begun = is_there(paths.task(PREPARE).record) or is_there(paths.policies)
         if holder or is_begun or _is_queued(paths):
+            command = f"slurm-ppo resume {shlex.quote(str(paths.root))}"
             raise RunError(
-                f"{paths.root} already holds a run. To continue it: slurm-ppo resume {paths.root}. "
+                f"{paths.root} already holds a run. To continue it: {command}. "
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
             )
         return
@@ -266,7 +267,7 @@ def load_run(root: Path) -> Run:
         if root.is_dir():
             why = f"it holds no {Path(str(error.filename)).name}"
         raise RunError(
-            f"{shown(root)} is not a run directory: {why}{near_runs(root)}. "
+            f"{shown(root)} is not a run directory: {why}{near_runs(root) or '.'} "
             "Start a run with: slurm-ppo run experiment=... run_dir=..."
         ) from None
     except ValidationError as error:

@@ -59,8 +59,8 @@ class Watchdogs:
         self._forget_old(DRIVER, table.seen)
 
     def _forget_old(self, job_kind: str, seen: Snapshot) -> None:
-        """Forget all but the newest driver jobs of a kind that is submitted again and again in a run, but none
-        that waits or runs: one that is started again, as its node has died, needs its files."""
+        """Forget all but the newest driver jobs of a kind that is submitted again and again in a run, but
+        none that waits or runs: one that is started again, as its node has died, needs its files."""
         old = [s for s in self.submitter.ledger.load({0}) if s.job_kind == job_kind]
         for submission in old[:-_KEPT]:
             if not seen.live_elements(submission):
