@@ -86,6 +86,7 @@ class Pulling:
     _listed: Mapping[Task, Sequence[Claim]] = field(default_factory=dict)
     """Claims as of the last look at everything, on tasks that were ready then."""
     _claim: Claim | None = None
+    _invocation: int = 0
     """The last that it took."""
     _lost: OSError | None = None
     """Error of the disk for which it leaves, if it came outside of a task."""
@@ -241,14 +242,14 @@ class Pulling:
         frontier = self.frontier.find()
         tasks = choosing.candidates(run.plan, frontier, self.worker)
         committed = frozenset(recorded(paths, choosing.relevant(run.plan, tasks)))
-        since = self._look_at_control()
+        self._invocation = self._look_at_control()
         seen = View(run.plan, frontier, committed, {}, self.max_attempts, time.time())
         due = [task for task in tasks if task not in committed and not choosing.missing(seen, task)]
         self._listed = claims = claims_of(paths, choosing.claimed(run.plan, due), self.known)
         if claims or time.monotonic() - self._looked > self._beats_seconds:
             self._looked = time.monotonic()
             self._live = self.crew.live(self._looked)
-        attempts = {task: attempts_of(paths, claims[task], self._live, since) for task in claims}
+        attempts = {task: attempts_of(paths, claims[task], self._live, self._invocation) for task in claims}
         seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
         view = replace(seen, attempts=attempts, median_seconds=seconds)
         slow = [task for task in attempts if self.worker.takes_over and choosing.is_slow(view, task)]
@@ -282,14 +283,15 @@ class Pulling:
         except SpoiltControl:  # for people to mend; a pass will say so
             return None
 
-    def _look_at_control(self) -> float:
-        """Leave if people, or a pass that gave up, ended the run. Returns when this invocation began."""
+    def _look_at_control(self) -> int:
+        """Leave if people, or a pass that gave up, ended the run. Returns the invocation's number; the last
+        known one where that cannot be read."""
         control = self._control()
         if control is None:
-            return 0.0
+            return self._invocation
         if control.cancelled or control.has_failed:
             self.leave(Reason.TURNED)
-        return control.begun
+        return control.invocation
 
     # --- taking ---
 
@@ -308,7 +310,8 @@ class Pulling:
         number = next_number(self.run.paths, task, claims)
         if is_unlisted(self.run.paths, task, claims, number):
             return None
-        claim = Claim(task, number, self.outside.new_attempt(number), self.outside.name, view.now)
+        attempt, name = self.outside.new_attempt(number), self.outside.name
+        claim = Claim(task, number, attempt, name, view.now, self._invocation)
         first, last = self.pulse.beat.iterations
         self.pulse.say(
             doing=Doing.BUSY,

@@ -90,7 +90,7 @@ class Beat:
     queued_seconds: float | None = None
     """Seconds from the time at which it could have started, as far as the run is concerned, to its start."""
     process_space: str = ""
-    """Where its process id counts: containers of one host may each have ids of their own."""
+    """Where its process id counts (:func:`process_space`)."""
 
 
 def file_of(paths: RunPaths, worker: str) -> Path:
@@ -116,8 +116,10 @@ def write_beat(paths: RunPaths, beat: Beat) -> None:
 
 
 def process_space() -> str:
-    """Return what tells apart the spaces in which process ids of one host count; empty if unknown."""
+    """Return what tells apart the spaces in which process ids count, of hosts and of their containers; empty
+    if unknown. Two nodes may have one name, and the first space of each Linux has the same number."""
     try:
-        return str(Path("/proc/self/ns/pid").readlink())
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""

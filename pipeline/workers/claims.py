@@ -48,6 +48,8 @@ class Claim:
     """Name of the worker (:mod:`pipeline.workers.beats`)."""
     time: float
     """Unix time at which it was taken."""
+    invocation: int = 0
+    """Number of the invocation of submit, run or resume in which it was taken; 0 where there is no Slurm."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class _Content:
     attempt: str
     worker: str
     time: float
+    invocation: int = 0
 
 
 def file_of(paths: RunPaths, task: Task, number: int) -> Path:
@@ -88,7 +91,7 @@ def take(paths: RunPaths, claim: Claim) -> bool:
     """Write a claim. False where its number is taken."""
     path = file_of(paths, claim.task, claim.number)
     make_folder(path.parent)
-    content = _Content(task_key(claim.task), claim.number, claim.attempt, claim.worker, claim.time)
+    content = _Content(**{**vars(claim), "task": task_key(claim.task)})
     return link_once(path, sealed(plain(content)))
 
 
@@ -177,7 +180,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 def _parsed(data: bytes, spoilt: Claim) -> Claim:
     try:
         content = converted(_Content, unsealed(data))
-        claim = Claim(parse_task(content.task), content.number, content.attempt, content.worker, content.time)
+        claim = Claim(**{**vars(content), "task": parse_task(content.task)})
     except (ValueError, TypeError):
         return spoilt
     return claim if (claim.task, claim.number) == (spoilt.task, spoilt.number) else spoilt
@@ -208,7 +211,7 @@ def is_running(claim: Claim, live: Mapping[str, Beat]) -> bool:
 
 
 def attempts_of(
-    paths: RunPaths, claims: Iterable[Claim], live: Mapping[str, Beat], since: float = 0.0
+    paths: RunPaths, claims: Iterable[Claim], live: Mapping[str, Beat], invocation: int = 0
 ) -> tuple[Attempt, ...]:
     """Return what has become of the claims on a task that was not committed when they were listed.
 
@@ -216,10 +219,10 @@ def attempts_of(
 
     Args:
         live: workers that live (:meth:`pipeline.workers.living.Crew.live`), read after the claims.
-        since: claims before this unix time are of an earlier invocation of submit, run or resume: then only
-            those count that still run.
+        invocation: number of the present invocation of submit, run or resume: of earlier ones only those
+            claims count that still run. By number, as clocks of nodes differ.
     """
-    counted = (c for c in claims if is_running(c, live) or c.time >= since or not c.attempt)
+    counted = (c for c in claims if is_running(c, live) or c.invocation >= invocation or not c.attempt)
     return tuple(_attempt(paths, claim, live) for claim in counted)
 
 

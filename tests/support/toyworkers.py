@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.config.conversion import plain
 from pipeline.executors.slurm.crew import wanted_by
+from pipeline.run.control import read_control
 from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import Stage, Task, task_key
@@ -125,7 +126,8 @@ class WorkerWorld(World):
     def take(self, worker: Worker, task: Task) -> None:
         of_task = self.claims.setdefault(task, [])
         number = len(of_task) + 1
-        claim = Claim(task, number, worker.new_attempt(number), worker.name, self.now())
+        invocation = read_control(self.run.paths).invocation
+        claim = Claim(task, number, worker.new_attempt(number), worker.name, self.now(), invocation)
         self.say(worker, Doing.BUSY, task, attempt=claim.attempt)
         of_task.append(claim)
         worker.claim, worker.has_begun = claim, True

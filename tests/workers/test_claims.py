@@ -117,7 +117,9 @@ def test_an_attempt_runs_while_its_worker_lives_and_is_at_it(paths):
     assert attempts_of(paths, [mine], {})[0].failure is FailureKind.MEMORY
     failure.write_text("{")
     assert attempts_of(paths, [mine], {})[0].failure is None
-    assert attempts_of(paths, [mine], {}, since=11.0) == ()
+    later = replace(mine, time=9e9)  # by a node whose clock is ahead
+    assert attempts_of(paths, [later], {}, invocation=2) == ()
+    assert len(attempts_of(paths, [replace(mine, time=0.0, invocation=2)], {}, invocation=2)) == 1
 
 
 def test_a_warning_in_vain_is_what_a_pass_has_found_it_to_be(paths):
@@ -173,6 +175,9 @@ def test_a_process_of_this_machine_that_is_no_more_is_dead_at_once():
     assert not is_dead_here(own)
     assert is_dead_here(replace(own, pid=2**22 + 1))
     assert not is_dead_here(replace(own, pid=2**22 + 1, process_space="pid:[7]"))
+    boot, space = process_space().split(" ", 1)
+    twin = replace(own, pid=2**22 + 1, process_space=f"{'0' * len(boot)} {space}")
+    assert not is_dead_here(twin), "another node has the same name"
 
 
 def test_what_a_worker_did_adds_up_to_its_life():

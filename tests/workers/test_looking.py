@@ -67,11 +67,11 @@ def run(tmp_path) -> Run:
 
 def test_a_run_that_is_resumed_while_it_goes_on_leaves_tasks_to_whoever_is_at_them(tmp_path):
     paths = RunPaths(tmp_path)
-    busy, failed = claim("4_0r0", time=10.0), claim("4_1r0", number=2, time=11.0)
+    busy, failed = claim("4_0r0", invocation=1), claim("4_1r0", number=2, invocation=1)
     at_work = {busy.worker: beat(busy.worker, ROLLOUT)}
-    (running,) = attempts_of(paths, [busy, failed], at_work, since=20.0)
+    (running,) = attempts_of(paths, [busy, failed], at_work, invocation=2)
     assert running.is_running
-    assert attempts_of(paths, [busy, failed], {}, since=20.0) == (), "what failed before counts no more"
+    assert attempts_of(paths, [busy, failed], {}, invocation=2) == (), "what failed before counts no more"
 
 
 def test_workers_of_a_node_whose_clock_is_behind_live_as_long_as_they_beat(tmp_path):

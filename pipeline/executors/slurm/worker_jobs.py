@@ -179,11 +179,9 @@ class WorkerJobs(SlurmJobs):
         )
 
     def _ending(self, claim: Claim, failure: Failure, is_redone: bool) -> ClaimEnding:
-        control = self.table.seen.control
-        invocation = control.invocation - (claim.time < control.begun)
         key = task_key(claim.task)
         return ClaimEnding(
-            *(key, claim.number, invocation, failure.kind, failure.message, failure.node, failure.job),
+            *(key, claim.number, claim.invocation, failure.kind, failure.message, failure.node, failure.job),
             is_redone=is_redone,
         )
 
