@@ -36,6 +36,8 @@ WORDS: dict[int, str] = {
         (configtypes.Name, "name: letters, digits, `_`, `.`, `-`"),
         (configtypes.Text, "text"),
         (configtypes.Line, "text of one line"),
+        (configtypes.WandbLine, "text of one line, up to 128 characters"),
+        (configtypes.WandbTag, "text of one line, up to 64 characters"),
         (configtypes.SbatchWord, "one word, as sbatch takes it"),
         (configtypes.Memory, "memory such as `64G`"),
         (configtypes.Gpus, "`COUNT` or `TYPE:COUNT`"),
