@@ -9,12 +9,12 @@ from pipeline.run import journal
 from pipeline.run.benchmarks import trim_measured
 from pipeline.run.best import keep_best
 from pipeline.run.commits import BadCommit, require_record
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run, RunError, resume_command
 from pipeline.run.journal import Row
 from pipeline.run.lease import hold
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker
-from pipeline.run.records import find_frontier, recorded
+from pipeline.run.records import find_frontier, is_committed, recorded
 from pipeline.run.retention import Thinned, check_is_kept, in_words, kept_versions, read_best, way_back
 from pipeline.run.states import can_go_on, versions_with_state
 from pipeline.run.submissions import Ledger
@@ -80,7 +80,13 @@ def checked_point(run: Run, point: Point) -> tuple[Point, int]:
         RunError: as :func:`go_back`.
     """
     check_has_pool(run.plan, point)
-    updated = find_frontier(run.plan, run.paths).updated
+    frontier = find_frontier(run.plan, run.paths)
+    if frontier.updated < 0 and is_committed(run.paths, policy_maker(run.plan.start + 1)):
+        raise RunError(
+            f"the prompts are to be prepared again before the run can go back: {resume_command(run)}, "
+            f"and once that is done: --from {point}"
+        )
+    updated = frontier.updated
     at_hand = min(max(updated, run.plan.start) + 1, run.plan.iterations)
     iteration = at_hand if point.iteration is None else point.iteration
     if iteration > at_hand:

@@ -127,7 +127,7 @@ def _later_at(paths: RunPaths) -> float | None:
 
 
 def _is_urgent(paths: RunPaths) -> bool:
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, ValueError):
         return read_newest(_wish(paths)).startswith(_NOW.encode())
     return False
 

@@ -23,7 +23,7 @@ from pipeline.run.records import names_of_stage
 from pipeline.run.tasks import Task, parse_task, task_key
 from pipeline.workers.beats import Beat, Doing
 from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import is_there, make_folder, read_shared
+from slurm.sharedfiles import NotAFile, is_there, make_folder, read_shared
 
 _NAME = re.compile(r"(.+)\.claim-(\d+)\.json")
 
@@ -163,7 +163,7 @@ def _read(folder: Path, spoilt: Iterable[Claim], known: Known) -> Iterator[tuple
     for claim in spoilt:
         key = (*identity, _name(claim.task, claim.number))
         if key not in known and identity != _GONE:
-            with contextlib.suppress(FileNotFoundError):  # the run has just gone back
+            with contextlib.suppress(FileNotFoundError, NotAFile):  # gone, as the run went back, or spoilt
                 known[key] = _parsed(read_shared(folder / key[2]), claim)
         yield key, known.get(key, claim)
 

@@ -257,7 +257,7 @@ def claim_place(paths: RunPaths, element: str, now: float) -> bool:
     """
     minute, name = int(now // _MINUTE), str(paths.root)
     for shelf in _shelves(paths):
-        with contextlib.suppress(OSError):  # then each decides for itself
+        with contextlib.suppress(OSError, ValueError):  # then each decides for itself
             _forget_places(shelf.folder, minute)
             before, path = (shelf.folder / f"place-{element}-{when}" for when in (minute - 1, minute))
             if is_there(before) and read_newest(before).decode() != name:

@@ -11,7 +11,7 @@ from pipeline.config.conversion import converted
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Beat, Doing, Reason, folder_of
 from slurm.sealing import unsealed
-from slurm.sharedfiles import PASSING, names_in, persistently
+from slurm.sharedfiles import PASSING, names_in, persistently, read_plainly
 
 SUFFIX, GONE = ".json", ".gone"
 """Ends of the names of files: what a worker says; a mark that Slurm no longer has it."""
@@ -65,7 +65,7 @@ def seniority(worker: str) -> tuple[int, str]:
 
 def _read(path: Path) -> Beat | None:
     try:
-        return parse(unsealed(persistently(path, path.read_bytes, _PASSING, _WAITS)))
+        return parse(unsealed(persistently(path, lambda: read_plainly(path), _PASSING, _WAITS)))
     except (OSError, ValueError):  # it is just being replaced, or is no beat
         return None
 

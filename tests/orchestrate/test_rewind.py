@@ -63,6 +63,13 @@ def policy_bytes(run: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (run / "policy" / "00002").iterdir()}
 
 
+def test_a_run_whose_prompts_were_taken_back_says_so_and_not_that_it_has_just_begun(copied_run):
+    run = load_run(copied_run)
+    move_aside(run.paths, [PREPARE], "corrupt")
+    with pytest.raises(RunError, match="the prompts are to be prepared again before"):
+        go_back(run, Point(Stage.ROLLOUT, 2))
+
+
 @given(plans, st.data())
 def test_what_is_superseded_is_all_that_depends_on_the_point(plan, data):
     points = [Point(stage, None) for stage in STAGES[:3]]

@@ -23,6 +23,7 @@ from stages.following import Following, Leading, in_words, out_of_words
 from stages.pulse import told
 from stages.runner import Arguments
 from stages.surroundings import Asking
+from tests.support.damage import DAMAGES
 
 TASK = Task(3, Stage.ROLLOUT, 2)
 
@@ -97,6 +98,21 @@ def test_taking_a_commit_back_moves_its_claims_and_no_others(paths):
         "shard-00002.claim-1.json"
     ]
     assert list(claims_of(paths, [TASK, TASK._replace(shard=20)])) == [TASK._replace(shard=20)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_among_claims_and_beats_stops_nobody(paths, damage):
+    """A claim that cannot be read keeps its number, and is nobody's."""
+    assert take(paths, claim(1))
+    assert take(paths, claim(2))
+    write_beat(paths, beat("7_0r0"))
+    write_beat(paths, beat("8_0r0"))
+    DAMAGES[damage](claim_file(paths, TASK, 1))
+    DAMAGES[damage](file_of(paths, "7_0r0"))
+    found = claims_of(paths, [TASK])[TASK]
+    assert claim(2) in found
+    assert next_number(paths, TASK, found) == 3
+    assert "8_0r0" in read_beats(paths)
 
 
 def test_an_attempt_runs_while_its_worker_lives_and_is_at_it(paths):
