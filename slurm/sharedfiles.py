@@ -44,8 +44,9 @@ class FileServerError(ServiceError, OSError):
     """Failure to read or replace a file: for seconds its server reported a stale handle, or worse."""
 
 
-class NotAFile(UserError, ValueError):
-    """Something that cannot be read whole lies where a file belongs: a folder, a pipe, or gigabytes."""
+class NotAFile(UserError, OSError, ValueError):
+    """Something that cannot be read whole lies where a file belongs: a folder, a pipe, or gigabytes. As a
+    ValueError it is one of the ways in which a file is spoilt."""
 
 
 def persistently(

@@ -25,7 +25,7 @@ from pipeline.run.commits import (
     require_record,
 )
 from pipeline.run.directory import load_run, read_identity
-from pipeline.run.durable import read_shared
+from pipeline.run.durable import from_json, read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
@@ -34,7 +34,6 @@ from pipeline.run.shards import read_batches, read_shard
 from pipeline.run.states import state_record
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.wide import take
-from slurm.sealing import from_json
 from stages.policy_files import PolicyFiles
 from stages.verification import verify_files, verify_once
 

@@ -32,8 +32,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from pipeline.run.durable import is_there, read_shared, replace_durably
-from slurm.sealing import from_json
+from pipeline.run.durable import from_json, is_there, read_shared, replace_durably
 from stages.context import UserError
 from stages.models import device
 from stages.numerics import import_deepspeed

@@ -38,7 +38,7 @@ def refusal(error: Exception, command: str) -> str:
     told = str(error)
     if command not in _CHANGING or _acts:
         return told
-    return f"{told.rstrip('.')}; nothing was changed"
+    return f"{told if told.endswith('...') else told.removesuffix('.')}; nothing was changed"
 
 
 def clipped(line: str) -> str:

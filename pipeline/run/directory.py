@@ -174,7 +174,7 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
         if holder or is_begun or _is_queued(paths):
             command = f"slurm-ppo resume {shlex.quote(str(paths.root))}"
             raise RunError(
-                f"{paths.root} already holds a run. To continue it: {command}. "
+                f"run_dir already holds a run. To continue it: {command}. "
                 "To start another: choose run_dir=... or name=..." + (f" ({holder})" if holder else "")
             )
         return

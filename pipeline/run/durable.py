@@ -12,11 +12,13 @@ import xxhash
 
 # PASSING, is_there, make_folder, names_in, persistently and read_shared are re-exported for stages, which
 # know nothing of Slurm
+from slurm.sealing import from_json as from_json
 from slurm.sharedfiles import PASSING as PASSING
-from slurm.sharedfiles import STALE, opened_file, read_plainly, write_plainly
+from slurm.sharedfiles import STALE, read_plainly, write_plainly
 from slurm.sharedfiles import is_there as is_there
 from slurm.sharedfiles import make_folder as make_folder
 from slurm.sharedfiles import names_in as names_in
+from slurm.sharedfiles import opened_file as opened_file
 from slurm.sharedfiles import persistently as persistently
 from slurm.sharedfiles import read_shared as read_shared
 

@@ -15,12 +15,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
-
-from pipeline.config.conversion import converted
 from pipeline.run.durable import link_once, replace_durably
 from slurm.errors import UserError
 from slurm.sealing import from_json
@@ -224,19 +222,25 @@ def _held_because(path: Path) -> str | None:
 def _holder(data: bytes) -> Holder | None:
     """Return the holder of a lease, or None where it was released. Raises ValueError."""
     content = from_json(data)
-    if isinstance(content, dict) and "released" in content:
+    if not isinstance(content, dict):
+        raise ValueError("it holds no JSON object")
+    if "released" in content:
         return None
-    return converted(Holder, content)
+    kinds: dict[str, Any] = {one.name: one.type for one in fields(Holder)}
+    wrong = [name for name, value in content.items() if not isinstance(value, kinds.get(name, ()))]
+    missing = kinds.keys() - content.keys() - {"pid_namespace"}
+    if wrong or missing:
+        raise ValueError(f"it holds no holder: {', '.join(sorted([*wrong, *missing]))}")
+    return Holder(**content)
 
 
 def _held_by_the_unknown(path: Path, beat_age: float, error: ValueError) -> str | None:
     """Say that a spoilt lease is held while somebody may be renewing it."""
     if beat_age > EXPIRY_SECONDS:
         return None
-    why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
     return (
-        f"the lease {path} cannot be read ({why}); unless somebody renews it, the next driver takes it over "
-        f"in {EXPIRY_SECONDS - beat_age:.0f} s"
+        f"the lease {path} cannot be read ({error}); unless somebody renews it, the next driver takes it "
+        f"over in {EXPIRY_SECONDS - beat_age:.0f} s"
     )
 
 

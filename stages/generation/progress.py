@@ -22,13 +22,12 @@ import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
 
 from pipeline.run.commits import CorruptData, Record, StaleData
-from pipeline.run.durable import read_shared, replace_durably
+from pipeline.run.durable import from_json, read_shared, replace_durably
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import VERSION_KEY, FinishReason, conform, version_of
 from pipeline.run.seeds import derive_seed
 from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Task
-from slurm.sealing import from_json
 from stages.context import Context
 from stages.engines.base import Request, Sampling
 from stages.generation.chat import messages_json, messages_of

@@ -27,7 +27,8 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-SEED = os.environ.get("TABLE_SEED") or _commit()
+SEED = os.environ.setdefault("TABLE_SEED", _commit())
+"""Processes that tests start have the same, also if somebody commits meanwhile."""
 
 
 def sample(table: Sequence[_Any], share: float, key: Callable[[_Any], str] = repr) -> list[_Any]:

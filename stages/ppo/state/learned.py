@@ -11,9 +11,8 @@ import torch
 
 from pipeline.config.algorithm import KLConfig, KLController
 from pipeline.config.conversion import converted
-from pipeline.run.durable import read_shared
+from pipeline.run.durable import from_json, read_shared
 from pipeline.run.plan import policy_maker
-from slurm.sealing import from_json
 from stages import ranks
 from stages.context import Context
 from stages.models import device

@@ -13,8 +13,7 @@ from torch import Tensor
 from pipeline.config.model_files import Tensor as Stored
 from pipeline.config.model_files import read_header
 from pipeline.run.commits import FileEntry
-from pipeline.run.durable import read_shared
-from slurm.sealing import from_json
+from pipeline.run.durable import from_json, read_shared
 from stages import ranks
 from stages.ppo.state.slices import Slice
 from stages.ppo.state.tensor_files import Described, TensorFile, WholeRead, read_metadata, read_part

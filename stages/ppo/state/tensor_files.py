@@ -17,8 +17,7 @@ import xxhash
 from torch import Tensor
 
 from pipeline.config.model_files import Tensor as Stored
-from pipeline.run.durable import flush, naming
-from slurm.sharedfiles import opened_file
+from pipeline.run.durable import flush, naming, opened_file
 
 _CHUNK = 1 << 26
 """Bytes that are copied, hashed and written at once."""
