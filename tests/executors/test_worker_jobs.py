@@ -90,10 +90,12 @@ def test_why_somebody_was_warned_is_asked_again_also_if_another_has_done_the_tas
     claims = [Claim(task, n, f"{n}-4711_{n}r0", f"4711_{n}r0", 10.0 + n) for n in (1, 2)]
     warned = {"4711_1r0": beat("4711_1r0", doing=Doing.LEAVING, reason=Reason.WARNED)}
     lasting = {"4711_1r0": beat("4711_1r0", doing=Doing.WAITING)}
-    assert are_in_doubt(claims, warned, {task})
-    assert are_in_doubt(claims, warned, set())
-    assert not are_in_doubt(claims, lasting, {task})
-    assert not are_in_doubt(claims[:1], warned, {task}), "it has committed it itself"
+    shown = {"4711_1r0"}  # the other, which has done it, has left
+    assert are_in_doubt(claims, shown, warned, {task})
+    assert are_in_doubt(claims, shown, warned, set())
+    assert not are_in_doubt(claims, shown, lasting, {task})
+    assert not are_in_doubt(claims[:1], shown, warned, {task}), "it has committed it itself"
+    assert not are_in_doubt(claims, set(), warned, {task}), "nobody is shown as running"
 
 
 def test_a_killed_attempt_at_a_task_that_is_done_counts_for_nothing(worlds):

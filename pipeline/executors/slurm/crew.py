@@ -188,7 +188,9 @@ def _is_last_word(beat: Beat | None, claim: Claim) -> bool:
     return beat is not None and beat.attempt == claim.attempt
 
 
-def are_in_doubt(claims: Sequence[Claim], beats: Beats, committed: Collection[Task]) -> bool:
+def are_in_doubt(
+    claims: Sequence[Claim], shown: Collection[str], beats: Beats, committed: Collection[Task]
+) -> bool:
     """Whether a pass may have to judge the end of somebody whom its look shows as running. Pure.
 
     Who was last heard of at a task that another has done may have been killed since, and with the
@@ -196,7 +198,8 @@ def are_in_doubt(claims: Sequence[Claim], beats: Beats, committed: Collection[Ta
     knows why.
 
     Args:
-        claims: those of workers that the look shows as running.
+        claims: all claims on the tasks at hand.
+        shown: names of the workers that the look shows as running.
     """
     at_work = {beat.attempt for beat in beats.values() if beat.doing is Doing.BUSY}
     warned = {beat.worker for beat in beats.values() if beat.reason is Reason.WARNED}
@@ -208,7 +211,7 @@ def are_in_doubt(claims: Sequence[Claim], beats: Beats, committed: Collection[Ta
             return False
         return claim.worker in warned or (is_done and claim.attempt in at_work)
 
-    return any(map(is_doubtful, claims))
+    return any(is_doubtful(claim) for claim in claims if claim.worker in shown)
 
 
 def gone_claims(claims: Sequence[Claim], beats: Beats) -> list[Gone]:

@@ -102,9 +102,8 @@ class WorkerJobs(SlurmJobs):
         looked_at = considered.union(tried_again(self.run.paths, self._unwritten(newest)))
         self._read(iterations, looked_at, newest)
         committed = set(committed_of(sorted(looked_at)))
-        known = {worker.name for worker in self.roster.crew.workers}
-        shown = [claim for claim in self.claims if claim.worker in known]
-        if not self.table.seen.is_fresh and are_in_doubt(shown, self.beats, committed):
+        shown = {worker.name for worker in self.roster.crew.workers}
+        if not self.table.seen.is_fresh and are_in_doubt(self.claims, shown, self.beats, committed):
             self._look_again()
             self._read(iterations, looked_at, newest)
             committed = set(committed_of(sorted(looked_at)))
