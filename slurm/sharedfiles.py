@@ -29,8 +29,9 @@ STALE = frozenset({errno.ESTALE})
 """Errors of an operation that was not carried out: it may be repeated, whatever it changes."""
 PASSING = STALE | {errno.EIO, errno.ENOTCONN}
 """Errors that may pass. Whatever failed may have been carried out all the same."""
-WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Seconds between tries. Their sum is longer than clients cache by default (1 to 3 s)."""
+WAITS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+"""Seconds between tries. Their sum is more than twice as long as clients cache by default (1 to 3 s): what
+the kernel remembers may come from a cache of the client that is as old."""
 
 _PIECE = 1 << 16
 """Bytes that are read at once at least."""

@@ -88,6 +88,8 @@ class Observation:
 
 
 _FREE_FACTOR = 5
+MOST_UNSTARTED = 50
+"""Starts that Slurm could not make after which a task is given up: their waits come to about a day."""
 
 
 def reconcile(
@@ -194,9 +196,12 @@ def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
     if any(failure.kind in (FailureKind.CONFIG, FailureKind.NUMERICS) for failure in failures):
         return True
     counted = [failure for failure in failures if failure.kind not in FREE_KINDS]
+    unstarted = sum(failure.kind is FailureKind.UNSTARTED for failure in failures)
     # A pause is progress, and so has an end of its own.
-    others = [failure for failure in failures if failure.kind is not FailureKind.PAUSED]
-    return len(counted) >= max_attempts or len(others) >= _FREE_FACTOR * max_attempts
+    paused = sum(failure.kind is FailureKind.PAUSED for failure in failures)
+    others = len(failures) - paused - unstarted
+    is_spent = len(counted) >= max_attempts or others >= _FREE_FACTOR * max_attempts
+    return is_spent or unstarted >= MOST_UNSTARTED
 
 
 def reason_to_launch(failures: Sequence[Failure]) -> str:

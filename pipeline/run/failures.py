@@ -23,6 +23,9 @@ class FailureKind(StrEnum):
     """Process that vanished: a signal, a cancelled job, or an unknown cause."""
     LOST = "lost"
     """Node that failed, or job that never arrived in the queue; not this task's fault."""
+    UNSTARTED = "unstarted"
+    """Job that ended before its first line ran, as its node could not open its output or start its container:
+    not this task's fault. The next attempt comes later."""
     PREEMPTED = "preempted"
     """Preemption: another job was given the attempt's place."""
     MEMORY = "memory"
@@ -39,6 +42,7 @@ class FailureKind(StrEnum):
 
 FREE_KINDS = frozenset(
     {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
+    | {FailureKind.UNSTARTED}
 )
 """Failures not counted against a task's budget of attempts: not its fault, or progress."""
 DISK_EXIT = 6

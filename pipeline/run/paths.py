@@ -62,6 +62,8 @@ class RunPaths:
     control = _Below("slurm", "control.json")
     iterations = _Below("iterations")
     log_root = _Below("logs")
+    slurm_log = _Below("logs", "slurm.log")
+    """Log of what Slurm itself says of the run's jobs, one file for all."""
 
     def submissions(self, iteration: int) -> Path:
         """Return the folder of what was submitted to Slurm for an iteration."""

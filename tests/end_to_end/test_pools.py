@@ -261,7 +261,7 @@ def test_the_scripts_of_pools_have_their_own_resources_and_order():
     assert "partition" not in other
     assert big["dependency"] == other["dependency"] == "aftercorr:JOB-1-rollout"
     assert options["reward-1-0"]["dependency"] == f"aftercorr:JOB-1-score-{LONG}:JOB-1-score-big"
-    assert big["output"].endswith("/logs/00001-score-big/attempt-1/shard-00%3a.log")
+    assert big["output"].endswith("/logs/slurm.log")
     watched = set(re.split(r"[?:]", options["driver-1-0"]["dependency"]))
     assert {"JOB-1-score-big", f"JOB-1-score-{LONG}"} <= watched
 

@@ -25,12 +25,11 @@ from pipeline.executors.slurm.arrays import (
     array_of,
     driver_submission,
     log_folder,
-    output_pattern,
     stage_submissions,
 )
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.run.directory import Run
-from pipeline.run.submissions import Ledger, chunk_size_for, chunks_of, is_job_of, job_name
+from pipeline.run.submissions import Ledger, Submission, chunk_size_for, chunks_of, is_job_of, job_name
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.claims import Claim, newest_numbers
 from slurm.query import expand
@@ -312,44 +311,72 @@ def test_sbatch_itself_reads_every_option_as_it_was_meant(tmp_path, job_kind):
 # --- logs and indices ---
 
 
-def written_by_slurm(pattern: str, index: int) -> str:
-    """A pattern of sbatch's as Slurm fills it in."""
-    return re.sub(r"%(?:(\d*)a|(%))", lambda found: found[2] or str(index).zfill(int(found[1] or 0)), pattern)
+def written_by_slurm(pattern: str) -> str:
+    """A pattern of sbatch's without jobs' numbers, as Slurm fills it in."""
+    return re.sub(r"%(.)", lambda found: {"%": "%"}[found[1]], pattern)
 
 
-@pytest.mark.parametrize("max_array_size", [1001, 1000, 11, 10, 2, 4_000_001])
-@pytest.mark.parametrize("shard", [0, 7, 999, 1000, 10_123])
-def test_slurm_writes_each_shards_log_where_the_run_looks_for_it(shard, max_array_size):
-    run = imagined_run("/runs/100%a %j")
-    task = Task(3, Stage.REWARD, shard)
+@pytest.mark.parametrize("max_array_size", [1001, 10, 2, 4_000_001])
+@pytest.mark.parametrize("task", [PREPARE, *(Task(3, Stage.REWARD, shard) for shard in (0, 7, 1000, 10_123))])
+def test_a_job_writes_its_tasks_log_where_the_run_looks_for_it(bench, tmp_path, task, max_array_size):
+    run = imagined_run(tmp_path / "100%a %j", {"reward": {"python": "echo"}, "prepare": {"python": "echo"}})
     (submission,) = stage_submissions(run, 1, 2, [task], chunk_size_for(max_array_size))
     (index,) = submission.indices
     assert index < max_array_size
     assert submission.task(index) == task
-    assert written_by_slurm(output_pattern(run, submission), index) == str(run.paths.task(task).log(2))
+    said = as_on_a_node(bench, run, submission)
+    assert not said.stdout + said.stderr
+    assert "slurm.element" in run.paths.task(task).log(2).read_text()
 
 
-def test_prepare_has_a_log_of_its_own():
-    run = imagined_run("/runs/50%")
-    (prepare,) = stage_submissions(run, 1, 2, [PREPARE], 1000)
-    assert written_by_slurm(output_pattern(run, prepare), 0) == str(run.paths.task(PREPARE).log(2))
-
-
-@pytest.mark.parametrize("job_kind", [DRIVER, GUARD])
-def test_a_driver_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, job_kind):
-    """Slurm would not start it; so its log is its own business."""
-    run = imagined_run(tmp_path / f"100%a {NASTY}", {"driver": {"python": "echo"}})
-    submission = driver_submission(run, 1, 3, job_kind, 2)
+def as_on_a_node(bench: Path, run: Run, submission: Submission) -> subprocess.CompletedProcess[str]:
+    """Run the script of a submission of one element; what it prints goes to the file that Slurm opens."""
+    run.paths.log_root.mkdir(parents=True, exist_ok=True)
     text = render(array_of(run, run.config.scheduler, submission, Escalation(), None))
-    assert "#SBATCH --output=/dev/null" in text
+    (output,) = re.findall("^#SBATCH --output=(.*)$", text, re.MULTILINE)
+    opened = run.paths.slurm_log if submission.is_of_stage else os.devnull
+    assert written_by_slurm(*shlex.split(output)) == str(opened)
+    element = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(submission.indices[0])}
+    done = subprocess.run(
+        ["bash", "-c", text],
+        capture_output=True,
+        text=True,
+        cwd=bench,
+        timeout=60,
+        env={**os.environ, **element},
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("job_kind", [DRIVER, GUARD, Stage.REWARD])
+def test_a_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, job_kind):
+    """Slurm would not start it; so its log is its own business. Of driver jobs Slurm opens nothing."""
+    python = {"python": "echo"}
+    run = imagined_run(tmp_path / f"100%a {NASTY}", {"driver": python, "reward": python})
+    submission = driver_submission(run, 1, 3, job_kind, 2)
+    if job_kind == Stage.REWARD:
+        (submission,) = stage_submissions(run, 1, 2, [Task(3, Stage.REWARD, 4)], 1000)
     folder = log_folder(run, submission)
-    for is_there in (False, True):
-        if is_there:
-            folder.mkdir(parents=True)
-        done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, cwd=bench, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert ("slurm.element" in done.stdout) != is_there
-    assert "slurm.element" in (folder / f"{job_kind}.log").read_text()
+    place = folder if folder.parent == run.paths.log_root else folder.parent
+    place.parent.mkdir(parents=True)
+    place.write_text("in the place of a folder")
+    done = as_on_a_node(bench, run, submission)
+    into_old = run.paths.slurm_log.read_text() if run.paths.slurm_log.exists() else ""
+    assert "slurm.element" in (done.stdout if submission.is_of_stage else into_old)
+    place.unlink()
+    assert not as_on_a_node(bench, run, submission).stdout
+    (log,) = folder.iterdir()
+    assert "slurm.element" in log.read_text()
+
+
+def test_a_job_whose_run_was_moved_makes_no_folder_in_its_place(bench, tmp_path):
+    run = imagined_run(tmp_path / "run", {"driver": {"python": "echo"}})
+    text = render(
+        array_of(run, run.config.scheduler, driver_submission(run, 1, 3, DRIVER, 2), Escalation(), None)
+    )
+    subprocess.run(["bash", "-c", text], cwd=bench, capture_output=True, check=True, timeout=60)
+    assert not run.paths.root.exists()
 
 
 @pytest.mark.parametrize(
@@ -381,7 +408,7 @@ def test_array_expressions_come_back(indices, parallelism):
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"])))
 def test_no_character_of_a_path_is_a_pattern(text):
-    assert written_by_slurm(literal(text), 7) == text
+    assert written_by_slurm(literal(text)) == text
 
 
 # --- task lists and names ---

@@ -29,12 +29,12 @@ RUN = imagined_run()
 TASK = Task(2, Stage.ROLLOUT, 1)
 
 KINDS = {
-    SlurmState.BOOT_FAIL: FailureKind.LOST,
+    SlurmState.BOOT_FAIL: FailureKind.UNSTARTED,
     SlurmState.CANCELLED: FailureKind.KILLED,
     SlurmState.COMPLETED: FailureKind.KILLED,
     SlurmState.DEADLINE: FailureKind.TIMEOUT,
     SlurmState.FAILED: FailureKind.KILLED,
-    SlurmState.LAUNCH_FAILED: FailureKind.LOST,
+    SlurmState.LAUNCH_FAILED: FailureKind.UNSTARTED,
     SlurmState.NODE_FAIL: FailureKind.LOST,
     SlurmState.OUT_OF_MEMORY: FailureKind.MEMORY,
     SlurmState.PREEMPTED: FailureKind.PREEMPTED,
@@ -106,6 +106,27 @@ def test_a_job_that_never_arrived_is_lost_at_nobodys_cost():
     seen = as_seen(RUN.paths, gone(None), None)
     assert (seen.kind, seen.job) == (FailureKind.LOST, "")
     assert seen.kind in FREE_KINDS
+
+
+# --- jobs that Slurm could not start ---
+
+
+def test_a_job_whose_output_could_not_be_opened_was_never_started():
+    not_opened = replace(element(SlurmState.FAILED, 0), signal=53)
+    seen = as_seen(RUN.paths, gone(), not_opened)
+    assert (seen.kind, seen.node) == (FailureKind.UNSTARTED, "n7")
+    assert seen.message.startswith("its node could not open /runs/r1/logs/slurm.log (exit code 0:53): ")
+    assert as_seen(RUN.paths, gone(), replace(not_opened, signal=9)).kind is FailureKind.KILLED
+
+
+def test_a_container_that_did_not_start_is_not_the_tasks_fault():
+    """Of a worker that nothing was heard of; a task's own error has another code, or was heard of."""
+    mute = replace(gone(), is_mute=True)
+    failed = element(SlurmState.FAILED, exit_code=255)
+    assert as_seen(RUN.paths, mute, failed).kind is FailureKind.UNSTARTED
+    assert as_seen(RUN.paths, gone(), failed).kind is FailureKind.KILLED
+    assert as_seen(RUN.paths, mute, element(SlurmState.FAILED, 1)).kind is FailureKind.KILLED
+    assert as_seen(RUN.paths, mute, element(SlurmState.TIMEOUT)).kind is FailureKind.TIMEOUT
 
 
 # --- workers ---

@@ -49,6 +49,15 @@ def test_a_node_that_failed_twice_is_excluded_with_those_of_the_user():
     assert options["exclude"] == "n1,n7"
 
 
+def test_what_slurm_could_not_start_goes_to_another_node_and_waits_longer_each_time():
+    """From seconds to half an hour; other tasks of a stage do not wait with it."""
+    failures = [failed(FailureKind.UNSTARTED, node="n7")]
+    assert escalate(failures, failures) == Escalation(exclude=("n7",), delay=2.0)
+    assert [escalate(failures * times, []).delay for times in (0, 2, 3, 10, 11, 49)] == [
+        *(0.0, 4.0, 8.0, 1024.0, 1800.0, 1800.0)
+    ]
+
+
 def test_what_the_user_left_open_is_left_to_the_cluster():
     options = sbatch_options(ResourcesConfig(), Escalation(), None)
     assert set(options) == {

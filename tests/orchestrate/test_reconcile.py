@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pipeline.orchestrate.reconcile import (
     Observation,
     Retract,
+    MOST_UNSTARTED,
     is_hopeless,
     reason_to_launch,
     reconcile,
@@ -134,6 +135,12 @@ def test_failing_for_ones_inputs_is_free_but_not_for_ever():
     assert is_hopeless(failed(UPDATE, *[FailureKind.INPUTS] * 15)[UPDATE], 3)
 
 
+def test_what_slurm_could_not_start_spends_no_other_budget():
+    """Its waits grow: whoever looks after a day finds the run as it was."""
+    kinds = [FailureKind.UNSTARTED] * (MOST_UNSTARTED - 1) + [FailureKind.LOST] * 14 + [FailureKind.ERROR] * 2
+    assert not is_hopeless(failed(UPDATE, *kinds)[UPDATE], 8)
+
+
 def test_two_errors_between_input_failures_are_two_errors():
     kinds = [FailureKind.INPUTS, FailureKind.ERROR, FailureKind.INPUTS, FailureKind.ERROR]
     assert not is_hopeless(failed(UPDATE, *kinds)[UPDATE], 3)
@@ -157,14 +164,15 @@ def test_pauses_are_progress_and_never_spend_a_budget():
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - {FailureKind.PAUSED}))
 def test_each_kind_of_failure_has_its_budget(kind):
     """Tries that it takes to be hopeless, of three: free kinds have a bound of their own."""
-    tries = {FailureKind.CONFIG: 1, FailureKind.NUMERICS: 1}.get(kind, 15 if kind in FREE_KINDS else 3)
+    own = {FailureKind.CONFIG: 1, FailureKind.NUMERICS: 1, FailureKind.UNSTARTED: MOST_UNSTARTED}
+    tries = own.get(kind, 15 if kind in FREE_KINDS else 3)
     assert is_hopeless(failed(UPDATE, *[kind] * tries)[UPDATE], 3)
     assert tries == 1 or not is_hopeless(failed(UPDATE, *[kind] * (tries - 1))[UPDATE], 3)
 
 
 def test_what_is_nobodys_fault_is_free():
     kinds = [FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED]
-    kinds.append(FailureKind.DISK)
+    kinds += [FailureKind.DISK, FailureKind.UNSTARTED]
     assert set(kinds) == FREE_KINDS
     assert not is_hopeless(failed(UPDATE, *kinds, FailureKind.TIMEOUT, FailureKind.MEMORY)[UPDATE], 3)
 

@@ -64,7 +64,7 @@ def test_what_passes_is_waited_for(tmp_path, clock, number, times):
 
 def test_what_does_not_pass_ends_with_the_file_and_how_long_was_waited(tmp_path, clock):
     act, calls = failing(100, errno.ESTALE)
-    with pytest.raises(FileServerError, match=r"still after 8 tries in 6 s; look at the mount") as caught:
+    with pytest.raises(FileServerError, match=r"still after 9 tries in 13 s; look at the mount") as caught:
         persistently(tmp_path / "control.json", act)
     assert caught.value.errno == errno.ESTALE
     assert caught.value.filename == str(tmp_path / "control.json")
@@ -218,7 +218,7 @@ def test_a_file_server_that_does_not_come_back_is_one_line(complete_run, clock, 
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == cli.EXIT_FAILED
     assert line.startswith(
-        "error: [Errno 116] Stale file handle, still after 8 tries in 6 s; look at the mount"
+        "error: [Errno 116] Stale file handle, still after 9 tries in 13 s; look at the mount"
     )
     assert str(complete_run / "run.json") in line
 

@@ -26,8 +26,6 @@ _MAX_RESTARTS = 20
 _DRIVER_RESTARTS = 10_000
 INPUT_SECONDS = "30"
 """Seconds that a task waits for inputs that are not there: caches of network filesystems may be as old."""
-_DIGITS = 5
-"""Number of digits of a shard's number in file names."""
 
 
 def stage_submissions(
@@ -145,7 +143,7 @@ def array_of(
         name=submission.name,
         indices=submission.indices,
         command=command_words(given, str(Ledger(run.paths).file(submission))),
-        output=output_pattern(run, submission) if submission.is_of_stage else os.devnull,
+        output=literal(run.paths.slurm_log) if submission.is_of_stage else os.devnull,
         folder=Path(run.identity.folder or run.paths.root),
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
@@ -178,33 +176,36 @@ def attending_to(run: Run, config: SlurmConfig, given: ResourcesConfig) -> list[
 
 
 def into_log(run: Run, submission: Submission) -> list[str]:
-    """Return shell lines that send a driver job's output to its log.
+    """Return shell lines that send a job's output to its log.
 
-    Slurm's own ``--output`` is not used for that: Slurm does not start a job whose log it cannot open, on a
-    full disk say, and a run must not end for want of a log.
+    Slurm's own ``--output`` is not used for that: Slurm does not start a job whose output it cannot open, on a
+    full disk say, or where the node does not see a new folder yet. So it opens a file that is as old as the
+    run, which takes the output of a job that cannot write its log. Of driver jobs, which nothing may keep
+    from starting, it opens nothing.
     """
-    if submission.is_of_stage:
-        return []
-    log = shlex.quote(str(log_folder(run, submission) / f"{submission.job_kind}.log"))
-    return [f"if {{ : >>{log}; }} 2>/dev/null; then exec >>{log} 2>&1; fi"]
+    folder = log_folder(run, submission)
+    folders = shlex.join(["mkdir", str(folder.parent), str(folder)])
+    return [
+        *([] if submission.is_of_stage else [f"log={shlex.quote(str(run.paths.slurm_log))}", _INTO_LOG]),
+        f"{folders} 2>/dev/null; log={shlex.quote(str(folder))}/{_log_name(submission)}",
+        _INTO_LOG,
+    ]
+
+
+_INTO_LOG = 'if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi'
+
+
+def _log_name(submission: Submission) -> str:
+    """Return the name of the log of an element, as a word for a shell that knows its array index."""
+    if not submission.is_of_stage:
+        return f"{submission.job_kind}.log"
+    if submission.job_kind == Stage.PREPARE:
+        return f"{submission.task(0).file_stem}.log"
+    first = submission.chunk * submission.chunk_size
+    return f'shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + {first})))".log'
 
 
 def log_folder(run: Run, submission: Submission) -> Path:
     if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
     return submission.log_folder(run.paths)
-
-
-def output_pattern(run: Run, submission: Submission) -> str:
-    """Return sbatch's pattern for the output of each element: the log of its task.
-
-    The chunk size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
-    """
-    folder = literal(log_folder(run, submission))
-    if submission.job_kind == Stage.PREPARE:
-        return f"{folder}/{submission.task(0).file_stem}.log"
-    padding = len(str(submission.chunk_size)) - 1
-    if padding == 0:
-        return f"{folder}/shard-{submission.chunk:0{_DIGITS}d}.log"
-    leading = f"{submission.chunk:0{_DIGITS - padding}d}" if padding < _DIGITS else ""
-    return f"{folder}/shard-{leading}%{padding}a.log"

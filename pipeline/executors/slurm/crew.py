@@ -239,12 +239,13 @@ def split_unclaimed(
     left: list[tuple[Submission, int]] = []
     for submission, index in ended:
         element = f"{submission.state.job}_{index}"
-        is_blameless = element in claimed or any(_has_left(beats[b]) for b in beats if _is_of(b, element))
+        is_blameless = element in claimed or any(_has_left(beats[b]) for b in beats if is_of(b, element))
         (left if is_blameless else failed).append((submission, index))
     return failed, left
 
 
-def _is_of(worker: str, element: str) -> bool:
+def is_of(worker: str, element: str) -> bool:
+    """Whether a worker is an element's, in whichever of its starts. Pure."""
     return worker.rpartition("r")[0] == element
 
 

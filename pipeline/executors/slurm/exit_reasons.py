@@ -19,8 +19,8 @@ from slurm.states import Phase, SlurmState, exit_in_words, phase_of
 KINDS: Mapping[SlurmState, FailureKind] = {
     SlurmState.PREEMPTED: FailureKind.PREEMPTED,
     SlurmState.NODE_FAIL: FailureKind.LOST,
-    SlurmState.BOOT_FAIL: FailureKind.LOST,
-    SlurmState.LAUNCH_FAILED: FailureKind.LOST,
+    SlurmState.BOOT_FAIL: FailureKind.UNSTARTED,
+    SlurmState.LAUNCH_FAILED: FailureKind.UNSTARTED,
     SlurmState.RECONFIG_FAIL: FailureKind.LOST,
     SlurmState.REVOKED: FailureKind.LOST,
     SlurmState.OUT_OF_MEMORY: FailureKind.MEMORY,
@@ -29,6 +29,10 @@ KINDS: Mapping[SlurmState, FailureKind] = {
 }
 """Kinds of failure by Slurm's state. Any other state is KILLED: somebody's doing, or for unknown reasons."""
 
+_NOT_OPENED = 53
+"""Signal by which Slurm says that a job ended whose output its node could not open (exit code 0:53)."""
+_NO_CONTAINER = frozenset({125, 126, 127, 255})
+"""Exit codes of container runtimes, and of a shell, that could not start what they should."""
 _MOMENT = 3.0
 """Seconds that a pass waits for accounting."""
 _PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
@@ -55,6 +59,8 @@ class Gone:
     """Whether its worker had done other tasks before."""
     log: str = ""
     """Path of the output of a worker that ended before it took any task; empty: the task's log."""
+    is_mute: bool = False
+    """Whether nothing was ever heard from inside the container that it was to run in."""
 
     @staticmethod
     def of(submission: Submission, index: int) -> "Gone":
@@ -145,7 +151,7 @@ def as_seen(paths: RunPaths, gone: Gone, element: Element | None) -> Failure:
     """Return an attempt's failure as Slurm shows it, without the attempt's own failure file."""
     log = gone.log or str(paths.task(gone.task).log(gone.number))
     job = f"{gone.job}_{gone.index}" if gone.job else ""
-    kind, message = _verdict(gone, element)
+    kind, message = _unstarted(paths, gone, element) or _verdict(gone, element)
     return Failure(gone.task, gone.number, kind, message, log, element.node if element else "", job)
 
 
@@ -177,6 +183,23 @@ def _had_time(element: Element) -> bool:
     if element.elapsed is None:
         return False
     return element.time_limit is None or element.elapsed < element.time_limit / 2
+
+
+def _unstarted(paths: RunPaths, gone: Gone, element: Element | None) -> tuple[FailureKind, str] | None:
+    """Return the verdict on a job whose first line did not run; None on any other."""
+    if element is None or element.state is not SlurmState.FAILED:
+        return None
+    if element.signal == _NOT_OPENED:
+        return FailureKind.UNSTARTED, (
+            f"its node could not open {paths.slurm_log} (exit code 0:53): not mounted, full, read-only or "
+            "forbidden there; slurmd's log says which"
+        )
+    if gone.is_mute and element.exit_code in _NO_CONTAINER:
+        return FailureKind.UNSTARTED, (
+            f"its container did not start (exit code {element.exit_code}): its log says why; image and "
+            "runtime must be there on the node"
+        )
+    return None
 
 
 def _verdict(gone: Gone, element: Element | None) -> tuple[FailureKind, str]:

@@ -1,8 +1,7 @@
 """Array jobs for tasks that are due, as many as the queue takes."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.arrays import in_order, position, stage_submissions
@@ -50,7 +49,8 @@ class Launcher:
         def launch_all() -> None:
             nonlocal free
             for tasks in in_order(launches):
-                free -= self._launch_somehow(tasks, seen, free)
+                for some in self._apart(tasks):
+                    free -= self._launch_somehow(some, seen, free)
 
         return self._as_far_as_possible(launch_all)
 
@@ -71,9 +71,17 @@ class Launcher:
         def submit_all() -> None:
             nonlocal free
             for order in orders:
-                free -= self._submit_order(order, now, known, free)
+                for some in self._apart(order.tasks):
+                    free -= self._submit_order(replace(order, tasks=some), now, known, free)
 
         return self._as_far_as_possible(submit_all)
+
+    def _apart(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, ...]]:
+        """Divide tasks so that one which Slurm could not start, and which waits, keeps no other waiting."""
+        groups: dict[float, list[Task]] = {}
+        for task in tasks:
+            groups.setdefault(self._escalation([task]).delay, []).append(task)
+        yield from map(tuple, groups.values())
 
     def _as_far_as_possible(self, act: Callable[[], None]) -> Refused | None:
         """Submit until Slurm refuses something. Returns that, unless it is only that the queue is full."""
@@ -121,7 +129,7 @@ class Launcher:
         number = self.table.ledger.next_number(first.iteration, first.job_kind)
         run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
         size, invocation = chunk_size_for(self.limits.max_array_size), self.table.seen.control.invocation
-        begin = "" if order.begin is None else f"now+{math.ceil(order.begin - now)}"
+        begin = 0.0 if order.begin is None else order.begin - now
         for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin, known):
             self.table.enter(self.submitter.submit(new, self._escalation(tasks), "", (), begin))
         return len(tasks)

@@ -13,7 +13,10 @@ from slurm.limits import format_duration, parse_duration, parse_memory
 MORE_MEMORY = 2.0
 MORE_TIME = 1.5
 _LARGEST_MEMORY_FACTOR = 8
-_FAILURES_OF_A_BAD_NODE = 2
+_FIRST_DELAY = 2.0
+_LONGEST_DELAY = 1800.0
+_FAULTS_OF_A_BAD_NODE = 2
+_FAULTS = {FailureKind.LOST: 1, FailureKind.UNSTARTED: 2}
 _MOST_EXCLUDED = 8
 SRUN = "srun"
 """First word of a container command whose image is an option of srun, as with pyxis."""
@@ -26,10 +29,13 @@ class Escalation:
     memory_factor: float = 1.0
     time_factor: float = 1.0
     exclude: tuple[str, ...] = ()
+    delay: float = 0.0
+    """Seconds before which it does not start."""
 
 
 def escalate(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Escalation:
-    """Ask for more memory after OUT_OF_MEMORY, more time after TIMEOUT, and avoid nodes that failed twice.
+    """Ask for more memory after OUT_OF_MEMORY, more time after TIMEOUT, avoid bad nodes, and wait where Slurm
+    could not start what was asked for, each time for twice as long.
 
     Args:
         failures: failures of the tasks to submit now.
@@ -40,15 +46,20 @@ def escalate(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Esca
         kinds.setdefault(failure.task, Counter())[failure.kind] += 1
     memory = max((count[FailureKind.MEMORY] for count in kinds.values()), default=0)
     time = max((count[FailureKind.TIMEOUT] for count in kinds.values()), default=0)
-    return Escalation(MORE_MEMORY**memory, MORE_TIME**time, bad_nodes(everywhere))
+    unstarted = max((count[FailureKind.UNSTARTED] for count in kinds.values()), default=0)
+    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (unstarted - 1)) if unstarted else 0.0
+    return Escalation(MORE_MEMORY**memory, MORE_TIME**time, bad_nodes(everywhere), delay)
 
 
 def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
-    """Return the nodes that failed twice, worst first; at most _MOST_EXCLUDED, so that a bug of ours does not
-    exclude the whole cluster.
+    """Return the nodes that failed twice, or could not start a job, worst first; at most _MOST_EXCLUDED, so
+    that a bug of ours does not exclude the whole cluster.
     """
-    counts = Counter(f.node for f in failures if f.node and f.kind is FailureKind.LOST)
-    bad = [node for node, count in counts.most_common(_MOST_EXCLUDED) if count >= _FAILURES_OF_A_BAD_NODE]
+    counts: Counter[str] = Counter()
+    for failure in failures:
+        if failure.node:
+            counts[failure.node] += _FAULTS.get(failure.kind, 0)
+    bad = [node for node, count in counts.most_common(_MOST_EXCLUDED) if count >= _FAULTS_OF_A_BAD_NODE]
     return tuple(bad)
 
 

@@ -1,5 +1,6 @@
 """Submission of array jobs to Slurm, each at most once: noted on disk before sbatch is called, and after."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -36,9 +37,12 @@ class Submitter:
         escalation: Escalation,
         dependency: str,
         arrays: tuple[str, ...],
-        begin: str = "",
+        begin: float = 0.0,
     ) -> Submission:
         """Submit an array job. Returns the submission with its job id.
+
+        Args:
+            begin: seconds before which it does not start.
 
         Raises:
             QueueFull, Refused: Slurm does not take it; nothing of it is left.
@@ -50,9 +54,10 @@ class Submitter:
         self.beat()
         if not ledger.begin(submission):
             raise LeaseLost(f"{ledger.file(submission)} was taken by another driver")
-        log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
+        self._make_logs(submission)
+        delay = math.ceil(max(begin, escalation.delay))
         try:
-            job = self._hand_over(submission, escalation, dependency, begin)
+            job = self._hand_over(submission, escalation, dependency, f"now+{delay}" if delay else "")
         except Refused as error:
             ledger.forget(submission)
             journal.event(self.run.paths.events, "refused", array=submission.name, message=str(error))
@@ -65,6 +70,12 @@ class Submitter:
             raise
         note_submitted(self.run.paths, submission, job, dependency)
         return ledger.note(submission, State(job, arrays))
+
+    def _make_logs(self, submission: Submission) -> None:
+        """Make the folder of its log, and the file that Slurm opens, which is to be as old as the run."""
+        log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
+        if not self.run.paths.slurm_log.exists():
+            self.run.paths.slurm_log.touch()
 
     def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
         """Call sbatch and return the job id. A refused request is tried again without its escalation."""

@@ -33,7 +33,7 @@ class Watchdogs:
         """
         try:
             for waiting in range(seen.count_pending(GUARD), WATCHDOGS):
-                begin = f"now+{60 * self.submitter.config.check_minutes * (waiting + 1)}"
+                begin = 60.0 * self.submitter.config.check_minutes * (waiting + 1)
                 self._submit(seen, Watch(0, GUARD, (), ()), begin)
         except QueueFull as error:
             self.note(f"the queue takes no guard now ({error})")
@@ -79,7 +79,7 @@ class Watchdogs:
                 return
         self._submit(table.seen, watch)
 
-    def _submit(self, seen: Snapshot, watch: Watch, begin: str = "") -> None:
+    def _submit(self, seen: Snapshot, watch: Watch, begin: float = 0.0) -> None:
         number = self.submitter.ledger.next_number(watch.iteration, watch.job_kind)
         new = driver_submission(
             self.submitter.run, seen.control.invocation, watch.iteration, watch.job_kind, number

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.crew import (
     Beats,
     Roster,
@@ -19,6 +20,7 @@ from pipeline.executors.slurm.crew import (
     broken_attempts,
     gone_claims,
     held_by,
+    is_of,
     lacking_room,
     live_arrays,
     needs_of,
@@ -189,12 +191,7 @@ class WorkerJobs(SlurmJobs):
         over = self.table.find_gone(committed_of)
         self.confirm_gone((submission.state.job, index) for submission, index in over)
         failed, left = split_unclaimed(over, self.claims, self.beats)
-        paths = self.run.paths
-        gone = [
-            replace(Gone.of(submission, index), log=str(submission.log(paths, submission.task(index))))
-            for submission, index in failed
-        ]
-        found = self._explain(gone)
+        found = self._explain([self._gone(submission, index) for submission, index in failed])
         endings: dict[str, dict[str, Ending]] = {}
         for (submission, index), ended in zip(failed, found, strict=True):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
@@ -203,6 +200,14 @@ class WorkerJobs(SlurmJobs):
             here = tuple(index for other, index in left if other.name == submission.name)
             self._note_ends(submission, endings.get(submission.name, {}), here)
         return found
+
+    def _gone(self, submission: Submission, index: int) -> Gone:
+        """Return a worker that ended before it took any task."""
+        log = submission.log(self.run.paths, submission.task(index))
+        element = f"{submission.state.job}_{index}"
+        is_contained = bool(resources_of(self.submitter.config, submission.job_kind).container)
+        is_mute = is_contained and not any(is_of(worker, element) for worker in self.beats)
+        return replace(Gone.of(submission, index), log=str(log), is_mute=is_mute)
 
     def _note_ends(self, submission: Submission, ended: dict[str, Ending], left: tuple[int, ...]) -> None:
         if ended or left:

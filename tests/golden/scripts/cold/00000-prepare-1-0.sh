@@ -13,10 +13,11 @@
 #SBATCH --job-name=r1.0123456789ab.0.prepare.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
-#SBATCH --output=/runs/r1/logs/00000-prepare/attempt-1/prompts.log
+#SBATCH --output=/runs/r1/logs/slurm.log
 
 # Setup and environment, from the configuration.
-
+mkdir /runs/r1/logs/00000-prepare /runs/r1/logs/00000-prepare/attempt-1 2>/dev/null; log=/runs/r1/logs/00000-prepare/attempt-1/prompts.log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm

@@ -15,12 +15,14 @@
 #SBATCH --job-name=r1.0123456789ab.1.reward.1.0
 #SBATCH --array=0-1
 #SBATCH --chdir=/home/u
-#SBATCH --output=/runs/r1/logs/00001-reward/worker-1/shard-00%3a.log
+#SBATCH --output=/runs/r1/logs/slurm.log
 
 # Setup and environment, from the configuration.
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
+mkdir /runs/r1/logs/00001-reward /runs/r1/logs/00001-reward/worker-1 2>/dev/null; log=/runs/r1/logs/00001-reward/worker-1/shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + 0)))".log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 module load gcc/12 cuda/12.4 python/3.11
 source /scratch/venv/bin/activate

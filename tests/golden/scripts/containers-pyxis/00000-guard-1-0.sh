@@ -18,7 +18,10 @@
 #SBATCH --output=/dev/null
 
 # Setup and environment, from the configuration.
-if { : >>/runs/r1/logs/guard/guard.log; } 2>/dev/null; then exec >>/runs/r1/logs/guard/guard.log 2>&1; fi
+log=/runs/r1/logs/slurm.log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
+mkdir /runs/r1/logs /runs/r1/logs/guard 2>/dev/null; log=/runs/r1/logs/guard/guard.log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm

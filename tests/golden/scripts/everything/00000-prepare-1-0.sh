@@ -25,9 +25,11 @@
 #SBATCH --job-name=r1.0123456789ab.0.prepare.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
-#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/attempt-1/prompts.log'
+#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 
 # Setup and environment, from the configuration.
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/attempt-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/attempt-1'/prompts.log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 source ~/env.sh # ours
 export PLAIN=1

@@ -26,9 +26,11 @@
 #SBATCH --job-name=r1.0123456789ab.1.rollout.1.0
 #SBATCH --array=0-3%2
 #SBATCH --chdir=/home/u
-#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1/shard-00%3a.log'
+#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 
 # Setup and environment, from the configuration.
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1'/shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + 0)))".log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 source ~/env.sh # ours
 export PLAIN=1

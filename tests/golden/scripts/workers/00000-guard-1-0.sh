@@ -16,7 +16,10 @@
 #SBATCH --output=/dev/null
 
 # Setup and environment, from the configuration.
-if { : >>'/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/guard/guard.log'; } 2>/dev/null; then exec >>'/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/guard/guard.log' 2>&1; fi
+log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/guard' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/guard'/guard.log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module load slurm # ours
 export NASTY='it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!'
 

@@ -12,12 +12,14 @@
 #SBATCH --job-name=r1.0123456789ab.0.prepare.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
-#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/worker-1/prompts.log'
+#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 
 # Setup and environment, from the configuration.
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/worker-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/worker-1'/prompts.log
+if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm
