@@ -113,6 +113,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
             _RUN.log_root / "00007-rollout" / "worker-1" / "shard-00003.log",
             "what a worker printed between tasks",
         ),
+        (_RUN.slurm_log, "what Slurm said of jobs of stages, and what these could write nowhere else"),
         (_RUN.log_root / "00000-prepare" / "worker-1" / "prompts.log", "the same of the one that prepares"),
         (
             _RUN.log_root / "00007-driver" / "attempt-1" / "driver.log",

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.orchestrate.reconcile import (
+    MOST_UNSTARTED,
     Observation,
     Retract,
-    MOST_UNSTARTED,
     is_hopeless,
     reason_to_launch,
     reconcile,

@@ -178,8 +178,8 @@ def attending_to(run: Run, config: SlurmConfig, given: ResourcesConfig) -> list[
 def into_log(run: Run, submission: Submission) -> list[str]:
     """Return shell lines that send a job's output to its log.
 
-    Slurm's own ``--output`` is not used for that: Slurm does not start a job whose output it cannot open, on a
-    full disk say, or where the node does not see a new folder yet. So it opens a file that is as old as the
+    Slurm's own ``--output`` is not used for that: Slurm does not start a job whose output it cannot open, on
+    a full disk say, or where the node does not see a new folder yet. So it opens a file that is as old as the
     run, which takes the output of a job that cannot write its log. Of driver jobs, which nothing may keep
     from starting, it opens nothing.
     """
