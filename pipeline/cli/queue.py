@@ -77,7 +77,8 @@ def cancel_run(run: Run) -> str:
     with patient_hold(run):
         has_ended = is_complete(run)
         will_change("the queue")
-        write_control(run.paths, replace(read_control(run.paths), cancelled=True))
+        control = read_control(run.paths)
+        write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation))
         count = cancel_all(run)  # under the lease: else the jobs of who submits again just now go too
     journal.event(run.paths.events, "cancelled", arrays=count)
     if has_ended:

@@ -14,6 +14,7 @@ from pipeline.metrics.worker_spans import Staying, job_id, worker_spans
 from pipeline.run import journal
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
+from pipeline.run.control import read_control
 from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker
 from pipeline.run.submissions import Submission
@@ -64,6 +65,8 @@ class _Gathering:
     record_of: RecordOf
     submissions: Mapping[str, Submission]
     failed: Mapping[TaskAttempt, _Failed]
+    emptied: int = 0
+    """Number of the newest invocation of which all jobs were cancelled."""
     seen: set[TaskAttempt] = field(default_factory=set)
     """Attempts that have a span."""
     submission_of: Mapping[TaskAttempt, tuple[Submission, int]] = field(init=False)
@@ -83,7 +86,8 @@ def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, sin
     """
     by_name = {s.name: s for s in facts.submissions}
     failed = read_failures(run, iteration, _begin(run, iteration, record_of, facts))
-    gathering = _Gathering(run, iteration, record_of, by_name, failed)
+    emptied = read_control(run.paths).emptied if run.config.slurm else 0
+    gathering = _Gathering(run, iteration, record_of, by_name, failed, emptied)
     staying = Staying.of(facts.beats, facts.jobs)
     spans = [*_from_workers(gathering, staying)]
     workers = {job_id(beat) for beats in staying.beats.values() for beat in beats}
@@ -187,7 +191,8 @@ def _task_spans(
     record = gathering.record_of(task)
     is_winner = record is not None and _is_of(record, submission.number, array, restart, is_last)
     ready = job.eligible or ready_time(gathering.run, task, gathering.record_of)
-    span = Span(task.job_kind, task.shard, attempt, _end(job, is_winner), ready=ready)
+    is_ours = submission.invocation <= gathering.emptied
+    span = Span(task.job_kind, task.shard, attempt, _end(job, is_winner, is_ours), ready=ready)
     if job.started is None and phase_of(job.state) is Phase.ENDED:
         return  # cancelled before it had started
     gathering.seen.add((task, submission.number))
@@ -208,9 +213,12 @@ def _is_of(record: Record, number: int, array: str, restart: int, is_last: bool)
     return found.restart == restart or (is_last and found.restart > restart)
 
 
-def _end(job: accounting.Record, is_winner: bool) -> SpanEnd:
+def _end(job: accounting.Record, is_winner: bool, is_ours: bool) -> SpanEnd:
+    """Return how a run of a job ended. ``is_ours``: slurm-ppo cancelled all jobs of its invocation."""
     if is_winner:
         return SpanEnd.COMMITTED
+    if is_ours and job.state is SlurmState.CANCELLED:
+        return SpanEnd.ENDED
     is_wasted = accounting.is_wasted(job) and phase_of(job.state) is not Phase.PENDING
     if is_wasted or job.state is SlurmState.REQUEUED:
         return SpanEnd.FAILED

@@ -28,7 +28,8 @@ class SpanEnd(StrEnum):
     FAILED = "failed"
     """No result: it failed, was killed, preempted or requeued."""
     ENDED = "ended"
-    """Success, but no result that counts: a driver job, or another attempt was first."""
+    """No failure, and no result that counts: a driver job, or another attempt was first, or all jobs of the
+    run were cancelled."""
     OPEN = "open"
     """No end yet when observed: it waits or runs."""
 

@@ -260,6 +260,8 @@ class Driver:
     def _record_failure(self, ended: Ended) -> None:
         """Write a failed attempt into the journal, and verify the input that it suspects."""
         failure = ended.failure
+        if failure.kind is FailureKind.CANCELLED:
+            return
         journal.event(
             self.run.paths.events,
             "failed",

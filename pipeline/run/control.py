@@ -32,6 +32,8 @@ class Control:
     """Failure of this invocation: a task was given up."""
     retracted: tuple[tuple[str, str], ...] = ()
     """Pairs (task key, reason) of commits that were taken back in this invocation."""
+    emptied: int = 0
+    """Number of the newest invocation of which all jobs were cancelled, by ``cancel`` or to go back."""
     begun: float = field(default=0.0, compare=False)
     """Unix time when the invocation began."""
 
@@ -101,6 +103,7 @@ def _controls(paths: RunPaths) -> tuple[Path, Path]:
 
 def begin_invocation(paths: RunPaths) -> Control:
     """Note that a person asks for the run to go on, which gives it a new budget of attempts."""
-    control = Control(read_control(paths).invocation + 1, begun=time.time())
+    before = read_control(paths)
+    control = Control(before.invocation + 1, emptied=before.emptied, begun=time.time())
     write_control(paths, control)
     return control

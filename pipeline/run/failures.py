@@ -28,6 +28,8 @@ class FailureKind(StrEnum):
     not this task's fault. The next attempt comes later."""
     PREEMPTED = "preempted"
     """Preemption: another job was given the attempt's place."""
+    CANCELLED = "cancelled"
+    """Cancellation with all jobs of the run, by ``cancel`` or before the run went back: no failed attempt."""
     MEMORY = "memory"
     """Use of more memory than the attempt had asked for, for which it was stopped."""
     DISK = "disk"
@@ -42,7 +44,7 @@ class FailureKind(StrEnum):
 
 FREE_KINDS = frozenset(
     {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
-    | {FailureKind.UNSTARTED}
+    | {FailureKind.UNSTARTED, FailureKind.CANCELLED}
 )
 """Failures not counted against a task's budget of attempts: not its fault, or progress."""
 DISK_EXIT = 6

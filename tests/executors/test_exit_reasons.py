@@ -12,8 +12,10 @@ from pipeline.executors.slurm.exit_reasons import (
     Unanswered,
     as_seen,
     evidence_of,
+    explain,
     verdict_of,
 )
+from pipeline.run.control import Control
 from pipeline.run.failures import DISK_EXIT, FREE_KINDS, Failure, FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
@@ -282,3 +284,20 @@ def test_an_element_that_left_for_want_of_time_before_any_task_is_no_failure_of_
     ended = [(submitted(), 1)]
     beats = {"7_1r0": beat("7_1r0", doing=Doing.LEAVING if reason else Doing.STARTING, reason=reason)}
     assert split_unclaimed(ended, [], beats) == ((ended, []) if is_failure else ([], ended))
+
+
+@pytest.mark.parametrize("state", [SlurmState.CANCELLED, SlurmState.TIMEOUT, SlurmState.FAILED])
+def test_what_was_cancelled_with_all_jobs_of_the_run_did_not_fail(state, tmp_path):
+    """By `cancel`, or before the run went back. What an attempt said of itself stays."""
+    paths, attempt = RunPaths(tmp_path), replace(gone(), invocation=2)
+
+    def kind(control: Control) -> FailureKind:
+        (ended,) = explain(paths, [attempt], {("7", 1): element(state)}, control, Accounts())
+        return ended.failure.kind
+
+    assert kind(Control(3, emptied=2)) is FailureKind.CANCELLED
+    assert kind(Control(3, emptied=1)) is kind(Control(3)) is KINDS[state]
+    file = paths.task(TASK).failure(attempt.number)
+    file.parent.mkdir(parents=True)
+    file.write_text('{"kind": "error", "message": "a bug"}')
+    assert kind(Control(3, emptied=2)) is FailureKind.ERROR

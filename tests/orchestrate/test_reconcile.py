@@ -172,7 +172,7 @@ def test_each_kind_of_failure_has_its_budget(kind):
 
 def test_what_is_nobodys_fault_is_free():
     kinds = [FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED]
-    kinds += [FailureKind.DISK, FailureKind.UNSTARTED]
+    kinds += [FailureKind.DISK, FailureKind.UNSTARTED, FailureKind.CANCELLED]
     assert set(kinds) == FREE_KINDS
     assert not is_hopeless(failed(UPDATE, *kinds, FailureKind.TIMEOUT, FailureKind.MEMORY)[UPDATE], 3)
 

@@ -224,7 +224,8 @@ def _gone(claim: Claim, beat: Beat | None) -> Gone | None:
     if name is None:
         return None
     is_used = beat is not None and beat.tasks > 0
-    return Gone(claim.task, claim.number, name.array, name.index, name.restart, is_used)
+    element = (name.array, name.index, name.restart)
+    return Gone(claim.task, claim.number, *element, is_of_used=is_used, invocation=claim.invocation)
 
 
 def split_unclaimed(

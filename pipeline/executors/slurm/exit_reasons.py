@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.orchestrate.jobs import Ended
 from pipeline.run.accounting import note_accounting, read_accounting
-from pipeline.run.control import read_control
+from pipeline.run.control import Control, read_control
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
@@ -36,6 +36,8 @@ _NO_CONTAINER = frozenset({125, 126, 127, 255})
 _MOMENT = 3.0
 """Seconds that a pass waits for accounting."""
 _PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
+_OF_ITS_JOB = _PLACE_TAKEN | {FailureKind.KILLED, FailureKind.TIMEOUT, FailureKind.PAUSED}
+"""Ends that a cancellation makes, as they look from outside or to a task."""
 _OF_THE_WORKER = frozenset({FailureKind.MEMORY, FailureKind.TIMEOUT})
 
 ElementKey = tuple[str, int]
@@ -59,32 +61,35 @@ class Gone:
     """Whether its worker had done other tasks before."""
     log: str = ""
     """Path of the output of a worker that ended before it took any task; empty: the task's log."""
+    invocation: int = 0
+    """Number of the invocation of submit, run or resume that it belongs to."""
     is_mute: bool = False
     """Whether nothing was ever heard from inside the container that it was to run in."""
 
     @staticmethod
     def of(submission: Submission, index: int) -> "Gone":
         """Return an element's own task."""
-        return Gone(submission.task(index), submission.number, submission.state.job, index)
+        state, invocation = submission.state, submission.invocation
+        return Gone(submission.task(index), submission.number, state.job, index, invocation=invocation)
 
 
 def explain(
     paths: RunPaths,
     gone: Sequence[Gone],
     seen: Mapping[ElementKey, Element],
-    retracted: Mapping[str, str],
+    control: Control,
     accounts: "Accounts",
 ) -> list[Ended]:
     """Say why attempts ended without a commit, in their order.
 
     Args:
         seen: what the queue shows of their elements; those that it does not show are looked up in accounting.
-        retracted: keys of tasks whose commits were taken back in this invocation, with reasons.
+        control: says which commits were taken back, and of which invocations all jobs were cancelled.
 
     Raises:
         Unanswered: accounting is slow, and is to be asked between passes.
     """
-    evidence = evidence_of(gone, seen, accounts, paths)
+    evidence, retracted = evidence_of(gone, seen, accounts, paths), dict(control.retracted)
     found = []
     for attempt in gone:
         element = evidence.get((attempt.job or "", attempt.index))
@@ -93,6 +98,8 @@ def explain(
         failure = verdict_of(outside, said, element)
         if task_key(failure.task) in retracted and (not element or element.state is SlurmState.COMPLETED):
             failure = replace(failure, kind=FailureKind.INPUTS, message="its commit was taken back")
+        if 0 < attempt.invocation <= control.emptied and failure.kind in _OF_ITS_JOB:
+            failure = replace(failure, kind=FailureKind.CANCELLED, message="cancelled with the run's jobs")
         found.append(Ended(failure, suspect))
     return found
 

@@ -124,8 +124,7 @@ class SlurmJobs:
         self.confirm_gone((submission.state.job, index) for submission, index in gone)
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
         attempts = [Gone.of(submission, index) for submission, index in gone]
-        retracted = dict(seen.control.retracted)
-        found = explain(self.run.paths, attempts, shown, retracted, self.accounts) if gone else []
+        found = explain(self.run.paths, attempts, shown, seen.control, self.accounts) if gone else []
         endings: dict[str, dict[str, Ending]] = {}
         for (submission, index), ended in zip(gone, found, strict=True):
             ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)

@@ -217,8 +217,7 @@ class WorkerJobs(SlurmJobs):
     def _explain(self, gone: Sequence[Gone]) -> list[Ended]:
         seen = self.table.seen
         shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
-        retracted = dict(seen.control.retracted)
-        return explain(self.run.paths, gone, shown, retracted, self.accounts) if gone else []
+        return explain(self.run.paths, gone, shown, seen.control, self.accounts) if gone else []
 
     def _all_failures(self, iterations: set[int]) -> dict[Task, list[Failure]]:
         """Collect the failures of this invocation that count: of elements, of claims whose task was left
