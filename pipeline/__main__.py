@@ -1,4 +1,4 @@
-"""``python -m pipeline`` is ``slurm-ppo``. Imports next to nothing: Ctrl-C is to be heard from the start."""
+"""``python -m pipeline`` is ``slurm-ppo``. Imports next to nothing: signals are to be heard from the start."""
 
 import os
 import signal
@@ -8,22 +8,28 @@ INTERRUPTED = 130
 _AGAIN_SECONDS = 0.05
 COMPLETE = "complete"
 """Hidden command by which a shell asks what the Tab key offers; see :mod:`pipeline.cli.completion`."""
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+"""Ctrl-C, and how Slurm ends a job and warns of its time limit."""
 _heard: list[int] = []
-"""Signals of Ctrl-C so far."""
+"""Those of these signals that came so far."""
 
 
 def main() -> None:
-    """Entry point. Whenever Ctrl-C comes, it ends the command with one line and no traceback."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # who started us ignores it
-        carry_out()
-        return
-    signal.signal(signal.SIGINT, leave)
+    """Entry point. Whenever one of these signals comes, it ends the command with one line and no traceback."""
+    ours = [n for n in _ENDING if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
+    for number in ours:  # the others are ignored by who started us
+        signal.signal(number, leave)
     sys.unraisablehook = interrupt_again
     try:
         carry_out()
     finally:
-        if signal.getsignal(signal.SIGINT) is interrupt:
-            signal.signal(signal.SIGINT, leave)  # all is said and done
+        _turn(interrupt, leave)  # all is said and done
+
+
+def _turn(handler: object, into: "signal._HANDLER") -> None:
+    for number in _ENDING:
+        if signal.getsignal(number) is handler:
+            signal.signal(number, into)
 
 
 def carry_out() -> None:
@@ -36,36 +42,46 @@ def carry_out() -> None:
     from pipeline.cli.app import main as command_line
 
     try:
-        if signal.getsignal(signal.SIGINT) is leave:
-            signal.signal(signal.SIGINT, interrupt)
+        _turn(leave, interrupt)
         command_line()
     except (Exception, KeyboardInterrupt) as error:
         # Libraries make other errors of it: what comes after Ctrl-C comes of it.
         if not _heard and not isinstance(error, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # some press it twice
-        print("interrupted", file=sys.stderr)
+        for number in _ENDING:  # some press it twice
+            signal.signal(number, signal.SIG_IGN)
+        print(_in_words(), file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
+def _in_words() -> str:
+    """Say what ended the command."""
+    number = _heard[-1] if _heard else signal.SIGINT
+    warning = ", as Slurm warns of a time limit" if number == signal.SIGUSR2 else ""
+    return (
+        "interrupted" if number == signal.SIGINT else f"interrupted by {signal.Signals(number).name}{warning}"
+    )
+
+
 def interrupt(number: int, frame: object) -> None:
-    """Ctrl-C while a command is at work: it puts its things in order, and ends."""
+    """A signal while a command is at work: it puts its things in order, and ends."""
     _heard.append(number)
     raise KeyboardInterrupt
 
 
 def leave(number: int, frame: object) -> None:
     """End at once, where nothing has begun, or all is done: imports that are interrupted may say anything."""
-    os.write(2, b"interrupted\n")
+    _heard.append(number)
+    os.write(2, f"{_in_words()}\n".encode())
     os._exit(INTERRUPTED)
 
 
 def interrupt_again(ignored: "sys.UnraisableHookArgs") -> None:
-    """Where Python drops an exception, as in the call-backs of imports, have Ctrl-C come once more."""
+    """Where Python drops an exception, as in the call-backs of imports, have the signal come once more."""
     from threading import Timer
 
     if issubclass(ignored.exc_type, KeyboardInterrupt):
-        Timer(_AGAIN_SECONDS, os.kill, [os.getpid(), signal.SIGINT]).start()
+        Timer(_AGAIN_SECONDS, os.kill, [os.getpid(), _heard[-1] if _heard else signal.SIGINT]).start()
     else:
         sys.__unraisablehook__(ignored)
 

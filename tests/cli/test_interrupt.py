@@ -45,6 +45,15 @@ def test_while_it_composes_and_reads(inputs, environment, tmp_path, module):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("module", ["typer", "pyarrow"])
+def test_a_warning_of_slurm_in_an_allocation_while_a_run_is_checked(inputs, environment, tmp_path, module):
+    """A run that comes to its tasks goes on with them for as long as it was warned before."""
+    words = ["run", *tiny.overrides(inputs, tmp_path / "run")]
+    code, said = interrupted_at(module, environment | {"INTERRUPT_BY": "SIGUSR2"}, tmp_path, *words)
+    assert (code, said) == (130, "interrupted by SIGUSR2, as Slurm warns of a time limit\n")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("module", ["multiprocessing.spawn#2", "myrules"])
 def test_while_a_rule_of_the_users_is_imported(inputs, environment, tmp_path, module):
     (tmp_path / "myrules.py").write_text(RULE)

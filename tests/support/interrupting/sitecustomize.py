@@ -1,7 +1,7 @@
 """Presses Ctrl-C, for the whole process group, when a module is about to be imported. Loaded by PYTHONPATH.
 
 INTERRUPT_AT names the module; with ``#N`` behind it, the N-th process of the group that comes to it. The file
-INTERRUPT_MARKER counts them.
+INTERRUPT_MARKER counts them. INTERRUPT_BY is another signal's name.
 """
 
 import os
@@ -20,7 +20,7 @@ class _Finder:
                 file.write(b"x")
                 count = file.tell()
             if count == int(_which or 1):
-                os.killpg(0, signal.SIGINT)
+                os.killpg(0, signal.Signals[os.environ.get("INTERRUPT_BY", "SIGINT")])
 
 
 if _module:
