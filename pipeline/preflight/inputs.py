@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_dir import has_chat_template
-from pipeline.config.model_rules import model_warnings
+from pipeline.config.model_rules import model_notes
 from pipeline.config.notify_rules import notify_warnings
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.scheduler import ResourcesConfig
@@ -58,7 +58,7 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
     formats = (config.update.precision, config.rollout_precision, config.reward_precision)
     yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
     yield from check_disk(config, start)
-    yield from model_warnings(config)
+    yield from model_notes(config)
     with open_rules(config) as rules:
         samples = yield from validate_prompts(config, rules)
         yield from check_rules(config, rules, samples)

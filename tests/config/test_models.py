@@ -18,6 +18,7 @@ from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_classes import classes_of_tasks, table
 from pipeline.config.model_files import BadModel, read_header
+from pipeline.config.model_rules import model_notes
 from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
@@ -176,6 +177,16 @@ BROKEN = {
     "no classifier": (R, settings(model_type="granite"), "has no AutoModelForSequenceClassification; give"),
     "own code": (
         P,
+        settings(model_type="wonder", auto_map={"AutoConfig": "code.C"}),
+        "trust_remote_code=true",
+    ),
+    "a critic that nobody knows": (
+        C,
+        settings(model_type="wonder"),
+        "knows no model_type 'wonder'; install a version that does, or give another model",
+    ),
+    "a critic's own code": (
+        C,
         settings(model_type="wonder", auto_map={"AutoConfig": "code.C"}),
         "trust_remote_code=true",
     ),
@@ -349,6 +360,28 @@ def test_validate_warns_of_tokens_that_were_added_without_an_embedding(headers, 
     warning = next(line for line in done.stdout.splitlines() if line.startswith("warning"))
     assert f"model.policy={folder}: has no embedding for 1 tokens that were added" in warning
     assert "'<image>'" in warning
+
+
+NOTED = {
+    "code that is not run": (
+        {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
+        "warning: model.policy={}: the code that its auto_map names is not run, but transformers' own for "
+        "llama; set model.trust_remote_code=true if it computes something else",
+    ),
+    "logits of routers": (
+        {"output_router_logits": True},
+        "model.policy={}: output_router_logits of its config.json is switched off to generate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(NOTED))
+def test_what_is_done_in_another_way_than_config_json_says_is_said(headers, config, tmp_path, name):
+    changes, said = NOTED[name]
+    folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
+    assert not [line for line in model_notes(given_as(config, P, folder)) if str(folder) in line]
+    settings(**changes)(folder)
+    assert said.format(folder) in list(model_notes(given_as(config, P, folder)))
 
 
 def test_weights_that_are_no_numbers_end_a_run_after_one_attempt(inputs, tmp_path, slurm_ppo):

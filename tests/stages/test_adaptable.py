@@ -68,7 +68,7 @@ def test_layers_that_peft_or_merging_cannot_do_are_refused_and_the_others_named(
 
 @pytest.mark.parametrize("name", ["llama", "falcon", "granitemoe", "gpt2"])
 def test_all_linear_layers_are_taken_where_each_can_have_an_adapter(name):
-    """Falcon's have a class of their own, and give one tensor; Granite's experts are none of peft's layers."""
+    """Falcon's have a class of their own, and give one tensor. peft leaves Granite's experts alone."""
     assert any(".lora_" in key for key, _ in adapted(bare(name)).named_parameters())
 
 
