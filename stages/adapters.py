@@ -48,6 +48,11 @@ class Adapter:
         return weight.float() + (change.T if self.is_transposed else change)
 
 
+def unmergeable(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings of an adapter with which it cannot be merged as here."""
+    return [name for name in _OTHERS if settings.get(name)]
+
+
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of an adapter."""
     settings: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
@@ -61,7 +66,7 @@ def read_adapter(folder: Path) -> Adapter:
         UserError: a trainer of the user's wrote an adapter of another kind than is merged here.
     """
     settings, tensors = read_settings(folder), load_file(folder / ADAPTER_FILE)
-    if kinds := [name for name in _OTHERS if settings.get(name)]:
+    if kinds := unmergeable(settings):
         raise UserError(
             f"{folder}: adapters with {', '.join(kinds)} cannot be merged here; write whole models"
         )

@@ -130,7 +130,7 @@ def check_missing(directory: str | Path, model: PreTrainedModel, keys: Iterable[
     if missing := sorted(keys):
         raise UserError(
             f"{directory} lacks weights of {type(model).__name__}: {_some(missing)}; they would be random "
-            "numbers"
+            "numbers: copy the model again"
         )
 
 
@@ -191,7 +191,7 @@ def _loaded(
     for name, found, wanted in sorted(loading["mismatched_keys"]):
         raise UserError(
             f"{directory}: its weight {name} has shape {list(found)}, and by its config.json "
-            f"{type(model).__name__} wants {list(wanted)}; it is not the configuration of these weights"
+            f"{type(model).__name__} wants {list(wanted)}; copy both again from the same place"
         )
     return model, Differing(frozenset(loading["missing_keys"]), frozenset(loading["unexpected_keys"]))
 

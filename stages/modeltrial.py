@@ -4,6 +4,7 @@ here.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +35,44 @@ _WITHOUT_WEIGHTS = "meta"
 
 def try_models(config: Config) -> None:
     """Try all models. Raises UserError for the first that cannot be loaded or has NaN or infinite weights."""
+    for problem in itertools.chain(loading_problems(config), number_problems(config)):
+        raise problem
+
+
+def loading_problems(config: Config) -> Iterator[UserError]:
+    """Yield why models cannot be loaded as they will be used, for each directory the first reason."""
+    failed: set[Path] = set()
     for model in loaded_models(config):
-        _try_loading(config, model)
+        try:
+            if model.directory not in failed:
+                _try_loading(config, model)
+        except UserError as error:
+            failed.add(model.directory)
+            yield error
+
+
+def number_problems(config: Config, most: int | None = None) -> Iterator[UserError]:
+    """Yield, for each model with NaN or infinite weights, the first of them.
+
+    Args:
+        most: bytes to read of each model. Default: all.
+    """
     seen: set[Path] = set()
     for model in used_models(config):
         if model.directory not in seen:
-            check_finite(model.key, model.directory, _tensors(model))
             seen.add(model.directory)
+            try:
+                check_finite(model.key, model.directory, _tensors(model), most)
+            except UserError as error:
+                yield error
+
+
+def check_lora(config: Config) -> None:
+    """Check that the update can put adapters into the policy. Raises UserError."""
+    if config.update.lora is not None:
+        from stages.ppo.lora import check_fits
+
+        check_fits(config.model, config.update.lora)
 
 
 def loaded_models(config: Config) -> Iterator[UsedModel]:
@@ -118,7 +150,8 @@ def _explained(key: str, directory: str | Path, what: str) -> Iterator[None]:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         said = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
-        raise UserError(f"{key}={directory}: cannot {what}: {said}") from error
+        way_out = "" if isinstance(error, ImportError) else "; copy its files again, or give another"
+        raise UserError(f"{key}={directory}: cannot {what}: {said}{way_out}") from error
 
 
 def _check_is_known(model: UsedModel, settings: dict[str, object], trust: bool) -> None:

@@ -244,7 +244,7 @@ def validate(
     from pipeline.preflight.inputs import validate_inputs
 
     given = config_of(overrides, config_dir)
-    for line in validate_inputs(given):
+    for line in validate_inputs(given, with_weights=True):
         typer.echo(line)
     if given.slurm:
         from pipeline.preflight.probe import validate_cluster

@@ -13,6 +13,7 @@ from pipeline.config.types import (
     OpenFraction,
     PositiveFloat,
     PositiveInt,
+    Seed,
 )
 
 HELDOUT_REWARD = "evaluate/reward"
@@ -50,7 +51,7 @@ class EvaluateConfig:
     """Nucleus sampling of samples_per_prompt. Default: rollout.top_p."""
     top_k: NonNegativeInt | None = None
     """Tokens to sample from, 0 for all, with samples_per_prompt. Default: rollout.top_k."""
-    seed: NonNegativeInt | None = None
+    seed: Seed | None = None
     """Seed of samples_per_prompt, the same for every policy, so that curves differ by the policy alone.
     Default: the run's seed."""
     pass_at: tuple[PositiveInt, ...] | None = None

@@ -6,11 +6,11 @@ is said here, and the run's first task, which makes the class, compares every we
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.config.model_classes import Classes, source_of
-from pipeline.config.model_files import Tensors
+from pipeline.config.model_files import Tensors, embedding_rows
 from pipeline.config.trainable import OTHER_SENSES
 
 _DRAFTING = re.compile(r"(.*\.layers\.\d+\.)eh_proj\.")
@@ -52,6 +52,34 @@ def drafting_layers(names: Iterable[str]) -> tuple[str, ...]:
     """Return what the names of weights begin with that predict further tokens, which transformers leaves
     out."""
     return tuple({found[1] for name in names if (found := _DRAFTING.match(name))})
+
+
+def weight_doubts(settings: Mapping[str, Any], tensors: Tensors) -> Iterator[str]:
+    """Yield what looks wrong in the headers of a model's weights. There may be a model that is like this, so
+    that only its class can judge: for where that cannot be made.
+    """
+    given = settings.get("text_config")
+    size, rows = (given if isinstance(given, dict) else settings).get("vocab_size"), embedding_rows(tensors)
+    if rows is not None and type(size) is int and size != rows:
+        yield f"has {rows} embeddings, and its config.json says vocab_size={size}"
+    names = _names_in_layers(tensors)
+    for layer, found in list(names.items())[1:]:  # the first lacks a norm in some families
+        others = {frozenset(names[other]) for other in names if other != layer}
+        if len(names) > 2 and len(others) == 1 and (missing := min(others) - found) and found <= min(others):
+            yield f"lacks the weight {layer}.{min(missing)}, which each of its other layers has"
+
+
+def _names_in_layers(tensors: Tensors) -> dict[str, set[str]]:
+    """Return the names of weights in each layer of the largest stack, by the layer's name."""
+    stack = _stack_of(tensors)
+    if stack is None:
+        return {}
+    names: dict[str, set[str]] = {f"{stack[0]}.{number}": set() for number in range(stack[1])}
+    for name in tensors:
+        found = re.match(r"(\D+\.\d+)\.(.+)", name)
+        if found and found[1] in names:
+            names[found[1]].add(found[2])
+    return names
 
 
 def _stack_of(tensors: Tensors) -> tuple[str, int] | None:

@@ -46,10 +46,11 @@ class Classes:
 def classes_of_tasks(config: Config) -> Classes | None:
     """Return the classes of the transformers that tasks will load models with; None where that is not the one
     installed here, or cannot be read."""
-    return installed_classes() if _runs_with_this_python(config) else None
+    return installed_classes() if run_with_this_python(config) else None
 
 
-def _runs_with_this_python(config: Config) -> bool:
+def run_with_this_python(config: Config) -> bool:
+    """Whether tasks have the Python of this process, and so the same libraries."""
     scheduler = config.scheduler
     if isinstance(scheduler, SlurmConfig):
         given = resources_of(scheduler, "prepare")

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+ROUTER_LOGITS = "output_router_logits"
+"""Setting of config.json with which a mixture of experts gives the logits of its routers too."""
+
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object that a file holds; None when it holds none."""

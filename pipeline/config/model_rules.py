@@ -13,7 +13,7 @@ from pipeline.config.engines import Engine
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.layers import why_other_depth
 from pipeline.config.model_classes import Classes, classes_of_tasks
-from pipeline.config.model_dir import architectures_of, num_labels, read_json
+from pipeline.config.model_dir import ROUTER_LOGITS, architectures_of, num_labels, read_json, text_settings
 from pipeline.config.model_files import (
     ADAPTER_SETTINGS,
     BadModel,
@@ -29,7 +29,13 @@ from pipeline.config.model_files import (
 )
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
-from pipeline.config.trainable import why_maimed, why_not_causal, why_not_of_class, why_untrainable
+from pipeline.config.trainable import (
+    why_maimed,
+    why_not_causal,
+    why_not_known,
+    why_not_of_class,
+    why_untrainable,
+)
 from pipeline.config.update import TrainingEngine
 
 _SAME_VOCABULARY = 0.99
@@ -113,19 +119,38 @@ def model_problems(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue(model.key, model.directory, why)
 
 
-def model_warnings(config: Config) -> Iterator[str]:
-    """Yield warnings about tokens without an embedding, of models that have no problem."""
+def model_notes(config: Config) -> Iterator[str]:
+    """Yield warnings and notes about models that have no problem."""
+    classes = classes_of_tasks(config)
     for model in used_models(config):
-        if not model.is_ours or config.model.tokenizer or model.use not in (Use.POLICY, Use.REWARD):
-            continue
-        known = examine(model, with_tokenizer=True)
-        rows = embedding_rows(known.tensors)
-        if rows and known.vocabulary and known.vocabulary.num_ids > rows:
-            beyond = [token for token, id_ in known.vocabulary.added.items() if id_ >= rows]
+        settings = read_json(model.directory / "config.json") or {}
+        named = f"{model.key}={model.directory}"
+        if why := _tokens_without_room(config, model):
+            yield f"warning: {named}: {why}"
+        is_known = classes is not None and settings.get("model_type") in classes.types
+        if model.is_loaded and is_known and settings.get("auto_map") and not config.model.trust_remote_code:
             yield (
-                f"warning: {model.key}={model.directory}: has no embedding for {len(beyond)} tokens that "
-                f"were added to its tokenizer, such as {beyond[0]!r}; rows with them cannot be used"
+                f"warning: {named}: the code that its auto_map names is not run, but transformers' own for "
+                f"{settings['model_type']}; set model.trust_remote_code=true if it computes something else"
             )
+        generates = model.use is Use.POLICY and config.rollout.engine == Engine.TRANSFORMERS
+        if generates and text_settings(model.directory).get(ROUTER_LOGITS):
+            yield f"{named}: {ROUTER_LOGITS} of its config.json is switched off to generate"
+
+
+def _tokens_without_room(config: Config, model: UsedModel) -> str | None:
+    """Return which tokens of a model's tokenizer it has no embedding for; None where it has all."""
+    if not model.is_ours or config.model.tokenizer or model.use not in (Use.POLICY, Use.REWARD):
+        return None
+    known = examine(model, with_tokenizer=True)
+    rows = embedding_rows(known.tensors)
+    if not rows or not known.vocabulary or known.vocabulary.num_ids <= rows:
+        return None
+    beyond = [token for token, id_ in known.vocabulary.added.items() if id_ >= rows]
+    return (
+        f"has no embedding for {len(beyond)} tokens that were added to its tokenizer, such as {beyond[0]!r}; "
+        "rows with them cannot be used"
+    )
 
 
 def examine(model: UsedModel, with_tokenizer: bool) -> Known:
@@ -219,8 +244,10 @@ def _check_class(model: UsedModel, known: Known, classes: Classes, is_trusted: b
     """Raise BadModel for a model that transformers cannot load for its use, or not all of it."""
     if not model.is_loaded:
         return
-    if model.use is not Use.CRITIC:  # whose class is made for any backbone
+    if model.use is not Use.CRITIC:
         _check_auto_class(model, known, classes, is_trusted)
+    elif why := why_not_known(known.settings, classes, is_trusted):  # its class is made for any backbone
+        raise BadModel(why)
     if why := why_other_depth(known.settings, known.tensors, classes):
         raise BadModel(why)
 

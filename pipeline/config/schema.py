@@ -27,6 +27,7 @@ from pipeline.config.types import (
     Paths,
     PluginName,
     PositiveInt,
+    Seed,
     Text,
     WandbLine,
     WandbTag,
@@ -184,7 +185,7 @@ class Config:
     """Name of the run; also its name on W&B."""
     run_dir: Text = "runs/${name}"
     """Directory that holds everything the run has; it must not exist yet."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Number that every random choice derives from, together with the name of what is being done."""
     iterations: PositiveInt = 100
     """PPO iterations: rollout, reward, update."""

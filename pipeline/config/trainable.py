@@ -39,6 +39,14 @@ def why_untrainable(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+def why_not_known(settings: Mapping[str, Any], classes: Classes, is_trusted: bool) -> str | None:
+    """Return why neither transformers nor code that is trusted has the model of a config.json; else None."""
+    kind = settings.get("model_type")
+    return why_unknown(
+        kind, classes.version, kind in classes.types, bool(settings.get("auto_map")), is_trusted
+    )
+
+
 def why_not_of_class(
     table: Mapping[str, str], auto_class: str, settings: Mapping[str, Any], classes: Classes, is_trusted: bool
 ) -> str | None:
@@ -48,8 +56,7 @@ def why_not_of_class(
         table: the auto class's classes.
     """
     kind, code = settings.get("model_type"), settings.get("auto_map")
-    is_known = kind in classes.types
-    if why := why_unknown(kind, classes.version, is_known, bool(code), is_trusted):
+    if why := why_not_known(settings, classes, is_trusted):
         return why
     if kind in table or (is_trusted and isinstance(code, dict) and auto_class in code):
         return None

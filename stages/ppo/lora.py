@@ -23,11 +23,14 @@ from stages.adapters import ADAPTER_FILE, PREFIX
 from stages.context import UserError
 from stages.hidden import hide_unknown_ids
 from stages.models import freeze_other_senses, load_causal_lm
+from stages.ppo.adaptable import check_merges, check_targets, refusals_explained
 from stages.ppo.bare import looking_filled
 from stages.ppo.zero import device_map_of
 
 _NAME = "default"
 """peft's name of a model's only adapter."""
+_ALL = "all-linear"
+"""peft's word for every linear layer but the output layer."""
 
 
 def load_policy(base: Path, config: Config) -> PreTrainedModel:
@@ -71,38 +74,20 @@ def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> N
         import peft
     except ImportError as error:
         raise UserError('update.lora needs peft: pip install "slurm-ppo[lora]"') from error
-    targets: str | list[str] = "all-linear"
-    if not isinstance(lora.target_modules, str):
-        _check_targets(model, lora.target_modules)
-        targets = list(lora.target_modules)
+    check_targets(model, lora)
+    is_all = isinstance(lora.target_modules, str)
     settings = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        target_modules=targets,
+        target_modules=_ALL if is_all else list(lora.target_modules),
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(base),
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), refusals_explained(model, lora):
         torch.default_generator.manual_seed(seed)
         peft.inject_adapter_in_model(settings, model, _NAME)
-
-
-def _check_targets(model: PreTrainedModel, targets: tuple[str, ...]) -> None:
-    """Raise UserError for a target that the model lacks; peft skips it silently if it finds another."""
-    output = model.get_output_embeddings()
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if type(module).__name__ in ("Linear", "Conv1D") and module is not output
-    ]
-    for target in targets:
-        if not any(f".{name}".endswith(f".{target}") for name in linear):
-            known = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in linear}))
-            raise UserError(
-                f"update.lora.target_modules: the policy has no linear layer {target!r}; it has {known} (the "
-                "output layer cannot have an adapter)"
-            )
+    check_merges(model, vars(model.peft_config[_NAME]), lora)
 
 
 def is_adapted(model: PreTrainedModel) -> bool:

@@ -30,7 +30,7 @@ from pipeline.run.tasks import Task
 from stages.context import Context, Result, UserError
 from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
-from stages.modeltrial import tried_tokenizer, try_models
+from stages.modeltrial import check_lora, tried_tokenizer, try_models
 from stages.rewards.components import measure_normalization
 from stages.tokenizers import policy_ends, same_tokenizer, special_tokens, tokenizer_of
 
@@ -138,14 +138,6 @@ def check_remotes(config: Config, *tables: pa.Table) -> None:
                 columns = extra_columns(table).column_names
                 if table.num_rows and (why := unknown_field(component, columns)):
                     raise UserError(f"reward.components.{name}.template: {why}")
-
-
-def check_lora(config: Config) -> None:
-    """Check that the update can put adapters into the policy. Raises UserError."""
-    if config.update.lora is not None:
-        from stages.ppo.lora import check_fits
-
-        check_fits(config.model, config.update.lora)
 
 
 def prompt_table(judged: Judged) -> pa.Table:

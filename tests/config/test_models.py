@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_classes import classes_of_tasks, table
 from pipeline.config.model_files import BadModel, read_header
+from pipeline.config.model_rules import model_notes
 from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
@@ -176,6 +178,16 @@ BROKEN = {
     "no classifier": (R, settings(model_type="granite"), "has no AutoModelForSequenceClassification; give"),
     "own code": (
         P,
+        settings(model_type="wonder", auto_map={"AutoConfig": "code.C"}),
+        "trust_remote_code=true",
+    ),
+    "a critic that nobody knows": (
+        C,
+        settings(model_type="wonder"),
+        "knows no model_type 'wonder'; install a version that does, or give another model",
+    ),
+    "a critic's own code": (
+        C,
         settings(model_type="wonder", auto_map={"AutoConfig": "code.C"}),
         "trust_remote_code=true",
     ),
@@ -338,17 +350,108 @@ def test_validate_says_it_in_one_line_and_ends_with_exit_code_2(headers, tmp_pat
     assert line.startswith(f"error: model.policy={folder}: its model.safetensors has ")
 
 
-def test_validate_warns_of_tokens_that_were_added_without_an_embedding(headers, tmp_path, slurm_ppo):
+def test_a_process_that_is_killed_while_it_tries_the_models_is_said_to_have_tried_nothing(
+    headers, tmp_path, slurm_ppo, without_torch
+):
+    """As one is that takes more memory than a login node allows."""
+    (tmp_path / "torch.py").write_text("import os\nos.kill(os.getpid(), 9)")
+    done = slurm_ppo("validate", *tiny.overrides(headers, tmp_path / "run"), env=without_torch)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [
+        "warning: not looked at: whether the models can be loaded, and their numbers: the process that does "
+        "so was killed by signal 9; the run's first task does",
+        "ok so far; no run was started",
+    ]
+
+
+@pytest.fixture
+def without_torch(environment, tmp_path) -> dict[str, str]:
+    """The environment of a machine where torch cannot be imported."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    return environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])}
+
+
+LAYER = {"input_layernorm.weight": (4,), "mlp.up_proj.weight": (8, 4)}
+NOT_LOADED = (
+    "not looked at: whether transformers loads the models (import torch fails here: libcudart.so.12: cannot "
+    "open shared object file); the run's first task does"
+)
+
+
+def test_where_torch_is_not_headers_and_numbers_are_looked_at_and_it_is_said_what_is_not(
+    headers, tmp_path, slurm_ppo, without_torch
+):
+    """Of one layer a weight is missing, as after a bad copy; config.json is of a larger vocabulary."""
+    folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
+    layers = {f"model.layers.{i}.{name}": shape for i in range(3) for name, shape in LAYER.items()}
+    del layers["model.layers.2.mlp.up_proj.weight"]
+    write_weights(folder / WEIGHTS, POLICY | layers)
+    settings(vocab_size=ROWS + 2, num_hidden_layers=3)(folder)
+    words = tiny.overrides(headers, tmp_path / "run", f"model.policy={folder}")
+    done = slurm_ppo("validate", *words, env=without_torch)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    lacks = "lacks the weight model.layers.2.mlp.up_proj.weight, which each of its other layers has"
+    assert lines[lines.index(NOT_LOADED) + 1 :][:2] == [
+        f"warning: model.policy={folder}: has {ROWS} embeddings, and its config.json says "
+        f"vocab_size={ROWS + 2}; copy the model again if that is not meant",
+        f"warning: model.policy={folder}: {lacks}; copy the model again if that is not meant",
+    ]
+    assert f"model.policy={folder}: 8 weights of 0.00 GiB, all finite" in done.stdout
+    assert f"reward.components.rm.path={headers / 'reward_model'}: 3 weights of" in done.stdout
+    assert lines[-1] == "ok so far; no run was started"
+
+
+def test_numbers_that_are_none_are_refused_where_torch_is_not(headers, tmp_path, slurm_ppo, without_torch):
+    folder = Path(shutil.copytree(headers / "reward_model", tmp_path / "model"))
+    found = {name: np.zeros(shape, np.float32) for name, shape in REWARD.items()}
+    found["score.weight"][0, 3] = np.nan
+    save_file(found, folder / WEIGHTS, {"format": "pt"})
+    words = tiny.overrides(headers, tmp_path / "run", f"{R}={folder}")
+    done = slurm_ppo("validate", *words, env=without_torch)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: {R}={folder}: its weight score.weight in {WEIGHTS} has NaN or infinite values; copy the "
+        "model again, or give another checkpoint\n",
+    )
+
+
+def test_validate_warns_of_tokens_that_were_added_without_an_embedding(
+    headers, tmp_path, slurm_ppo, without_torch
+):
     """As Gemma 3 has one. Rows that have such a token are left out one by one."""
     folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["added_tokens"].append(tokenizer["added_tokens"][0] | {"id": ROWS, "content": "<image>"})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    done = slurm_ppo("validate", *tiny.overrides(headers, tmp_path / "run", f"model.policy={folder}"))
+    words = tiny.overrides(headers, tmp_path / "run", f"model.policy={folder}")
+    done = slurm_ppo("validate", *words, env=without_torch)
     assert done.returncode == 0, done.stderr
     warning = next(line for line in done.stdout.splitlines() if line.startswith("warning"))
     assert f"model.policy={folder}: has no embedding for 1 tokens that were added" in warning
     assert "'<image>'" in warning
+
+
+NOTED = {
+    "code that is not run": (
+        {"auto_map": {"AutoModelForCausalLM": "code.Model"}},
+        "warning: model.policy={}: the code that its auto_map names is not run, but transformers' own for "
+        "llama; set model.trust_remote_code=true if it computes something else",
+    ),
+    "logits of routers": (
+        {"output_router_logits": True},
+        "model.policy={}: output_router_logits of its config.json is switched off to generate",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(NOTED))
+def test_what_is_done_in_another_way_than_config_json_says_is_said(headers, config, tmp_path, name):
+    changes, said = NOTED[name]
+    folder = Path(shutil.copytree(headers / "policy", tmp_path / "model"))
+    assert not [line for line in model_notes(given_as(config, P, folder)) if str(folder) in line]
+    settings(**changes)(folder)
+    assert said.format(folder) in list(model_notes(given_as(config, P, folder)))
 
 
 def test_weights_that_are_no_numbers_end_a_run_after_one_attempt(inputs, tmp_path, slurm_ppo):

@@ -24,7 +24,14 @@ from pipeline.doctor.estimate import Estimate, measure, packed_of
 from pipeline.doctor.examine import patient_of
 from pipeline.doctor.findings import Finding, Group, Verdict, describe
 from pipeline.doctor.health import LOST, NOT_DUE, judge_jobs, judge_journal, judge_lost_state, look_at_state
-from pipeline.doctor.machine import judge_gpus, judge_packages, judge_torch, judge_vllm, needed_packages
+from pipeline.doctor.machine import (
+    judge_gpus,
+    judge_packages,
+    judge_torch,
+    judge_vllm,
+    look_at_torch,
+    needed_packages,
+)
 from pipeline.doctor.semantics import clock_skew, judge_skew
 from pipeline.doctor.wandbchecks import judge_mode
 from pipeline.preflight.disk_need import Footprint, imagine, states_kept
@@ -490,6 +497,30 @@ def test_gpus_as_nvidia_smi_shows_them():
     facts = {"version": "2.13.0", "cuda": None, "hip": None, "gpus": 0}
     assert judge_torch(facts, 2.0, has_nvidia=True).verdict is Verdict.WARNING
     assert judge_torch(facts, 2.0, has_nvidia=False).verdict is Verdict.OK
+
+
+TORCH = {
+    "a build that sees GPUs": (
+        "class cuda: device_count = staticmethod(lambda: 2)\n"
+        "class version: cuda, hip = '12.8', None\n"
+        "__version__ = '2.13.0+cu128'\n",
+        (Verdict.OK, "2.13.0+cu128, CUDA 12.8, sees 2 GPUs; imported in "),
+    ),
+    "a library is missing": (
+        "raise OSError('libcudart.so.12: cannot open shared object file')\n",
+        (Verdict.PROBLEM, "import torch fails: OSError: libcudart.so.12: cannot open shared object file"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(TORCH))
+def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch, name):
+    source, (verdict, said) = TORCH[name]
+    (tmp_path / "torch.py").write_text(source)
+    places = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
+    found = look_at_torch(trains_here=True)
+    assert (found.verdict, found.measured[: len(said)]) == (verdict, said)
 
 
 # --- W&B ---

@@ -76,6 +76,17 @@ def test_rounding_is_no_difference(name, dtype):
     assert batching_of(family(name, scale=1.0).to(dtype), LIMITS) is Batching.PADDED
 
 
+@pytest.mark.parametrize("name", ["mixtral", "granitemoe"])
+def test_logits_of_routers_are_switched_off_to_generate_and_it_is_said(name, caplog):
+    """With them, transformers computes a loss whose sizes do not go together after a prompt."""
+    plain, model = family(name), family(name)
+    model.config.output_router_logits = True
+    generator = TransformersGenerator(model, BUDGET, CONTEXT)
+    assert f"{type(model).__name__}: output_router_logits of its config.json is switched off" in caplog.text
+    wanted = TransformersGenerator(plain, BUDGET, CONTEXT).generate(requests(), Sampling())
+    assert generator.generate(requests(), Sampling()) == wanted
+
+
 def test_one_row_needs_no_trial(monkeypatch):
     monkeypatch.setattr("stages.engines.transformers.batching_of", None)
     assert TransformersGenerator(family("rwkv"), BUDGET, CONTEXT).plan(requests()[:1]) == [[0]]

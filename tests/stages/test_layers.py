@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from pipeline.config.layers import _COUNTS, why_other_depth
+from pipeline.config.layers import _COUNTS, weight_doubts, why_other_depth
 from pipeline.config.model_classes import installed_classes
 from pipeline.config.model_dir import read_json
 from pipeline.config.model_files import read_tensors
@@ -47,6 +47,7 @@ def test_a_model_of_every_family_fits_its_own_configuration_and_no_other(name, t
     model = family(name)
     model.save_pretrained(tmp_path)
     assert problem_at_validate(tmp_path) is None
+    assert not list(weight_doubts(read_json(tmp_path / "config.json") or {}, read_tensors(tmp_path)))
     loads(tmp_path, model)
     written = json.loads((tmp_path / "config.json").read_text())
     counts = {key: value for key, value in written.items() if key in _COUNTS}
