@@ -1,4 +1,4 @@
-"""``python -m pipeline`` is ``slurm-ppo``. Imports next to nothing: signals are to be heard from the start."""
+"""``python -m pipeline`` is ``slurm-ppo``. Imports next to nothing: signals are heard from the start."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ _heard: list[int] = []
 
 
 def main() -> None:
-    """Entry point. Whenever one of these signals comes, it ends the command with one line and no traceback."""
+    """Entry point. Whenever one of these signals comes, it ends the command with a line, and no traceback."""
     ours = [n for n in _ENDING if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
     for number in ours:  # the others are ignored by who started us
         signal.signal(number, leave)
