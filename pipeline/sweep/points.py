@@ -13,7 +13,7 @@ from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
-from pipeline.run.directory import RunError, check_is_free, is_run, load_run, version
+from pipeline.run.directory import RunError, check_is_free, check_is_outside_runs, is_run, load_run, version
 from pipeline.run.paths import RunPaths
 from pipeline.sweep.grid import Grid, SweepError, fixed_differences
 from pipeline.sweep.manifest import MANIFEST, Point, Sweep
@@ -94,10 +94,11 @@ def has_begun(root: Path, point: Point) -> bool:
 
 
 def check_folder(root: Path) -> None:
-    """Refuse a folder where no sweep may begin. Raises SweepError."""
+    """Refuse a folder where no sweep may begin. Raises SweepError; RunError inside a run's directory."""
     other = "choose another name=... or run_dir=..."
     if is_run(root):
         raise SweepError(f"{root} holds a run, so a sweep cannot begin there; {other}")
+    check_is_outside_runs(root)
     if root.exists() and not root.is_dir():
         raise SweepError(f"{root} is no folder; {other}")
     names = {path.name for path in root.glob("[!.]*")} if root.is_dir() else set()
