@@ -26,7 +26,7 @@ from pipeline.config.schema import Config
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
 from slurm.errors import UserError
@@ -277,6 +277,11 @@ def load_run(root: Path) -> Run:
         identity = read_identity(paths)
         text = read_newest(paths.config_yaml).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
+        if (root / SWEEP_MANIFEST).exists():
+            raise RunError(
+                f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo status {root}; to continue "
+                f"them all: slurm-ppo sweep {root}"
+            ) from None
         why = "it is a file" if root.exists() else "nothing is there"
         if root.is_dir():
             why = f"it holds no {Path(str(error.filename)).name}"

@@ -70,7 +70,9 @@ def test_no_run_begins_inside_the_directory_of_another(config, tmp_path, place):
     (outer / "away").symlink_to(tmp_path / "elsewhere")
     (outer / "logs").mkdir(exist_ok=True)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(RunError, match=f"lies inside the directory of another run, {outer}; choose") as refused:
+    with pytest.raises(
+        RunError, match=f"lies inside the directory of another run, {outer}; choose"
+    ) as refused:
         create_run(dataclasses.replace(config, run_dir=str(tmp_path / place)))
     assert str(outer.with_name("inner")) in str(refused.value)
     assert sorted(tmp_path.rglob("*")) == before
