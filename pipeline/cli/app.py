@@ -172,8 +172,7 @@ def watch(
         float, typer.Option("--interval", min=1, help="Seconds between two questions to Slurm.")
     ] = 5.0,
 ) -> None:
-    """Look at a run, or a sweep, while it goes on, until it has ended or you press q. Exit codes as of
-    status."""
+    """Look at a run, or a sweep, until it has ended or you press q. Exit codes as of status."""
     if is_sweep(run_dir):
         from pipeline.cli.sweep_views import watch as look_on_all
 
