@@ -3,6 +3,7 @@
 The report orders a sweep's settings by the same rule.
 """
 
+import contextlib
 import json
 import math
 import shlex
@@ -16,6 +17,7 @@ from pipeline.run.lease import holder_of
 from pipeline.status.listing import NOT_BEGUN, SPOILT, Entry, LiveIds, find_places, read_entries
 from pipeline.status.listing_text import counts, lines_of
 from pipeline.status.text import wrapped
+from pipeline.sweep.grid import SweepError
 from pipeline.sweep.manifest import Sweep, locks_of, read_sweep
 from pipeline.sweep.measure import Measure, measure_of
 from pipeline.sweep.points import config_of
@@ -98,9 +100,12 @@ def read_sweep_status(root: Path, live_ids: LiveIds) -> SweepStatus:
 
 
 def measure_in(root: Path, sweep: Sweep) -> Measure | None:
-    """Return what all points choose their best policy by; None where they differ."""
+    """Return what all points choose their best policy by; None where they differ, or where another version
+    saved settings that this one does not know."""
     alike = {json.dumps(p.config.get("evaluate"), sort_keys=True): p for p in sweep.points}
-    return measure_of([config_of(root, point).evaluate for point in alike.values()])
+    with contextlib.suppress(SweepError):
+        return measure_of([config_of(root, point).evaluate for point in alike.values()])
+    return None
 
 
 def find_best(entries: Sequence[Entry], measure: Measure | None) -> BestRun | None:
@@ -141,7 +146,11 @@ def choose_run(root: Path) -> BestRun:
 
 def standing(status: SweepStatus) -> str:
     """Return a phrase like ``runs/rates: running, a sweep of 6 runs: 1 complete, 2 running, 3 not begun``."""
-    return f"{status.root}: {status.state}, a sweep of {counts(status.entries)}"
+    return f"{status.root}: {state_in_words(status)}"
+
+
+def state_in_words(status: SweepStatus) -> str:
+    return f"{status.state}, a sweep of {counts(status.entries)}"
 
 
 def describe_sweep(status: SweepStatus) -> str:

@@ -18,6 +18,7 @@ from pipeline.status.sweep import (
     read_sweep_status,
     run_lines,
     standing,
+    state_in_words,
 )
 from pipeline.status.text import clock
 from pipeline.text import number, printable
@@ -221,9 +222,10 @@ def _page(status: SweepStatus, first: int, height: int) -> tuple[list[Text], str
     """Return the lines between top and bottom, and which runs they are where these are not all."""
     titles, *rows = run_lines(status)
     end = [Text(), *map(Text, closing(status)[:-1])]
-    room = max(1, height - 3 - len(end))
+    head = [Text(str(status.root), "bold"), Text(state_in_words(status), "bold"), Text(), Text(titles, "dim")]
+    room = max(1, height - len(head) - len(end))
     first = max(0, min(first, len(rows) - room))
     named = zip(status.entries[first:], rows[first : first + room], strict=False)
     shown = [Text(row, _STYLES.get(entry.state, "")) for entry, row in named]
     where = "" if len(rows) <= room else f"   {first + 1}-{first + len(shown)} of {len(rows)}"
-    return [Text(standing(status), "bold"), Text(), Text(titles, "dim"), *shown, *end][:height], where
+    return [*head, *shown, *end][:height], where

@@ -1,6 +1,7 @@
 """A sweep as a whole: where its runs stand, which is the best, and what has changed since the look before."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from pipeline import RunError, open_run
 from pipeline.run.lease import hold
 from pipeline.status.listing import Entry
 from pipeline.status.sweep import SweepStatus, describe_sweep, find_best, read_sweep_status
-from pipeline.sweep.manifest import locks_of
+from pipeline.sweep.manifest import locks_of, write_sweep
 from pipeline.sweep.measure import Measure
 from pipeline.watch.sweep import SeenSweep, SweepReading, sweep_changes, sweep_screen
 from tests.support.sweeps import make_sweep
@@ -102,6 +103,16 @@ def test_every_run_has_a_line_that_fits_80_columns(root):
         "best",
         "runs",
     }
+
+
+def test_settings_of_another_version_keep_no_run_from_being_shown(tmp_path):
+    sweep, _ = make_sweep(tmp_path / "lr", ["1e-6", "3e-6"], 1)
+    first, *others = sweep.points
+    later = replace(first, config={**first.config, "of_a_later_version": 1})
+    write_sweep(tmp_path / "lr", replace(sweep, points=(later, *others)))
+    found = read_sweep_status(tmp_path / "lr", nothing)
+    assert [one.state for one in found.entries] == ["complete", "complete"]
+    assert found.best.title == "mean reward of the newest iteration"
 
 
 def test_while_its_command_is_at_work_a_sweep_is_running_between_two_runs_too(root):
