@@ -27,7 +27,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
         (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),
         (_RUN.spans, "when and where every attempt waited and ran, a line per iteration"),
-        (_RUN.events, "every launch, failure and repair, with the reason"),
+        (_RUN.events, "every launch, failure, repair and finding, with the reason"),
         (_RUN.evaluations, "what evaluate.command said of policies, or why it is missing, a line for each"),
         (_RUN.best, "the best evaluated policy, and its reward"),
         (_RUN.report, "the report"),

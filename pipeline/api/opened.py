@@ -14,6 +14,8 @@ from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.retention import kept_versions
 from pipeline.run.tasks import Task
+from pipeline.sweep.grid import SweepError
+from pipeline.sweep.manifest import is_sweep
 
 if TYPE_CHECKING:
     import pandas
@@ -23,10 +25,23 @@ if TYPE_CHECKING:
 def open_run(path: str | os.PathLike[str]) -> "OpenedRun":
     """Open a run directory, whether the run has begun, goes on or has ended, to look at it.
 
+    Of a sweep's folder the best run is opened, by the rule of the sweep's report; :attr:`OpenedRun.chosen`
+    says which one, and why.
+
     Raises:
-        RunError: there is no run, or it cannot be read; one line says what, and the way out.
+        RunError: there is no run, or it cannot be read; one line says what, and the way out. Also where no
+            run of a sweep has a row yet, or its manifest cannot be read.
     """
-    return OpenedRun(load_run(Path(path).expanduser()))
+    root = Path(path).expanduser()
+    if not is_sweep(root):
+        return OpenedRun(load_run(root))
+    from pipeline.status.sweep import choose_run
+
+    try:
+        best = choose_run(root)
+    except SweepError as error:
+        raise RunError(str(error)) from None
+    return OpenedRun(load_run(Path(best.run)), best.in_words)
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,9 +49,12 @@ class OpenedRun:
     """A run to look at. Nothing is written; each call reads what is on disk at that moment."""
 
     _run: Run = field()
+    chosen: str = ""
+    """Name of the run within the sweep whose folder was opened, and why it is this one; empty for a run that
+    was named itself."""
 
     def __repr__(self) -> str:
-        return f"<run {self.name} in {self.path}>"
+        return f"<run {self.name} in {self.path}{f': {self.chosen}' if self.chosen else ''}>"
 
     @property
     def path(self) -> Path:

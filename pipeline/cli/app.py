@@ -152,7 +152,11 @@ def status(
         bool, typer.Option("--cost", help="Hours of GPUs and CPUs per stage, from Slurm's accounting.")
     ] = False,
 ) -> None:
-    """Where a run stands. Exit code 0 complete, 1 failed, 3 incomplete."""
+    """Where a run stands, or each run of a sweep. Exit code 0 complete, 1 failed, 3 incomplete."""
+    if is_sweep(run_dir):
+        from pipeline.cli.sweep_views import show_status
+
+        raise exit_of(show_status(run_dir, as_json, cost))
     from pipeline.status.snapshot import read_status
     from pipeline.status.text import describe
 
@@ -168,7 +172,11 @@ def watch(
         float, typer.Option("--interval", min=1, help="Seconds between two questions to Slurm.")
     ] = 5.0,
 ) -> None:
-    """Look at a run while it goes on, until it has ended or you press q. Exit codes as of status."""
+    """Look at a run, or a sweep, until it has ended or you press q. Exit codes as of status."""
+    if is_sweep(run_dir):
+        from pipeline.cli.sweep_views import watch as look_on_all
+
+        raise exit_of(look_on_all(run_dir, interval))
     from pipeline.watch.command import watch as look_on
 
     raise exit_of(look_on(load(run_dir), interval))
@@ -319,17 +327,26 @@ def samples(
     full: Annotated[bool, typer.Option("--full", help="Long texts whole.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with stable keys.")] = False,
 ) -> None:
-    """Show responses of an iteration, with rewards and KL. Default: two best, two worst, two others."""
+    """Show responses of an iteration, with rewards and KL. Default: two best, two worst, two others.
+
+    Of a sweep: those of its best run, which is named.
+    """
     from pipeline.api.responses import Selection
     from pipeline.cli.samples import show_samples
+    from pipeline.cli.sweep_views import of_one_run
 
-    show_samples(source, Selection(best, worst, at_random, prompt, seed), full, as_json)
+    show_samples(
+        of_one_run(source, is_best_wanted=False),
+        Selection(best, worst, at_random, prompt, seed),
+        full,
+        as_json,
+    )
 
 
 @app.command()
 def report(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or one of a sweep.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, and folders of sweeps.")
     ],
     out: Annotated[
         Path | None,
@@ -338,15 +355,17 @@ def report(
 ) -> None:
     """Write a page about a run, one HTML file that needs no network, and print its path.
 
-    Of several runs: one page that compares them. Of a sweep: mean and spread over seeds.
+    Of several runs: one page that compares them, of a sweep among them its runs. Of a sweep alone: mean and
+    spread over seeds.
     """
+    from pipeline.cli.sweep_views import runs_of
     from pipeline.report import write_comparison, write_report, write_sweep_report
 
     if len(run_dirs) == 1 and is_sweep(run_dirs[0]):
         typer.echo(write_sweep_report(run_dirs[0].absolute(), out))
         return
-    runs = [load(run_dir) for run_dir in run_dirs]
-    typer.echo(write_report(runs[0], out) if len(runs) == 1 else write_comparison(runs, out))
+    runs = runs_of(run_dirs)
+    typer.echo(write_report(runs[0], out) if len(run_dirs) == 1 else write_comparison(runs, out))
 
 
 @app.command()
@@ -371,10 +390,14 @@ def export(
         bool, typer.Option("--adapter", help="The LoRA adapter instead of the whole model.")
     ] = False,
 ) -> None:
-    """Copy a policy out of a run as a plain model directory, verified. Default: the newest."""
+    """Copy a policy out of a run as a plain model directory, verified. Default: the newest.
+
+    Of a sweep: of its best run, which is named; by default that run's best policy.
+    """
+    from pipeline.cli.sweep_views import of_one_run
     from pipeline.run.export import export as copy_out
 
-    typer.echo(copy_out(source, folder, adapter, say=lambda text: typer.echo(text, err=True)))
+    typer.echo(copy_out(of_one_run(source), folder, adapter, say=lambda text: typer.echo(text, err=True)))
 
 
 @app.command()
@@ -386,8 +409,9 @@ def fork(
 ) -> None:
     """Make a new run that goes on from a policy of another, with settings of its own."""
     from pipeline.cli.run import fork_run
+    from pipeline.cli.sweep_views import of_one_run
 
-    typer.echo(fork_run(source, new_run, overrides or [], config_dir))
+    typer.echo(fork_run(of_one_run(source, is_best_wanted=False), new_run, overrides or [], config_dir))
 
 
 many.add_to(app)

@@ -35,13 +35,8 @@ def existing_run(overrides: list[str] | None) -> "Run | None":
 
 
 def load(root: Path) -> "Run":
-    from pipeline.run.directory import RunError, load_run
+    from pipeline.run.directory import load_run
 
-    if is_sweep(root):
-        raise RunError(
-            f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo ls {root}; to continue them all: "
-            f"slurm-ppo sweep {root}"
-        )
     return load_run(root)
 
 

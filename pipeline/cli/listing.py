@@ -27,10 +27,11 @@ def list_runs(folder: Path | None, as_json: bool) -> str:
 
 def entries_of(folder: Path) -> list[Entry]:
     """Read the runs below a folder, and ask Slurm for theirs."""
-    return read_entries(find_places(folder), _live)
+    return read_entries(find_places(folder), live_runs)
 
 
-def _live() -> Collection[str] | None:
+def live_runs() -> Collection[str] | None:
+    """Ask Slurm for the ids of runs that have jobs in the queue; None where it does not answer."""
     from pipeline.executors.slurm.queue import live_run_ids
 
     return live_run_ids()

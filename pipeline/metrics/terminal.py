@@ -14,6 +14,10 @@ from pipeline.text import number
 Row = Mapping[str, float]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_STANDARD_ERRORS = 2.0
+"""Standard errors to each side of a mean: of means that nothing moves nineteen in twenty are so close."""
+_AXIS_COLUMNS = 10
+"""Columns of a plot that its frame and numbers take."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,21 @@ def iteration_table(rows: Sequence[Row], width: int = 80, color: bool = False) -
     return "\n".join([head, *texts[1:]])
 
 
+@dataclass(frozen=True)
+class Spread:
+    """A point of a curve, and the interval that chance alone may have moved it in."""
+
+    at: float
+    """Iteration; of several their mean."""
+    value: float
+    low: float
+    high: float
+
+
 def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: bool = False) -> str:
-    """Plot ``reward/mean`` as a line over iterations and ``evaluate/reward`` as dots.
+    """Plot ``reward/mean`` over iterations with its spread, and ``evaluate/reward`` as dots.
+
+    No line joins the points: what differs by less than the spread is no trend.
 
     Args:
         width: columns of the text, at least 30.
@@ -78,11 +95,45 @@ def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: 
     Returns:
         The plot, or one line that says so when no row has a reward.
     """
-    line, dots = points(rows, "reward/mean"), points(rows, "evaluate/reward")
-    if not line and not dots:
+    width, height = max(width, 30), max(height, 8)
+    means, dots = means_of(rows), points(rows, "evaluate/reward")
+    if not means and not dots:
         return "no reward yet"
-    key = "mean reward ─" + ("  held-out ●" if dots else "")
-    return f"{key.center(width).rstrip()}\n{_plot(line, dots, max(width, 30), max(height, 8) - 1, color)}"
+    key = f"mean reward ┼  {_STANDARD_ERRORS:.0f} standard errors │"
+    if len(means) > (room := width - _AXIS_COLUMNS):
+        step = math.ceil(len(means) / room)
+        means, key = together(means, step), f"mean reward of {step} iterations ┼  lowest to highest │"
+    heldout = "  held-out ●" if dots else ""
+    key = f"{key}{heldout}" if len(key) + len(heldout) <= width else f"reward ┼{heldout}"
+    return f"{key.center(width).rstrip()}\n{_plot(means, dots, width, height - 1, color)}"
+
+
+def means_of(rows: Sequence[Row]) -> list[Spread]:
+    """Return the mean reward of every row that has a finite one, with two standard errors to each side; with
+    none where the number of responses or their standard deviation is not known."""
+    found, before = [], None
+    for row in rows:
+        total = row.get("samples", 0.0)
+        # The first row of a fork counts its parent's responses too.
+        count = total - before if before is not None else total / max(1.0, row["iteration"])
+        before = row.get("samples", before)
+        if math.isfinite(value := row.get("reward/mean", math.nan)):
+            deviation = row.get("reward/std", 0.0)
+            error = deviation / math.sqrt(count) if count > 0 and math.isfinite(deviation) else 0.0
+            margin = _STANDARD_ERRORS * error
+            found.append(Spread(row["iteration"], value, value - margin, value + margin))
+    return found
+
+
+def together(found: Sequence[Spread], count: int) -> list[Spread]:
+    """Join each ``count`` neighbours to their mean, with their lowest and highest value."""
+    parts = [found[first : first + count] for first in range(0, len(found), count)]
+    joined = []
+    for part in parts:
+        values = [one.value for one in part]
+        at = sum(one.at for one in part) / len(part)
+        joined.append(Spread(at, sum(values) / len(values), min(values), max(values)))
+    return joined
 
 
 def points(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
@@ -91,7 +142,7 @@ def points(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
 
 
 def _plot(
-    line: Sequence[tuple[float, float]],
+    means: Sequence[Spread],
     dots: Sequence[tuple[float, float]],
     width: int,
     height: int,
@@ -106,15 +157,28 @@ def _plot(
     figure.theme("simple" if color else "colorless")
     figure.canvas("default")
     figure.plot_size(width, height)
-    for signal, marker in ((line, "dot" if len(line) == 1 else "braille"), (dots, "circle")):
-        if signal:
-            drawn = figure.signal(*map(list, zip(*signal, strict=True)), marker=marker)
-            figure.draw(drawn.lines() if signal is line else drawn)
-    xs, ys = zip(*line, *dots, strict=True)
+    middles = [(one.at, one.value) for one in means]
+    ends = [(one.at, end) for one in means for end in (one.low, one.high)]
+    xs, ys = zip(*ends, *dots, strict=True)
     x_limits, y_limits = _limits(xs, 1.0), _limits(ys, abs(ys[0]) / 10 or 1.0)
+    whiskers = _whiskers(means, (y_limits[1] - y_limits[0]) / (2 * height))
+    for signal, marker in ((whiskers, "│"), (middles, "┼"), (dots, "circle")):
+        if signal:
+            figure.draw(figure.signal(*map(list, zip(*signal, strict=True)), marker=marker))
     _rule(figure.ruler("x"), *x_limits, even_ticks(*x_limits, width // 10, whole=True))
     _rule(figure.ruler("y"), *y_limits, even_ticks(*y_limits, height // 2))
     return "\n".join(text.rstrip() for text in str(figure.build().string(colorless=not color)).splitlines())
+
+
+def _whiskers(means: Sequence[Spread], step: float) -> list[tuple[float, float]]:
+    """Return points from the lower to the upper end of each spread, ``step`` apart at most."""
+    return [
+        (one.at, one.low + (one.high - one.low) * i / count)
+        for one in means
+        if one.high > one.low
+        for count in [math.ceil((one.high - one.low) / step)]
+        for i in range(count + 1)
+    ]
 
 
 def _rule(ruler: Any, low: float, high: float, ticks: Sequence[float]) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
+from pipeline.metrics.noticed import note_noticed
 from pipeline.notify.events import completion, failure, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
 from pipeline.orchestrate.lost_states import note_lost_states
@@ -142,7 +143,7 @@ class Driver:
         with self.never_in_the_way():
             for row in books.write_rows(self.records, self.frontier, note):
                 self.watcher.row(row)
-                self._tell_advice()
+                self._tell_advice(int(row["iteration"]))
             for text in books.note_benchmarks(self.frontier):
                 note(text)
             for text in (*books.thin(self.frontier), *books.pack(self.frontier)):
@@ -302,12 +303,14 @@ class Driver:
                 self.watcher.note(f"{task} will be computed again: {reason}")
         self.frontier = find_frontier(self.run.plan, paths)
 
-    def _tell_advice(self) -> None:
-        """Report findings that the newest row is the first to show, each once in the life of a driver."""
+    def _tell_advice(self, iteration: int) -> None:
+        """Report findings that the newest row is the first to show, each once in the life of a driver, and
+        keep them for the report."""
         for advice in first_shown(Evidence(self.books.rows, self.run.config)):
             if advice.rule not in self.advised:
                 self.watcher.note(in_a_line(advice))
                 self.advised.add(advice.rule)
+                note_noticed(self.run.paths, iteration, advice)
 
 
 def around(plan: Plan, tasks: Sequence[Task]) -> tuple[Task, ...]:

@@ -8,6 +8,7 @@ from pipeline.config.evaluate import HELDOUT_REWARD
 from pipeline.config.job_kinds import DRIVER
 from pipeline.metrics.advice import Advice, Evidence, TaskTime, advise
 from pipeline.metrics.attempts import Facts, attempts_of
+from pipeline.metrics.noticed import Noticed, read_noticed
 from pipeline.metrics.row import evaluation_metrics
 from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
 from pipeline.metrics.spans import IterationSpans, Span, SpanEnd, iteration_spans, read_lines
@@ -63,6 +64,8 @@ class ReportData:
     """Unix time at which it was read."""
     beats: Sequence[Beat] = ()
     """What the newest workers said last; none of a run whose jobs do not stay."""
+    noticed: Sequence[Noticed] = ()
+    """What the run's drivers noticed, and when, oldest first."""
 
     @property
     def trained(self) -> Sequence[Row]:
@@ -82,7 +85,9 @@ def read_report(run: Run) -> ReportData:
     beats = list(read_beats(run.paths).values()) if run.config.slurm else []
     found = Evidence(rows, run.config, task_times(spans), workers_of(beats, now))
     samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
-    return ReportData(run, rows, read_best(run), spans, samples, advise(found), now, beats)
+    return ReportData(
+        run, rows, read_best(run), spans, samples, advise(found), now, beats, read_noticed(run.paths)
+    )
 
 
 def read_rows(run: Run) -> list[Row]:

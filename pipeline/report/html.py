@@ -39,7 +39,7 @@ def environment() -> Environment:
     )
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     made.globals |= {"own": _own, "plotly": _plotly}
-    made.filters |= {"duration": duration, "moment": _moment}
+    made.filters |= {"duration": duration, "moment": moment}
     return made
 
 
@@ -54,5 +54,6 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _moment(time: float) -> str:
+def moment(time: float) -> str:
+    """Write a unix time as a date and a time of day in UTC."""
     return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -21,7 +21,7 @@ from pipeline.metrics.terminal import COLUMNS, Column, Row, cells
 from pipeline.report.browser import filters_of, samples_data
 from pipeline.report.data import Best, ReportData
 from pipeline.report.figures import figure, meaning
-from pipeline.report.html import Head, render
+from pipeline.report.html import Head, moment, render
 from pipeline.report.settings import plain_text, settings_apart
 from pipeline.report.timeline import timeline_data, windows_of
 from pipeline.report.usage import usage
@@ -38,6 +38,16 @@ MORE_COLUMNS = (
     Column("cut %", ("response_length/clip_ratio",), 1, scale=100),
     Column("grad norm", ("policy/grad_norm",)),
     Column("expl. var.", ("value/explained_variance",)),
+)
+
+
+_NOTICED = (
+    Head("iteration", "whose row was the first to show it"),
+    Head("when"),
+    Head("severity"),
+    Head("what was noticed"),
+    Head("numbers"),
+    Head("still so", "whether the newest iterations show it"),
 )
 
 
@@ -78,6 +88,8 @@ def page(data: ReportData) -> str:
         settings_heads=[Head("key"), Head("value")],
         configuration=to_yaml(run.config),
         findings=[(found, places_about(found, places)) for found in data.advice],
+        noticed=noticed_rows(data),
+        noticed_heads=_NOTICED,
         is_old_enough=len(data.trained) >= MIN_ROWS,
         charts=by_section(places),
         windows=windows_of(data.spans),
@@ -128,6 +140,22 @@ def places_about(found: Advice, places: Iterable[Place]) -> list[Place]:
     """Return the charts on the page that show the numbers that a finding rests on."""
     patterns = {metric.name for name in found.metrics if (metric := describe(name))}
     return [p for p in places if patterns & {*p.chart.names.split(), *p.chart.lower.split()}]
+
+
+def noticed_rows(data: ReportData) -> list[list[str]]:
+    """Return the rows of a table of what was noticed while the run went on, newest first."""
+    now = {found.rule for found in data.advice}
+    return [
+        [
+            str(one.iteration),
+            moment(one.time),
+            str(one.advice.severity),
+            f"{one.advice.title} ({one.advice.rule})",
+            one.advice.what,
+            "yes" if one.advice.rule in now else "no",
+        ]
+        for one in reversed(data.noticed)
+    ]
 
 
 def places_of(rows: Sequence[Row]) -> list[Place]:

@@ -3,8 +3,10 @@ const byId = (id) => document.getElementById(id);
 const read = (id) => (byId(id) ? JSON.parse(byId(id).textContent) : null);
 const options = { responsive: true, displayModeBar: false };
 const isCoarse = () => matchMedia("(pointer: coarse)").matches;
+const isForPaper = () => "paper" in document.documentElement.dataset;
 
 // --- charts: places draw themselves one after the other, those in sight first ------------------------------
+// The page counts as loaded once all are drawn, as what captures or prints it waits for that and no longer.
 
 function paint(text) {
   const style = getComputedStyle(document.documentElement);
@@ -15,6 +17,7 @@ function draw(id, figure) {
   const painted = JSON.parse(paint(JSON.stringify(figure)));
   if (isCoarse()) painted.layout.dragmode = false; // leave swipes to the page
   byId(id).style.minHeight = `${painted.layout.height}px`;
+  if (isForPaper()) painted.layout.width = byId(id).clientWidth; // what adapts to the window does so too late
   return Plotly.react(id, painted.data, painted.layout, options);
 }
 
@@ -26,6 +29,17 @@ const later = window.requestIdleCallback
   : (work) => setTimeout(work, 10);
 let waiting = [];
 let isWorking = false;
+const unfinished = document.createElement("iframe"); // a document that is being written holds up the load event
+unfinished.hidden = true;
+document.body.append(unfinished);
+unfinished.contentDocument.open();
+
+function drawn() {
+  document.documentElement.dataset.drawn = "true";
+  if (!unfinished.isConnected) return;
+  unfinished.contentDocument.close();
+  unfinished.remove();
+}
 
 function drawAll() {
   const distance = (id) => {
@@ -39,10 +53,26 @@ function drawAll() {
 function drawNext() {
   const id = waiting.shift();
   isWorking = id !== undefined;
-  document.documentElement.dataset.drawn = String(!isWorking);
-  if (!isWorking) return;
-  painters.get(id)();
-  later(drawNext);
+  if (!isWorking) return drawn();
+  document.documentElement.dataset.drawn = "false";
+  try {
+    painters.get(id)();
+  } finally {
+    later(drawNext); // also after an error: the others can be drawn
+  }
+}
+
+// A page of paper is narrow and white, whatever the window is: everything is drawn for it before it is printed.
+function drawForPaper() {
+  document.documentElement.dataset.paper = "";
+  waiting = [];
+  for (const paint of painters.values()) paint();
+}
+
+function drawForScreen() {
+  delete document.documentElement.dataset.paper;
+  for (const id of painters.keys()) Plotly.purge(id); // else they would keep their width
+  drawAll();
 }
 
 // --- the timeline ------------------------------------------------------------------------------------------
@@ -317,3 +347,5 @@ startSamples();
 startTimeline();
 drawAll();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+addEventListener("beforeprint", drawForPaper);
+addEventListener("afterprint", drawForScreen);

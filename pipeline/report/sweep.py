@@ -1,13 +1,12 @@
 """Report of a sweep: outcomes by settings, mean and spread over seeds, samples side by side."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pipeline.config.evaluate import HELDOUT_REWARD, Best, EvaluateConfig
 from pipeline.metrics.charts import CHARTS
 from pipeline.metrics.samples import Sample, read_samples
 from pipeline.report.comparison import chart_text
@@ -20,6 +19,7 @@ from pipeline.run.directory import RunError, is_run, load_run
 from pipeline.run.records import is_measured
 from pipeline.sweep.grid import SEED, plain_number
 from pipeline.sweep.manifest import Point, Sweep, read_sweep
+from pipeline.sweep.measure import Measure, measure_of
 from pipeline.sweep.naming import short_keys
 from pipeline.sweep.points import run_folder
 from pipeline.text import MISSING, number
@@ -40,7 +40,7 @@ class SweepData:
     now: float
     unreadable: Mapping[str, str]
     """Reason by name of the points whose runs cannot be read."""
-    measure: "Measure | None" = None
+    measure: Measure | None = None
     """Measure of the best policy; None where runs have different ones."""
 
     @property
@@ -71,30 +71,6 @@ def read_sweep_data(root: Path) -> SweepData:
     groups = groups_of(sweep.points, members, sweep.keys)
     groups.sort(key=lambda group: _merit(group, measure), reverse=True)
     return SweepData(root, sweep, groups, time.time(), unreadable, measure)
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Number by which runs choose their best policy."""
-
-    metric: str
-    is_lowest_best: bool
-
-    @property
-    def title(self) -> str:
-        return "held-out reward" if self.metric == HELDOUT_REWARD else self.metric
-
-    @property
-    def in_words(self) -> str:
-        """What groups are ordered by."""
-        what = "reward on held-out prompts" if self.metric == HELDOUT_REWARD else self.metric
-        return f"{what}{', the lowest first,' if self.is_lowest_best else ''} where there is one"
-
-
-def measure_of(given: Iterable[EvaluateConfig]) -> Measure | None:
-    """Return the measure of the best policy that all of them name; None where they differ. Pure."""
-    found = {Measure(one.best, one.best_is is Best.LOWEST) for one in given}
-    return found.pop() if len(found) == 1 else None
 
 
 def _merit(group: Group, measure: Measure | None) -> tuple[bool, float]:

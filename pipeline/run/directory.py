@@ -26,7 +26,7 @@ from pipeline.config.schema import Config
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
 from slurm.errors import UserError
@@ -124,6 +124,7 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
     """Make a run as :func:`create_run` (same errors), and hold its lease: nobody else starts it over."""
     paths = RunPaths(Path(config.run_dir))
     check_is_free(paths)
+    check_is_outside_runs(paths.root)
     try:
         paths.root.mkdir(parents=True, exist_ok=True)
         lease = acquire(paths.locks)
@@ -184,8 +185,21 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
 
 
+def check_is_outside_runs(root: Path) -> None:
+    """Refuse a place inside a run's directory, as it is written and with its links followed: what lies there
+    belongs to that run, is copied, cleaned and counted with it. Raises RunError."""
+    place = root.absolute()
+    for above in dict.fromkeys((*place.parents, *Path(os.path.realpath(place)).parents)):
+        if _is_seen(RunPaths(above).run_json):
+            raise RunError(
+                f"{shown(root)} lies inside the directory of another run, {shown(above)}; choose a folder "
+                f"outside of it, such as {shown(above.with_name(place.name))}"
+            )
+
+
 def check_can_be_made(root: Path) -> None:
-    """Try to make a directory there, leaving nothing behind. Raises RunError where none can be made."""
+    """Try to make a run's directory there, leaving nothing behind. Raises RunError where none can be made."""
+    check_is_outside_runs(root)
     there = next(path for path in (root, *root.parents) if _is_seen(path))
     if not there.is_dir():
         kind = "a file" if there.is_file() else "a device"
@@ -263,6 +277,11 @@ def load_run(root: Path) -> Run:
         identity = read_identity(paths)
         text = read_newest(paths.config_yaml).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
+        if (root / SWEEP_MANIFEST).exists():
+            raise RunError(
+                f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo status {root}; to continue "
+                f"them all: slurm-ppo sweep {root}"
+            ) from None
         why = "it is a file" if root.exists() else "nothing is there"
         if root.is_dir():
             why = f"it holds no {Path(str(error.filename)).name}"

@@ -12,6 +12,9 @@ from pathlib import Path
 from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import names_in
 
+SWEEP_MANIFEST = "sweep.json"
+"""File that makes a folder a sweep's, whose runs lie in folders below it (:mod:`pipeline.sweep.manifest`)."""
+
 
 class _Below:
     """Path of a fixed name below a run's directory."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
@@ -25,7 +25,6 @@ from slurm.sealing import from_json, unsealed
 from slurm.sharedfiles import is_there, opened_file, read_plainly
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
-_SWEEP = "sweep.json"
 _THREADS = 4
 """Runs that are read at once: on a network filesystem reading is mostly waiting."""
 _END_BYTES, _EVENT_BYTES = 1 << 16, 1 << 13
@@ -97,7 +96,7 @@ def find_places(folder: Path) -> list[Place]:
         raise UserError(f"{folder}: {what}; give a run directory, or a folder that holds runs")
     if (folder / "run.json").exists():
         return [Place(folder)]
-    if (folder / _SWEEP).exists():
+    if (folder / SWEEP_MANIFEST).exists():
         return list(_of_sweep(folder))
     return [place for child in _folders(folder) for place in _below(child)]
 
@@ -106,7 +105,7 @@ def _below(child: Path) -> Iterator[Place]:
     try:
         if (child / "run.json").exists():
             yield Place(child)
-        elif (child / _SWEEP).exists():
+        elif (child / SWEEP_MANIFEST).exists():
             yield from _of_sweep(child)
         else:
             yield from (Place(path) for path in _folders(child) if (path / "run.json").exists())
@@ -118,7 +117,7 @@ def _of_sweep(root: Path) -> Iterator[Place]:
     """Yield the runs of a sweep in its order, also those that have not begun; of a spoilt manifest those that
     are there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        points = unsealed(read_plainly(root / _SWEEP))["points"]
+        points = unsealed(read_plainly(root / SWEEP_MANIFEST))["points"]
         yield from [Place(root / point["name"], root) for point in points]
         return
     yield from (Place(path, root) for path in _folders(root) if (path / "run.json").exists())

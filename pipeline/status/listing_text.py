@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pipeline.status.listing import SPOILT, Entry
@@ -17,16 +17,25 @@ COUNTED = "size: policies, critics and trainers' states, without shards and logs
 
 def describe(entries: Sequence[Entry], folder: Path) -> str:
     """Return a line for each run, and their sum."""
+    return "\n".join([*lines_of(entries, folder), "", summary(entries)])
+
+
+def lines_of(entries: Sequence[Entry], folder: Path, without: Collection[str] = ()) -> list[str]:
+    """Return a line of titles, and one for each run.
+
+    Args:
+        without: titles of columns to leave out.
+    """
     optional = {_HOURS: any(entry.gpu_hours is not None for entry in entries)}
     optional |= {_BEST: any(entry.best is not None for entry in entries)}
-    shown = [i for i in range(len(_TITLES)) if optional.get(i, True)]
+    shown = [i for i, title in enumerate(_TITLES) if optional.get(i, True) and title not in without]
     titles = [*_TITLES[:_BEST], _title_of_best(entries), *_TITLES[_HOURS:]]
     lines = [titles, *(_cells(entry, folder) for entry in entries)]
     texts = table([[line[i] for i in shown] for line in lines], left=2)
     for at, entry in enumerate(entries, 1):
         if entry.note:
             texts[at] += f"  {shortened(printable(entry.note), _LONGEST_NOTE)}"
-    return "\n".join([*texts, "", summary(entries)])
+    return texts
 
 
 def _title_of_best(entries: Sequence[Entry]) -> str:
@@ -40,11 +49,15 @@ def _title_of_best(entries: Sequence[Entry]) -> str:
 
 def summary(entries: Sequence[Entry]) -> str:
     """Sum the entries up: how many are in which state, and what they hold."""
-    states = Counter(entry.state for entry in entries)
-    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    plural = "" if len(entries) == 1 else "s"
     held = size(sum(entry.bytes or 0 for entry in entries))
-    return f"{len(entries)} run{plural}: {counts}; {held} ({COUNTED})"
+    return f"{counts(entries)}; {held} ({COUNTED})"
+
+
+def counts(entries: Sequence[Entry]) -> str:
+    """Say how many runs there are, and how many in which state."""
+    states = Counter(entry.state for entry in entries)
+    told = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    return f"{len(entries)} run{'' if len(entries) == 1 else 's'}: {told or 'none left'}"
 
 
 def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:

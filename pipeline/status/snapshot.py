@@ -3,6 +3,7 @@
 Modules for Slurm are imported only for a run on Slurm, those for costs only where costs are asked for.
 """
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from pipeline.run.directory import Run, RunError, slurm_settings
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
-from pipeline.run.retention import kept_versions
+from pipeline.run.retention import kept_versions, read_best
 from pipeline.run.tasks import Task
 from pipeline.run.troubles import Trouble, outstanding
 from pipeline.status.lanes import Lane, TaskState, lanes_of
@@ -85,6 +86,8 @@ class Status:
     """Parent and iteration like ``/runs/first@7``, if the run is a fork."""
     kept: tuple[int, ...] | None = None
     """Iterations whose policy and trainer's state are kept; None where all are, or for the view."""
+    best: int | None = None
+    """Iteration of the best policy, which is kept too; None where none was evaluated, or for the view."""
     advice: tuple[Advice, ...] = ()
     """Findings of the advice rules, worst first."""
     rows_missing: int = 0
@@ -141,7 +144,15 @@ def read_status(run: Run, with_cost: bool = False) -> Status:
         queue = look_at_queue(run)
     status = StatusReader(run).read(queue, queue.asked if queue else None)
     kept = tuple(kept_versions(run.paths)) if run.config.update.keep_last else None
-    return replace(status, kept=kept, cost=_all_costs(run) if with_cost else None)
+    return replace(status, kept=kept, best=_best_of(run), cost=_all_costs(run) if with_cost else None)
+
+
+def _best_of(run: Run) -> int | None:
+    """Return the iteration of the best policy; None where there is none, or best.json is spoilt."""
+    with contextlib.suppress(RunError):
+        best = read_best(run.paths)
+        return int(best["iteration"]) if best else None
+    return None
 
 
 class Tail:

@@ -59,7 +59,8 @@ def describe(status: "Status") -> str:
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines += wrapped(f"at hand: {stages}")
     if status.kept:
-        lines.append(f"kept: iteration {in_words(status.kept)}, and the best policy")
+        best = "" if status.best is None else f", and the best policy ({status.best})"
+        lines += wrapped(f"kept: iteration {in_words(status.kept)}{best}")
     if status.benchmarks_told:
         lines += wrapped(status.benchmarks_told)
     if status.rows_missing and status.iterations_done == status.iterations:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.run.durable import replace_durably
+from pipeline.run.paths import SWEEP_MANIFEST
 from pipeline.sweep.grid import SEED, SweepError
 from slurm.sealing import checksum, unsealed
 from slurm.sharedfiles import is_there, make_folder, read_newest
 
-MANIFEST = "sweep.json"
 FORMAT = 1
 
 
@@ -72,7 +72,7 @@ class Sweep:
 
 def is_sweep(root: Path) -> bool:
     """Whether the directory holds a sweep."""
-    return is_there(root / MANIFEST)
+    return is_there(root / SWEEP_MANIFEST)
 
 
 def locks_of(root: Path) -> Path:
@@ -90,7 +90,7 @@ def read_sweep(root: Path) -> Sweep:
     Raises:
         SweepError: there is none, or it was changed or cannot be read, or a later version wrote it.
     """
-    path = root / MANIFEST
+    path = root / SWEEP_MANIFEST
     try:
         content = unsealed(read_newest(path))
         if content["format"] > FORMAT:
@@ -99,7 +99,7 @@ def read_sweep(root: Path) -> Sweep:
         return Sweep(**content | {"points": points, "fixed": tuple(content["fixed"])})
     except FileNotFoundError:
         raise SweepError(
-            f"{root} holds no sweep: there is no {MANIFEST}; begin one with slurm-ppo sweep"
+            f"{root} holds no sweep: there is no {SWEEP_MANIFEST}; begin one with slurm-ppo sweep"
         ) from None
     except SweepError:
         raise
@@ -115,7 +115,7 @@ def write_sweep(root: Path, sweep: Sweep) -> None:
     make_folder(root)
     content = asdict(sweep)
     sealed = {**content, "checksum": checksum(content)}
-    replace_durably(root / MANIFEST, json.dumps(sealed, indent=1) + "\n")
+    replace_durably(root / SWEEP_MANIFEST, json.dumps(sealed, indent=1) + "\n")
 
 
 def without(sweep: Sweep, name: str) -> Sweep:

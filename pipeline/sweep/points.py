@@ -13,10 +13,10 @@ from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
-from pipeline.run.directory import RunError, check_is_free, is_run, load_run, version
-from pipeline.run.paths import RunPaths
+from pipeline.run.directory import RunError, check_is_free, check_is_outside_runs, is_run, load_run, version
+from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.sweep.grid import Grid, SweepError, fixed_differences
-from pipeline.sweep.manifest import MANIFEST, Point, Sweep
+from pipeline.sweep.manifest import Point, Sweep
 from pipeline.sweep.naming import LONGEST, in_words, limited, point_name, tags_of
 
 _WITHOUT_EFFECT = ("name", "run_dir", "tracking", "notify")
@@ -76,7 +76,7 @@ def config_of(root: Path, point: Point) -> Config:
     try:
         return from_mapping(as_it_was_meant({**point.config, "run_dir": str(run_folder(root, point))}))
     except ConfigError as error:
-        why = f"{root / MANIFEST}: the settings of {point.name} are of another version of slurm-ppo"
+        why = f"{root / SWEEP_MANIFEST}: the settings of {point.name} are of another version of slurm-ppo"
         raise SweepError(f"{why}: {error}") from None
 
 
@@ -94,15 +94,16 @@ def has_begun(root: Path, point: Point) -> bool:
 
 
 def check_folder(root: Path) -> None:
-    """Refuse a folder where no sweep may begin. Raises SweepError."""
+    """Refuse a folder where no sweep may begin. Raises SweepError; RunError inside a run's directory."""
     other = "choose another name=... or run_dir=..."
     if is_run(root):
         raise SweepError(f"{root} holds a run, so a sweep cannot begin there; {other}")
+    check_is_outside_runs(root)
     if root.exists() and not root.is_dir():
         raise SweepError(f"{root} is no folder; {other}")
     names = {path.name for path in root.glob("[!.]*")} if root.is_dir() else set()
     if names - {"locks", "logs"}:
-        raise SweepError(f"{root} holds other files and no {MANIFEST}; {other}")
+        raise SweepError(f"{root} holds other files and no {SWEEP_MANIFEST}; {other}")
 
 
 def extended(root: Path, before: Sweep | None, grid: Grid, drafts: Sequence[Draft], folder: str) -> Sweep:

@@ -25,10 +25,10 @@ def watch(run: Run, interval: float) -> str:
     has_ended = False
     try:
         with interruptible():
-            if sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
-                from pipeline.watch.terminal import show
+            if has_terminal():
+                from pipeline.watch.terminal import RunWindow, show
 
-                has_ended = show(reading)
+                has_ended = show(RunWindow(reading))
             else:
                 has_ended = _tell(reading)
     except KeyboardInterrupt:
@@ -41,6 +41,11 @@ def watch(run: Run, interval: float) -> str:
     goes_on = "; it goes on without this view" if status.state == "running" else ""
     print(describe(status) if has_ended else f"{standing(status)}{goes_on}")
     return status.state
+
+
+def has_terminal() -> bool:
+    """Whether a screen can be drawn where this process prints."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _tell(reading: Reading) -> bool:

@@ -103,6 +103,7 @@ _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "pass_failed": "a driver's pass failed: {message}",
     "pass_recovered": "drivers' passes succeed again",
     "thinned": lambda event: f"removed {len(event['folders'])} old folders of weights",
+    "noticed": "{severity} at iteration {iteration}: {title} ({rule})",
     "went_back": lambda event: f"went back: {len(event['tasks'])} commits moved aside",
 }
 _BAD = {
@@ -111,6 +112,7 @@ _BAD = {
     "retracted",
     "refused",
     "gave_up",
+    "noticed",
     "row_without",
     "rows_failed",
     "pass_failed",

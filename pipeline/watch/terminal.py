@@ -9,8 +9,10 @@ import sys
 import termios
 import time
 import tty
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -24,16 +26,33 @@ from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
 _TICK_SECONDS = 0.2
 """Seconds within which a new size, or something that was read, is noticed; keys are noticed at once."""
 STAGE_KEYS = {"r": "rollout", "s": "score", "w": "reward", "u": "update", "e": "evaluate"}
-_STEPS = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
+STEPS = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
 
 
-def show(reading: Reading) -> bool:
-    """Show the run until it has ended, or the person quits. True if it has ended.
+class Seen(Protocol):
+    """The newest of what was read in the background."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what is watched has ended for good."""
+
+
+class Background(Protocol):
+    """Threads that read."""
+
+    @property
+    def seen(self) -> Seen: ...
+
+    def check(self) -> None:
+        """Raise the error that ended a thread."""
+
+
+def show(window: "Window") -> bool:
+    """Show a window until what it shows has ended, or the person quits. True if it has ended.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGHUP; the terminal is as it was.
     """
-    window = Window(reading, Console(file=sys.stdout, highlight=False, soft_wrap=False))
     before_stop = signal.signal(signal.SIGTSTP, window.leave)
     before_hangup = signal.getsignal(signal.SIGHUP)
     if before_hangup is signal.SIG_DFL:  # under nohup it stays ignored
@@ -47,28 +66,42 @@ def show(reading: Reading) -> bool:
         signal.signal(signal.SIGHUP, before_hangup)
 
 
-@dataclass
-class Window:
-    """Contents of the screen."""
+class Window(ABC):
+    """Contents of the screen, and keys."""
 
-    reading: Reading
-    console: Console
-    view: View = field(default_factory=View)
-    _drawn: tuple[object, ...] = ()
-    _frozen: Status | None = None
-    is_leaving: bool = False
+    def __init__(self, reading: Background) -> None:
+        self.background = reading
+        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
+        self.is_leaving = False
+        self._drawn: tuple[object, ...] = ()
+
+    @abstractmethod
+    def content(self, width: int, height: int) -> tuple[object, ...]:
+        """Return all that the lines are made of: where it is what it was, nothing is drawn."""
+
+    @abstractmethod
+    def lines(self, width: int, height: int) -> Sequence[Text]:
+        """Return the lines of a screen."""
+
+    @abstractmethod
+    def take(self, keys: Sequence[str]) -> bool:
+        """Do what the keys say. Returns whether to go on."""
+
+    @property
+    def is_paused(self) -> bool:
+        return False
 
     def leave(self, *ignored: object) -> None:
         """Note that Ctrl-Z was pressed."""
         self.is_leaving = True
 
     def show(self) -> bool | None:
-        """Draw and take keys until the run has ended (True), q (False) or Ctrl-Z (None)."""
+        """Draw and take keys until there is nothing more to see (True), q (False) or Ctrl-Z (None)."""
         self.is_leaving, self._drawn = False, ()
         with keys() as keyboard, Live(console=self.console, screen=True, auto_refresh=False) as live:
             while not self.is_leaving:
-                self.reading.check()
-                if self.reading.seen.is_settled and not self.view.is_paused:
+                self.background.check()
+                if self.background.seen.is_settled and not self.is_paused:
                     return True
                 self.draw(live)
                 if not self.take(read_keys(keyboard, _TICK_SECONDS)):
@@ -78,16 +111,34 @@ class Window:
     def draw(self, live: Live) -> None:
         """Draw only on a change: needless drawing costs bandwidth on a slow connection, and attention."""
         width, height = _size(self.console)
-        look, view = self._look(), self._view()
-        state = (look, view, width, height)
-        if state == self._drawn:
+        content = (*self.content(width, height), width, height)
+        if content == self._drawn:
             return
-        lines = screen(look, view, width, height)
+        lines = self.lines(width, height)
         if self.console.options.ascii_only:
             lines = [to_ascii(line) for line in lines]
         self.console.size = (width, height)
         live.update(Text("\n", no_wrap=True, overflow="crop").join(lines), refresh=True)
-        self._drawn = state
+        self._drawn = content
+
+
+class RunWindow(Window):
+    """A run, with the keys of its lanes and pages."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
+        self.reading, self.view = reading, View()
+        self._frozen: Status | None = None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.view.is_paused
+
+    def content(self, width: int, height: int) -> tuple[object, ...]:
+        return self._look(), self._view()
+
+    def lines(self, width: int, height: int) -> Sequence[Text]:
+        return screen(self._look(), self._view(), width, height)
 
     def _look(self) -> Status | None:
         return self._frozen if self.view.is_paused else self.reading.seen.look
@@ -131,8 +182,8 @@ def pressed(view: View, look: Status | None, key: str) -> View:
         return view
     if key == "l":  # the log stays when the run has gone on to other lanes
         return replace(view, page=Page.LOG, selected=now.key)
-    if key in _STEPS:
-        index = max(0, min(len(lanes) - 1, lanes.index(now) + _STEPS[key]))
+    if key in STEPS:
+        index = max(0, min(len(lanes) - 1, lanes.index(now) + STEPS[key]))
         return replace(view, selected=lanes[index].key)
     stage = STAGE_KEYS.get(key)
     after = lanes.index(now) + 1  # the same key again goes to the next of its kind

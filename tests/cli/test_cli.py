@@ -79,6 +79,7 @@ STATUS_KEYS = [
     "cost",
     "forked_from",
     "kept",
+    "best",
     "advice",
     "rows_missing",
     "troubles",

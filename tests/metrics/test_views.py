@@ -4,7 +4,15 @@ import math
 
 import pytest
 
-from pipeline.metrics.terminal import COLUMNS, even_ticks, iteration_table, reward_curve, sparkline
+from pipeline.metrics.terminal import (
+    COLUMNS,
+    even_ticks,
+    iteration_table,
+    means_of,
+    reward_curve,
+    sparkline,
+    together,
+)
 from pipeline.text import duration, number
 
 ROWS = [
@@ -66,6 +74,50 @@ def test_the_curve_shows_evaluations_as_dots():
     assert reward_curve(ROWS[:4]).count("●") == 0
     assert reward_curve(ROWS[:12], 80, 16).count("●") == 3  # two of them, and the key
     assert "\x1b[" in reward_curve(ROWS, color=True)
+
+
+def noisy(count: int, gain: float, deviation: float = 0.6) -> list[dict[str, float]]:
+    """Rows of 64 responses each whose mean reward goes up and down by a standard error."""
+    error = deviation / 8
+    return [
+        {
+            "iteration": i,
+            "samples": 64 * i,
+            "reward/mean": gain * i / count + error * (-1) ** i,
+            "reward/std": deviation,
+        }
+        for i in range(1, count + 1)
+    ]
+
+
+def test_the_curve_joins_nothing_and_shows_what_chance_alone_does():
+    lines = reward_curve(noisy(12, 0.0), 80, 15).splitlines()
+    assert lines[0].strip() == "mean reward ┼  2 standard errors │"
+    plot = [line.partition("┤")[2] or line.partition("│")[2] for line in lines[2:-2]]
+    columns = ["".join(column) for column in zip(*(line.ljust(80) for line in plot), strict=True)]
+    marked = [column for column in columns[:73] if "┼" in column]
+    assert len(marked) == sum("│" in column for column in columns[:73]) == 12, "a whisker to each point"
+    shared = [i for i, line in enumerate(plot) if sum(letter in "│┼" for letter in line[:73]) == 12]
+    assert shared, "a level line goes through all whiskers: there is no trend"
+
+
+@pytest.mark.parametrize("first", [1, 8])
+def test_whiskers_are_two_standard_errors_of_the_mean(first):
+    """Also of the first row of a fork, which counts its parent's responses."""
+    for spread in means_of(noisy(12, 1.0)[first - 1 :]):
+        assert spread.high - spread.value == pytest.approx(2 * 0.6 / 8)
+        assert spread.value - spread.low == pytest.approx(2 * 0.6 / 8)
+    (alone,) = means_of([{"iteration": 1, "reward/mean": 0.5, "reward/std": 0.6}])
+    assert (alone.low, alone.high) == (0.5, 0.5), "of how many responses is not known"
+
+
+def test_of_a_long_run_neighbours_are_shown_together_from_lowest_to_highest():
+    text = reward_curve(noisy(200, 1.0), 80, 15)
+    assert text.splitlines()[0].strip() == "mean reward of 3 iterations ┼  lowest to highest │"
+    assert max(map(len, text.splitlines())) <= 80
+    (joined,) = together(means_of(noisy(3, 0.0)), 3)
+    assert (joined.at, joined.low, joined.high) == (2.0, pytest.approx(-0.075), pytest.approx(0.075))
+    assert joined.value == pytest.approx(-0.025)
 
 
 def test_a_curve_does_not_remember_the_one_before():

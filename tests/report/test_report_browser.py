@@ -108,6 +108,39 @@ def test_everything_is_drawn_and_fits_in_light_and_dark(browser, html):
         assert page.title() == "demo"
 
 
+def test_a_page_counts_as_loaded_once_all_is_drawn_so_that_a_capture_shows_it(browser, html):
+    """A headless browser that is told to take a picture does so when the page is loaded, and ends."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    plots = "[...document.querySelectorAll('.plot')].filter(e => e.querySelector('.main-svg')).length"
+    page.add_init_script(f"addEventListener('load', () => {{ window.drawnAtLoad = {plots}; }})")
+    page.goto(html.as_uri())
+    assert page.evaluate("window.drawnAtLoad") == page.locator(".plot").count() > 15
+    assert page.locator("iframe").count() == 0
+    page.close()
+
+
+def test_what_is_printed_is_drawn_whole_for_paper_and_the_screen_is_as_it_was_afterwards(browser, html):
+    with opened(browser, html, width=1440, scheme="dark") as page:
+        page.evaluate(LOOKS)
+        page.evaluate("drawAll(); addEventListener('beforeprint', () => { window.printed = looks(); })")
+        assert len(page.pdf()) > 100_000
+        widths, colours, count, waits = page.evaluate("window.printed")
+        assert (count, waits) == (page.locator(".plot").count(), 0), "some were still to be drawn"
+        assert colours == [COLOURS["light"]]
+        assert max(widths) <= 700, "a page of A4 or Letter is narrower than a window"
+        page.wait_for_selector('html[data-drawn="true"]', state="attached")
+        widths, colours, *_ = page.evaluate("looks()")
+        assert (max(widths) > 1000, colours) == (True, [COLOURS["dark"]])
+
+
+LOOKS = """window.looks = () => {
+  const plots = [...document.querySelectorAll('.plot .main-svg')];
+  const lines = [...document.querySelectorAll('#chart-reward .scatterlayer path.js-line')].slice(-1);
+  return [plots.map(e => Number(e.getAttribute('width'))), lines.map(e => e.style.stroke),
+    document.querySelectorAll('.plot.js-plotly-plot').length, waiting.length]; }"""
+"""Widths of what is drawn, colour of the reward's line, number of charts, and of those still to be drawn."""
+
+
 def hover(page: Page, place: str) -> str:
     """What the timeline says about what is there."""
     target = page.locator(f"#timeline-plot {place}").first

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from pipeline.config.evaluate import Best, EvaluateConfig
 from pipeline.report import write_sweep_report
 from pipeline.report.groups import groups_of, merged, spread_text
-from pipeline.report.sweep import Measure, measure_of, read_sweep_data, samples_beside, settings_table
+from pipeline.report.sweep import read_sweep_data, samples_beside, settings_table
 from pipeline.run.directory import RunError
 from pipeline.run.tasks import Stage, Task
 from pipeline.sweep.manifest import SweepError, read_sweep, write_sweep
+from pipeline.sweep.measure import Measure, measure_of
 from tests.support.reports import data_of
 from tests.support.sweeps import make_sweep
 

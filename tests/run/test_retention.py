@@ -351,7 +351,8 @@ def test_a_thinned_run_is_complete_and_every_command_knows_it(thinned_run, slurm
     assert left(load_run(thinned_run)) == {2: "ps", 4: "ps", 5: "ps"}
     status = read_status(load_run(thinned_run))
     assert (status.state, status.kept) == ("complete", (2, 4, 5))
-    assert "kept: iteration 2, 4, 5, and the best policy" in slurm_ppo("status", thinned_run).stdout
+    kept = f"kept: iteration 2, 4, 5, and the best policy ({status.best})\n"
+    assert kept in slurm_ppo("status", thinned_run).stdout
     assert "nothing to do: every task is committed" in slurm_ppo("plan", thinned_run).stdout
 
 

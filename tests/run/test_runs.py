@@ -59,3 +59,26 @@ def test_of_calls_at_the_same_moment_one_wins_and_its_run_is_whole(config):
         assert [call.exitcode for call in calls] == [0] * 4
         assert load_run(Path(given.run_dir)).config.seed == answers.get(timeout=10)
         assert answers.empty()
+
+
+@pytest.mark.parametrize("place", ["run/inner", "run/policy/deep/inner", "link/inner", "run/away/inner"])
+def test_no_run_begins_inside_the_directory_of_another(config, tmp_path, place):
+    """Also where a link leads into it, or a link in it leads away."""
+    outer = create_run(config).paths.root
+    (tmp_path / "link").symlink_to(outer / "logs")
+    (tmp_path / "elsewhere").mkdir()
+    (outer / "away").symlink_to(tmp_path / "elsewhere")
+    (outer / "logs").mkdir(exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        RunError, match=f"lies inside the directory of another run, {outer}; choose"
+    ) as refused:
+        create_run(dataclasses.replace(config, run_dir=str(tmp_path / place)))
+    assert str(outer.with_name("inner")) in str(refused.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_beside_a_run_another_begins(config, tmp_path):
+    create_run(config)
+    beside = create_run(dataclasses.replace(config, run_dir=str(tmp_path / "beside/run")))
+    assert beside.paths.run_json.exists()

@@ -1,10 +1,12 @@
 """Where a run on Slurm stands: from facts to numbers, and from numbers to text."""
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
+from pipeline.config.update import UpdateConfig
 from pipeline.executors.slurm.queue import Queue
 from pipeline.run.commits import Record
 from pipeline.run.control import Control
@@ -13,11 +15,13 @@ from pipeline.run.submissions import Ending, State, Submission
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.lanes import StageProgress, TaskState, lanes_of
 from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of, task_state, writer_of
-from pipeline.status.snapshot import Status, finish_of, how_it_stopped, machine_state
+from pipeline.status.snapshot import Status, finish_of, how_it_stopped, machine_state, read_status
 from pipeline.status.text import describe, describe_slurm
 from pipeline.status.trainer_state import Missing, in_words, missing_state
 from slurm.query import Element
 from slurm.states import SlurmState
+from tests.support.committed import commit
+from tests.support.reportrun import make_run
 
 NOW = 1000.0
 
@@ -306,6 +310,20 @@ def test_status_ends_in_the_next_command(state, said):
     assert text.splitlines()[0] == f"/runs/a b: {state}, 1/3 iterations"
     assert text.splitlines()[-1] == said
     assert ("(job 37_3 on gpu9): boom" in text) == (state != "complete")
+
+
+@pytest.mark.parametrize(("best", "said"), [(None, ""), (2, ", and the best policy (2)")])
+def test_a_best_policy_is_told_of_only_where_there_is_one(tmp_path, best, said):
+    """None was evaluated in a run without evaluation."""
+    run = make_run(tmp_path / "run", update=UpdateConfig(keep_last=3))
+    for version in (1, 2, 3, 4, 5):
+        commit(run, version)
+    if best is not None:
+        run.paths.best.write_text(
+            json.dumps({"iteration": best, "reward": 0.5, "policy": "policy/00002.1-ab"})
+        )
+    kept = [line for line in describe(read_status(run)).splitlines() if line.startswith("kept: ")]
+    assert kept == [f"kept: iteration 1 to 5{said}"]
 
 
 def test_a_stopped_run_and_a_silent_slurm_say_so():

@@ -32,6 +32,7 @@ class Kind(StrEnum):
 
 
 IMAGES = "tests/end_to_end/test_images.py"
+BROWSER = "tests/report/test_report_browser.py"
 ELSEWHERE = {
     "make quickstart": "tests/end_to_end/test_quickstart.py",
     "make quickstart RUN_DIR=runs/quickstart": "tests/end_to_end/test_quickstart.py",
@@ -49,6 +50,8 @@ ELSEWHERE = {
     "slurm-ppo export runs/lora exported/adapter --adapter": "tests/end_to_end/test_lora_run.py",
     "slurm-ppo dashboard push runs/first": "tests/tracking/test_dashboard.py",
     "sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
+    "chromium --headless --print-to-pdf=report.pdf runs/first/report.html": BROWSER,
+    "chromium --headless --window-size=1200,8000 --screenshot=report.png runs/first/report.html": BROWSER,
     "source .venv/bin/activate": "Makefile",
     "apptainer build --build-arg EXTRA=vllm /images/ppo.sif examples/containers/slurm-ppo.def": IMAGES,
     "podman build -f examples/containers/Containerfile --build-arg EXTRA=vllm -t slurm-ppo .": IMAGES,

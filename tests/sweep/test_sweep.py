@@ -1,8 +1,10 @@
 """Sweeps as people type them: killed and typed again, extended, side by side, with a run that fails."""
 
 import itertools
+import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import open_run
+from pipeline.run.directory import load_run
 from pipeline.sweep.manifest import read_sweep
 from tests.support import ROOT, noting, tiny
 from tests.support.killing import events, wait_for
@@ -108,6 +112,59 @@ def test_more_seeds_are_added_by_the_same_words_and_the_runs_that_are_there_stay
     assert read_sweep(root).names == ("seed_0", "seed_1", "seed_2", "seed_3")
     after = {path: path.read_bytes() for path in root.glob("seed_[012]/**/*") if path.is_file()}
     assert after == before
+
+
+def test_where_a_run_is_named_a_sweep_may_be_and_its_best_run_is_chosen_and_named(
+    side_by_side, slurm_ppo, tmp_path
+):
+    root = side_by_side.root
+    found = json.loads(slurm_ppo("status", root, "--json").stdout)
+    rewards = {Path(entry["run"]).name: entry["reward"] for entry in found["runs"]}
+    best = max(rewards, key=rewards.get)
+    assert (found["state"], found["best"]["name"]) == ("complete", best)
+
+    told = slurm_ppo("status", root)
+    assert told.returncode == 0
+    for name in rewards:
+        assert re.search(rf"^{name} +complete +1/1 ", told.stdout, re.MULTILINE), told.stdout
+    assert f"best so far: {best}, the best of {len(rewards)} by" in told.stdout
+    assert told.stdout.endswith(f"next: slurm-ppo report {root}\n")
+
+    chosen = f"of the sweep {root}: {best}, the best of {len(rewards)} by "
+    shown = slurm_ppo("samples", root, "--best", 1, "--json")
+    assert shown.stdout == slurm_ppo("samples", root / best, "--best", 1, "--json").stdout
+    assert shown.stderr.startswith(chosen)
+    copied = slurm_ppo("export", f"{root}@1", tmp_path / "policy")
+    assert copied.stderr.startswith(chosen)
+    weights_of_best = (root / best / "policy/00001/model.safetensors").read_bytes()
+    assert (tmp_path / "policy/model.safetensors").read_bytes() == weights_of_best
+    opened = open_run(root)
+    assert opened.path == root / best
+    assert opened.chosen.startswith(f"{best}, the best of {len(rewards)} by ")
+    assert opened.chosen in repr(opened)
+    assert open_run(root / best).chosen == ""
+
+
+def test_a_sweep_that_is_complete_is_told_at_once_and_changes_nothing(side_by_side, slurm_ppo):
+    root = side_by_side.root
+    before = {path: path.lstat().st_mtime_ns for path in root.rglob("*")}
+    done = slurm_ppo("watch", root)
+    assert done.returncode == 0
+    assert "seed_0: complete, 1/1 iterations, reward" in done.stdout
+    assert done.stdout.endswith(f"next: slurm-ppo report {root}\n")
+    assert {path: path.lstat().st_mtime_ns for path in root.rglob("*")} == before
+
+
+def test_runs_and_sweeps_are_compared_on_one_page(side_by_side, complete_run, slurm_ppo, tmp_path):
+    page = tmp_path / "both.html"
+    done = slurm_ppo("report", complete_run, side_by_side.root, side_by_side.root / "seed_1", "--out", page)
+    assert (done.returncode, done.stdout) == (0, f"{page}\n"), done.stderr
+    text = page.read_text()
+    names = [
+        load_run(complete_run).identity.name,
+        *(f"s-{name}" for name in read_sweep(side_by_side.root).names),
+    ]
+    assert all(f">{name}</th>" in text for name in names)
 
 
 def most_at_once(root: Path) -> int:

@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.metrics.advice import Advice, Rule, Severity
+from pipeline.run.lease import hold
 from pipeline.status.lanes import Lane, ShardState, StageProgress
 from pipeline.status.local import last_attempts
 from pipeline.status.slurm import DriverJob, SlurmStatus
 from pipeline.status.snapshot import Status, StatusReader
+from pipeline.sweep.manifest import locks_of
 from pipeline.text import printable
 from pipeline.watch.event_lines import event_lines
 from pipeline.watch.plain import changes
@@ -35,6 +37,7 @@ from pipeline.watch.reading import Reading
 from pipeline.watch.screen import LogEnd, Page, View, chosen, marks_of, screen, to_ascii
 from pipeline.watch.terminal import pressed, split_keys
 from tests.support import ROOT, light, tiny
+from tests.support.sweeps import make_sweep
 from tests.support.toyworld import Luck, World, make_world
 
 GOLDEN = ROOT / "tests/golden"
@@ -655,3 +658,21 @@ def test_a_run_that_nobody_drives_ends_the_view_with_the_way_on(complete_run, tm
     done = slurm_ppo("watch", root, "--interval", "1")
     assert done.returncode == 3
     assert done.stdout.splitlines()[-1] == f"next: slurm-ppo resume {root}"
+
+
+def test_a_person_looks_at_a_sweep_moves_through_its_runs_and_quits(environment, tmp_path):
+    """Its command is at work; twelve lines are too few for all runs."""
+    root = tmp_path / "lr"
+    make_sweep(root, ["1e-6", "3e-6"], 4, begun=6)
+    with hold(locks_of(root)):
+        terminal = Terminal("watch", root, environment=environment, width=80, height=12)
+        terminal.wait_for("q quit   up/down other runs   1-")
+        assert "running, a sweep of 8 runs: 3 complete, 3 incomplete, 2 not begun" in terminal.frame
+        assert max(map(len, terminal.frame)) <= 80
+        terminal.press("\x1b[B" * 7)
+        terminal.wait_for("-8 of 8")
+        assert any(line.startswith("learning_rate_3e-6-seed_3  not begun") for line in terminal.frame)
+        terminal.press("q")
+        assert terminal.wait() == 3
+    assert terminal.is_clean()
+    assert "it goes on without this view" in terminal.output
