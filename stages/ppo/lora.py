@@ -70,7 +70,7 @@ def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> N
     try:
         import peft
     except ImportError as error:
-        raise UserError('update.lora needs peft: pip install "slurm-ppo[lora]"') from error
+        raise UserError('update.lora needs peft: pip install "slurm-ppo[train]"') from error
     targets: str | list[str] = "all-linear"
     if not isinstance(lora.target_modules, str):
         _check_targets(model, lora.target_modules)

