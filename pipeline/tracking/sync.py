@@ -10,6 +10,7 @@ from pipeline.run.directory import Run
 from pipeline.run.lease import holder_of
 from pipeline.tracking.mirror import Mirrored
 from pipeline.tracking.mode import NO_KEY, NoKey, has_key
+from pipeline.tracking.place import moved_here, not_followed
 from pipeline.tracking.state import forget_rows, online_lease
 from pipeline.tracking.tracker import MirrorProcess
 from slurm.errors import ServiceError
@@ -38,7 +39,9 @@ def sync(run: Run, seconds: float, anew: bool, say: Callable[[str], None]) -> st
     if holder := holder_of(online_lease(run.paths)):
         say(f"waiting for another process that sends rows: {holder}")
     if anew:
-        forget_rows(run.paths)
+        forget_rows(run.paths, moved_here(run, os.environ))
+    elif told := not_followed(run, os.environ):
+        say(told)
     done = _carried_out(run, seconds, say)
     again = f"slurm-ppo sync {shlex.quote(str(run.paths.root))}"
     if done.missing:
