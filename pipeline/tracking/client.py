@@ -21,6 +21,7 @@ from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.wandb_place import SETTINGS, WandbPlace
 from pipeline.tracking.place import place_of
+from pipeline.tracking.refusal import told_apart
 from pipeline.tracking.state import wandb_id
 
 MEASURED_STEP = f"{COMMAND_PREFIX}iteration"
@@ -79,6 +80,9 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
     """Open the pipeline's W&B run under its own id, and define every metric over our own x-axis.
 
     A resumed run lacks definitions of earlier openings, and offline the step too: neither is relied on.
+
+    Raises:
+        RunRefused: as the run is set, W&B will never take it.
     """
     run.paths.wandb.mkdir(exist_ok=True)
     # Its caches belong to the run: compute nodes may have no home directory.
@@ -88,15 +92,16 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
     os.environ.pop("WANDB_SERVICE", None)  # another process's service, which would end our client's with it
     import wandb
 
-    use_place(place_of(run, os.environ))
-    handle = wandb.init(
-        id=wandb_id(run),
-        dir=str(run.paths.root),
-        config=recorded_config(run),
-        resume="allow",
-        reinit="create_new",
-        settings=wandb.Settings(mode=str(mode), **_SETTINGS),
-    )
+    with told_apart():
+        use_place(place_of(run, os.environ))
+        handle = wandb.init(
+            id=wandb_id(run),
+            dir=str(run.paths.root),
+            config=recorded_config(run),
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(mode=str(mode), **_SETTINGS),
+        )
     _define_metrics(handle, run)
     return Opened(handle, Path(handle.settings.sync_dir))
 
@@ -141,7 +146,9 @@ def held_by_server(opened: Opened, measures: bool = False) -> Counter[int]:
     """
     import wandb
 
-    found = wandb.Api(timeout=_ASK_SECONDS).run(opened.path)
+    # Without it the environment's address would go before that of the place.
+    server = {"base_url": opened.handle.settings.base_url}
+    found = wandb.Api(server, timeout=_ASK_SECONDS).run(opened.path)
     keys = ("iteration", MEASURED_STEP) if measures else ("iteration",)
     return Counter(number_of(row) for key in keys for row in found.scan_history(keys=[key], use_cache=False))
 

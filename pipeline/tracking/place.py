@@ -19,10 +19,17 @@ def place_of(run: Run, environment: Mapping[str, str]) -> WandbPlace:
     return kept or _settled_here(run, environment)
 
 
-def moved_here(run: Run, environment: Mapping[str, str]) -> WandbPlace:
-    """Return the run's place with what the variables say that are set now."""
+def moved_here(
+    run: Run, environment: Mapping[str, str], project: str | None = None, entity: str | None = None
+) -> WandbPlace:
+    """Return the run's place with what the variables say that are set now, also to nothing.
+
+    Args:
+        project: goes before all else, as does ``entity``.
+    """
     here = _settled_here(run, environment)
     said = {field: getattr(here, field) for field, name in VARIABLES.items() if name in environment}
+    said |= {name: value for name, value in (("project", project), ("entity", entity)) if value}
     return replace(place_of(run, environment), **said)
 
 

@@ -181,14 +181,12 @@ def _pushed(target: Target, seconds: int) -> Pushed:
     import wandb
     from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 
-    wandb.setup().settings.base_url = target.base_url
     try:
-        return _push(wandb.Api(timeout=seconds), target)
+        return _push(wandb.Api({"base_url": target.base_url}, timeout=seconds), target)
     except wandb.errors.UsageError:  # e.g. one for another server in ~/.netrc
         raise NoKey(NO_KEY) from None
     except (wandb.errors.Error, WandbApiFailedError) as error:
-        server = wandb.setup().settings.base_url
-        raise PushFailed(f"W&B at {server} {_what_went_wrong(error, seconds)}") from None
+        raise PushFailed(f"W&B at {target.base_url} {_what_went_wrong(error, seconds)}") from None
 
 
 def _push(api: Any, target: Target) -> Pushed:
