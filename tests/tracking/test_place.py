@@ -207,8 +207,8 @@ def test_settings_that_wandb_never_takes_have_a_last_word(server, make, sync, mo
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (404, 2, "and will again (CommError: Not Found)"),
-        (401, 2, "refuses the API key (CommError: Unauthorized)"),
+        (404, "and will again (CommError: Not Found)"),
+        (401, "refuses the API key (CommError: Unauthorized)"),
     ],
 )
 def test_a_server_that_says_no_is_not_asked_for_ever(server, make, sync, status, said):
