@@ -353,7 +353,8 @@ def report(
 def sync(
     run_dir: RunDir,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Send every row to a new W&B run, as rows cannot be taken back.")
+        bool,
+        typer.Option("--anew", help="Send every row to a new W&B run, where this shell's W&B variables say."),
     ] = False,
     project: Annotated[str | None, typer.Option(help="With --anew: the project of the new W&B run.")] = None,
     entity: Annotated[str | None, typer.Option(help="With --anew: its user or team.")] = None,

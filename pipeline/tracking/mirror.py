@@ -27,6 +27,7 @@ from pipeline.run.directory import Run, load_run
 from pipeline.run.journal import Row
 from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold
 from pipeline.tracking.client import Opened, held_by_server, measured_rows, number_of, open_run
+from pipeline.tracking.place import keep_entity
 from pipeline.tracking.refusal import RunRefused
 from pipeline.tracking.state import (
     Offline,
@@ -129,6 +130,7 @@ class ToServer(_Opening):
     def open(run: Run) -> "Iterator[tuple[ToServer, Callable[[], None]]]":
         with hold(online_lease(run.paths), _PATIENCE) as lease:
             opened = open_run(run, WandbMode.ONLINE)
+            keep_entity(run, opened.handle.entity)
             held = held_by_server(opened, measures=bool(run.plan.benchmark_every))
             yield ToServer(run, opened, held), lease.beat
 

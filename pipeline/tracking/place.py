@@ -1,5 +1,6 @@
 """Where a run's rows go on W&B: as it was settled when the run was made, whatever a later shell says."""
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,14 +8,14 @@ from pathlib import Path
 
 from pipeline.run.directory import Run
 from pipeline.run.wandb_place import VARIABLES, WandbPlace, read_value, settled
-from pipeline.tracking.state import read_online
+from pipeline.tracking.state import read_online, write_state
 
 _LONGEST = 60
 
 
 def place_of(run: Run, environment: Mapping[str, str]) -> WandbPlace:
-    """Return the place that ``sync --anew`` chose, else that of the making; of a run that an earlier version
-    made, which kept none, what the environment says now."""
+    """Return the place that the run went to or ``sync --anew`` chose, else that of the making; of a run that
+    an earlier version made, which kept none, what the environment says now."""
     kept = read_online(run.paths).place or run.identity.wandb
     return kept or _settled_here(run, environment)
 
@@ -31,6 +32,14 @@ def moved_here(
     said = {field: getattr(here, field) for field, name in VARIABLES.items() if name in environment}
     said |= {name: value for name, value in (("project", project), ("entity", entity)) if value}
     return replace(place_of(run, environment), **said)
+
+
+def keep_entity(run: Run, entity: str) -> None:
+    """Keep whose project the run went to, where only the key said so: the next key may be another person's.
+    For the holder of the lease of :func:`pipeline.tracking.state.online_lease`."""
+    place = place_of(run, os.environ)
+    if place.entity is None:
+        write_state(run.paths, replace(read_online(run.paths), place=replace(place, entity=entity)))
 
 
 def not_followed(run: Run, environment: Mapping[str, str]) -> str:

@@ -60,7 +60,8 @@ class Online:
     measured: int = 0
     """Number of lines of evaluate.command's numbers that the server has confirmed."""
     place: WandbPlace | None = None
-    """Place that ``sync --anew`` chose instead of that of ``run.json``."""
+    """Place that counts instead of that of ``run.json``: with the entity of the first key, or as
+    ``sync --anew`` chose it."""
 
 
 def read_offline(paths: RunPaths) -> Offline:

@@ -17,7 +17,7 @@ from pipeline.run.wandb_place import DEFAULT_URL, VARIABLES, WandbPlace, settled
 from pipeline.tracking.place import moved_here, not_followed, place_of
 from pipeline.tracking.push import target_of
 from pipeline.tracking.refusal import stays
-from tests.support import tiny
+from tests.support import tiny, wandb_graphql
 from tests.support.mirrored import append, follow, segments
 from tests.support.wandb_server import KEY, StoredRun, WandbServer
 
@@ -154,6 +154,18 @@ def test_a_run_without_wandb_keeps_nothing_and_one_of_an_earlier_version_follows
     assert run.identity.wandb is None
     run.paths.run_json.write_text(identity_text(replace(run.identity, wandb=None)))
     assert place_of(load_run(run.paths.root), {"WANDB_PROJECT": "now"}).project == "now"
+
+
+def test_rows_stay_with_whom_the_first_key_was_of(server, make, sync, monkeypatch):
+    """Neither shell names an entity, and two people of a group have keys."""
+    run = make()
+    append(run, 1)
+    assert follow(run) == []
+    monkeypatch.setattr(wandb_graphql, "ENTITY", "colleague")
+    append(run, 2)
+    assert sync(run).returncode == 0
+    assert only_run(server).entity == "me"
+    assert len(only_run(server).history) == 2
 
 
 # --- another place, on request ---
