@@ -143,8 +143,18 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
         lease.release()
 
 
-def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | None = None) -> Run:
-    """Write a new run's configuration and identity. Raises RunError where another has just done so."""
+def write_run(
+    paths: RunPaths,
+    config: Config,
+    folder: str,
+    parent: Parent | None = None,
+    place: WandbPlace | None = None,
+) -> Run:
+    """Write a new run's configuration and identity. Raises RunError where another has just done so.
+
+    Args:
+        place: the parent's on W&B.
+    """
     text, wandb = to_yaml(config), config.tracking.wandb
     is_tracked = wandb.mode is not WandbMode.DISABLED
     identity = Identity(
@@ -157,7 +167,7 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
         parent=parent,
         git_commit=git_commit(folder),
         format=FORMAT,
-        wandb=settled(wandb, config.name, os.environ, Path(folder)) if is_tracked else None,
+        wandb=settled(wandb, config.name, os.environ, Path(folder), place) if is_tracked else None,
     )
     if not link_once(paths.run_json, identity_text(identity)):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pipeline.config.schema import WandbConfig
 
@@ -59,20 +58,32 @@ class WandbPlace:
     tags: tuple[str, ...] = ()
 
 
-def settled(config: WandbConfig, name: str, environment: Mapping[str, str], folder: Path) -> WandbPlace:
+def settled(
+    config: WandbConfig,
+    name: str,
+    environment: Mapping[str, str],
+    folder: Path,
+    origin: WandbPlace | None = None,
+) -> WandbPlace:
     """Settle the place of a run that is being made.
 
     Args:
         name: of the run, for one that nothing else names.
         folder: the folder that the command was typed in, whose W&B settings count.
+        origin: place of the run that a fork goes on from: it stays in its project, unless it is told another.
     """
     files = _settings_files(environment, folder)
     found: dict[str, Any] = {"name": name}
     for field in (each.name for each in fields(WandbPlace)):
-        said = environment.get(VARIABLES[field]) or files.get(SETTINGS[field])
-        if value := getattr(config, field, None) or (said and read_value(field, said)):
+        ways = (environment.get(VARIABLES[field]), _inherited(origin, field), files.get(SETTINGS[field]))
+        said = next(filter(None, ways), "")
+        if value := getattr(config, field, None) or read_value(field, said):
             found[field] = value
     return WandbPlace(**found)
+
+
+def _inherited(origin: WandbPlace | None, field: str) -> str | None:
+    return getattr(origin, field) if origin and field in ("base_url", "project", "entity") else None
 
 
 def read_value(field: str, text: str) -> str | tuple[str, ...]:
@@ -80,8 +91,8 @@ def read_value(field: str, text: str) -> str | tuple[str, ...]:
     if field == "tags":
         return tuple(tag.strip() for tag in text.split(",") if tag.strip())
     if field == "base_url":
-        parts = urlsplit(text)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        scheme, separator, rest = text.rpartition("://")
+        return f"{scheme}{separator}{rest.rpartition('@')[2]}".rstrip("/")
     return text
 
 

@@ -269,6 +269,10 @@ def test_configuration_then_environment_then_files_of_wandb_then_defaults(tmp_pa
         notes="of the configuration",
         tags=("a", "b"),
     )
+    parent = WandbPlace(name="parent", project="of-the-parent", entity="of-the-parent", group="of-the-parent")
+    forked = settled(given, "fork", shell | {"WANDB_ENTITY": "of-the-shell"}, tmp_path / "work", parent)
+    assert (forked.project, forked.entity, forked.name) == ("of-the-parent", "of-the-shell", "fork")
+    assert forked.group == "of-the-shell"
     (folder / "settings").write_bytes(b"[default\n\xff")
     assert settled(given, "first", shell, tmp_path / "work").project == "of-the-user"
     nothing = settled(WandbConfig(), "first", {"WANDB_CONFIG_DIR": str(tmp_path)}, tmp_path)
