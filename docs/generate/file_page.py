@@ -21,7 +21,8 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
     "The run": [
         (
             _RUN.run_json,
-            "identity: id, name, when made and from what, configuration's hash, parent; with a checksum",
+            "identity: id, name, when made and from what, configuration's hash, parent, place on W&B; "
+            "with a checksum",
         ),
         (_RUN.config_yaml, "the resolved configuration, frozen"),
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),

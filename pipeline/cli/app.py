@@ -372,14 +372,19 @@ def report(
 def sync(
     run_dir: RunDir,
     anew: Annotated[
-        bool, typer.Option("--anew", help="Send every row to a new W&B run, as rows cannot be taken back.")
+        bool,
+        typer.Option("--anew", help="Send every row to a new W&B run, where this shell's W&B variables say."),
     ] = False,
+    project: Annotated[str | None, typer.Option(help="With --anew: the project of the new W&B run.")] = None,
+    entity: Annotated[str | None, typer.Option(help="With --anew: its user or team.")] = None,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds after which to give up.")] = 600,
 ) -> None:
     """Bring W&B to exactly one row per iteration, after a crash, an outage or days offline."""
+    from pipeline.tracking.sync import Anew
     from pipeline.tracking.sync import sync as bring_up_to_date
 
-    typer.echo(bring_up_to_date(load(run_dir), timeout, anew, say=lambda text: typer.echo(text, err=True)))
+    new = Anew.asked(anew, project, entity)
+    typer.echo(bring_up_to_date(load(run_dir), timeout, new, say=lambda text: typer.echo(text, err=True)))
 
 
 @app.command()

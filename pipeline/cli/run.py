@@ -1,5 +1,6 @@
 """Commands that make, continue or fork a run: what is checked and mended before it goes on."""
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import LocalConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, WandbMode
 from pipeline.executors.slurm.passes import LEASE_PATIENCE
 from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_point
@@ -23,6 +24,7 @@ from pipeline.run.records import find_frontier
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.run.troubles import described
 from pipeline.run.version_checks import version_warning
+from pipeline.tracking.place import not_followed
 from slurm.sharedfiles import is_there
 from slurm.submission import Refused
 
@@ -59,6 +61,8 @@ def start(config: Config, watch: bool) -> int:
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code."""
     if told := version_warning(run):
+        print(told, file=sys.stderr)
+    if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (told := not_followed(run, os.environ)):
         print(told, file=sys.stderr)
     executor = None if run.config.slurm else local_executor(run.config)
     # A driver on another node may have been killed with its job: its lease runs out.

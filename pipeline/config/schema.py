@@ -150,19 +150,21 @@ class WandbConfig:
     mode: WandbMode = WandbMode.AUTO
     """auto, online, offline or disabled."""
     project: Name | None = None
-    """W&B project. Default: WANDB_PROJECT, else slurm-ppo."""
+    """W&B project. Default: WANDB_PROJECT, else W&B's own settings, else slurm-ppo."""
     entity: str | None = None
-    """W&B user or team. Default: WANDB_ENTITY, else the key's own."""
+    """W&B user or team. Default: WANDB_ENTITY, else W&B's own settings, else the key's own."""
     tags: tuple[WandbTag, ...] = ()
-    """W&B tags. Runs of a sweep also have one for each setting that it varies, such as ``seed=0``."""
+    """W&B tags. Default: WANDB_TAGS. Runs of a sweep also have one for each setting that it varies, such as
+    ``seed=0``."""
     name: WandbLine | None = None
-    """Display name. Default: the run's name; of a sweep's run with its settings."""
+    """Display name. Default: WANDB_NAME, else the run's name; of a sweep's run with its settings."""
     group: WandbLine | None = None
-    """Group of runs. Default: none; of a sweep's run the sweep's name."""
+    """Group of runs. Default: WANDB_RUN_GROUP, else none; of a sweep's run the sweep's name."""
     job_type: WandbLine | None = None
-    """Job type, a second level of grouping. Default: none; of a sweep's run its settings without the seed."""
+    """Job type, a second level of grouping. Default: WANDB_JOB_TYPE, else none; of a sweep's run its settings
+    without the seed."""
     notes: str | None = None
-    """Notes about the run, shown beside it; may hold Markdown."""
+    """Notes about the run, shown beside it; may hold Markdown. Default: WANDB_NOTES."""
     samples_every: NonNegativeInt = 10
     """Show responses of the first iteration, every this many, and the last one as a table. 0: never."""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.config.schema import WandbMode
 from pipeline.doctor.cluster import slurm_checks
 from pipeline.doctor.disk import space_checks
 from pipeline.doctor.findings import (
@@ -83,7 +82,7 @@ def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
     checks += file_checks(patient.folder, is_shared=on_slurm is not None)
     if not is_local:
         checks += slurm_checks(on_slurm, patient.folder, with_probe)
-    checks += wandb_checks(config.tracking.wandb.mode if config else WandbMode.AUTO)
+    checks += wandb_checks(run)
     if patient.trouble:
         advice = "restore the file from a backup, or start a new run"
         checks.append(Check(Group.RUN, "run", lambda: problem("run", patient.trouble, advice)))

@@ -6,22 +6,26 @@ import subprocess
 import time
 from pathlib import Path
 
-from pipeline.config.schema import WandbMode
+from pipeline.config.schema import WandbConfig, WandbMode
 from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, warning
+from pipeline.run.directory import Run
+from pipeline.run.wandb_place import settled
 from pipeline.tracking.mode import has_key, wandb_mode
+from pipeline.tracking.place import place_of
 
 _REACH_SECONDS = 5.0
-_DEFAULT_URL = "https://api.wandb.ai"
 
 
-def wandb_checks(asked: WandbMode) -> list[Check]:
-    """Return the checks of W&B for the mode that the configuration asks for."""
+def wandb_checks(run: Run | None) -> list[Check]:
+    """Return the checks of W&B, for a run those of its mode and its server."""
+    config = run.config.tracking.wandb if run else WandbConfig()
+    place = place_of(run, os.environ) if run else settled(config, "", os.environ, Path.cwd())
+    asked, url = config.mode, place.base_url
     mode = wandb_mode(asked, os.environ)
     checks = [Check(Group.WANDB, "mode", lambda: judge_mode(asked, mode))]
     if mode is not WandbMode.DISABLED:
         checks.append(Check(Group.WANDB, "client", look_at_client, limit=20))
     if mode is WandbMode.ONLINE:
-        url = os.environ.get("WANDB_BASE_URL", _DEFAULT_URL)
         checks.append(Check(Group.WANDB, "server", lambda: look_at_server(url), limit=_REACH_SECONDS + 1))
     return checks
 

@@ -5,6 +5,7 @@ and the axis of the curves. It begins with a commit of its own for the parent's 
 parent's files; where the parent has no trainer's state there, with all from which it can be learned again.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.states import keeps_state, state_record, too_rare
 from pipeline.run.tasks import PREPARE
 from pipeline.run.versions import Version, find_version_with_state
+from pipeline.tracking.place import place_of
 
 _LEARNING = tuple(f"seconds/update/{part}" for part in ("read", "old_log_probs", "steps"))
 """Metrics of an update: the time that learning an iteration again takes."""
@@ -144,7 +146,8 @@ def fork(parent: Version, config: Config) -> Run:
         if len(records) == 1 and keeps_state(parent.record) and not parent.record.holds_state:
             take_along(came_from, parent.number, RunPaths(paths.origin))
         origin = Parent(came_from.identity.id, str(came_from.paths.root), parent.number)
-        write_run(paths, config, came_from.identity.folder, origin)
+        place = place_of(came_from, os.environ)
+        write_run(paths, config, came_from.identity.folder, origin, place)
     return load_run(root)
 
 

@@ -22,13 +22,14 @@ from pipeline.config.conversion import converted, from_yaml, in_words
 from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import SlurmConfig
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, WandbMode
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
+from pipeline.run.wandb_place import WandbPlace, settled
 from slurm.errors import UserError
 from slurm.sealing import checksum, from_json, unsealed
 from slurm.sharedfiles import is_there, read_newest, read_shared
@@ -77,6 +78,8 @@ class Identity:
     """Git commit of ``folder`` when the run was made, with ``+`` if files differed; empty without git."""
     format: int = 1
     """Format of the run directory (:data:`FORMAT`); the newest of all versions that have written to it."""
+    wandb: WandbPlace | None = None
+    """Place on W&B; None where tracking.wandb.mode=disabled, or an earlier version made the run."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +144,20 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
         lease.release()
 
 
-def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | None = None) -> Run:
-    """Write a new run's configuration and identity. Raises RunError where another has just done so."""
-    text = to_yaml(config)
+def write_run(
+    paths: RunPaths,
+    config: Config,
+    folder: str,
+    parent: Parent | None = None,
+    place: WandbPlace | None = None,
+) -> Run:
+    """Write a new run's configuration and identity. Raises RunError where another has just done so.
+
+    Args:
+        place: the parent's on W&B.
+    """
+    text, wandb = to_yaml(config), config.tracking.wandb
+    is_tracked = wandb.mode is not WandbMode.DISABLED
     identity = Identity(
         id=os.urandom(6).hex(),
         name=config.name,
@@ -154,6 +168,7 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
         parent=parent,
         git_commit=git_commit(folder),
         format=FORMAT,
+        wandb=settled(wandb, config.name, os.environ, Path(folder), place) if is_tracked else None,
     )
     if not link_once(paths.run_json, identity_text(identity)):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")

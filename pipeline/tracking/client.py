@@ -13,17 +13,19 @@ from typing import Any
 
 from pipeline.config.compose import to_mapping
 from pipeline.config.evaluate import COMMAND_PREFIX
-from pipeline.config.schema import WandbConfig, WandbMode
+from pipeline.config.schema import WandbMode
 from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE
 from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
 from pipeline.run.benchmarks import Measured
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
+from pipeline.run.wandb_place import SETTINGS, WandbPlace
+from pipeline.tracking.place import place_of
+from pipeline.tracking.refusal import told_apart
 from pipeline.tracking.state import wandb_id
 
 MEASURED_STEP = f"{COMMAND_PREFIX}iteration"
 """x-axis of the numbers of evaluate.command: the version of the policy that they are of."""
-DEFAULT_PROJECT = "slurm-ppo"
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 60
 _ASK_SECONDS = 20
@@ -59,10 +61,6 @@ class Opened:
         self.handle.log(content)
 
 
-def project_of(config: WandbConfig) -> str:
-    return config.project or os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
-
-
 _SETTINGS: dict[str, Any] = {
     "console": "off",
     "silent": True,
@@ -82,6 +80,9 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
     """Open the pipeline's W&B run under its own id, and define every metric over our own x-axis.
 
     A resumed run lacks definitions of earlier openings, and offline the step too: neither is relied on.
+
+    Raises:
+        RunRefused: as the run is set, W&B will never take it.
     """
     run.paths.wandb.mkdir(exist_ok=True)
     # Its caches belong to the run: compute nodes may have no home directory.
@@ -91,24 +92,30 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
     os.environ.pop("WANDB_SERVICE", None)  # another process's service, which would end our client's with it
     import wandb
 
-    given = run.config.tracking.wandb
-    handle = wandb.init(
-        project=project_of(given),
-        entity=given.entity,
-        id=wandb_id(run),
-        name=given.name or run.identity.name,
-        group=given.group,
-        job_type=given.job_type,
-        notes=given.notes,
-        tags=list(given.tags) or None,
-        dir=str(run.paths.root),
-        config=recorded_config(run),
-        resume="allow",
-        reinit="create_new",
-        settings=wandb.Settings(mode=str(mode), **_SETTINGS),
-    )
+    with told_apart():
+        use_place(place_of(run, os.environ))
+        handle = wandb.init(
+            id=wandb_id(run),
+            dir=str(run.paths.root),
+            config=recorded_config(run),
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(mode=str(mode), **_SETTINGS),
+        )
     _define_metrics(handle, run)
     return Opened(handle, Path(handle.settings.sync_dir))
+
+
+def use_place(place: WandbPlace) -> None:
+    """Make the client's own settings those of the place, whatever the environment and its files say.
+
+    Arguments of ``wandb.init`` could not: one that is None leaves what is there.
+    """
+    import wandb
+
+    settings = wandb.setup().settings
+    for field, setting in SETTINGS.items():
+        setattr(settings, setting, getattr(place, field) or None)
 
 
 def _define_metrics(handle: Any, run: Run) -> None:
@@ -139,7 +146,9 @@ def held_by_server(opened: Opened, measures: bool = False) -> Counter[int]:
     """
     import wandb
 
-    found = wandb.Api(timeout=_ASK_SECONDS).run(opened.path)
+    # Without it the environment's address would go before that of the place.
+    server = {"base_url": opened.handle.settings.base_url}
+    found = wandb.Api(server, timeout=_ASK_SECONDS).run(opened.path)
     keys = ("iteration", MEASURED_STEP) if measures else ("iteration",)
     return Counter(number_of(row) for key in keys for row in found.scan_history(keys=[key], use_cache=False))
 

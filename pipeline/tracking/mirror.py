@@ -4,7 +4,7 @@ This is a process of its own, ``python -m pipeline.tracking.mirror RUN MODE``: W
 without training noticing. It first asks what W&B has (the server, or the segments that count; see
 :mod:`pipeline.tracking.state`), sends the rows that are missing, and follows metrics.jsonl while its standard
 input is open. It answers in JSON lines on standard output: ``{"note": ...}``, and at the end
-``{"done": ...}`` with the fields of :class:`Mirrored`.
+``{"done": ...}`` with the fields of :class:`Mirrored`, or ``{"refused": ..., "fault": ...}``.
 """
 
 import contextlib
@@ -27,6 +27,8 @@ from pipeline.run.directory import Run, load_run
 from pipeline.run.journal import Row
 from pipeline.run.lease import HEARTBEAT_SECONDS, LeaseHeld, hold
 from pipeline.tracking.client import Opened, held_by_server, measured_rows, number_of, open_run
+from pipeline.tracking.place import keep_entity
+from pipeline.tracking.refusal import RunRefused
 from pipeline.tracking.state import (
     Offline,
     forget_rows,
@@ -128,6 +130,7 @@ class ToServer(_Opening):
     def open(run: Run) -> "Iterator[tuple[ToServer, Callable[[], None]]]":
         with hold(online_lease(run.paths), _PATIENCE) as lease:
             opened = open_run(run, WandbMode.ONLINE)
+            keep_entity(run, opened.handle.entity)
             held = held_by_server(opened, measures=bool(run.plan.benchmark_every))
             yield ToServer(run, opened, held), lease.beat
 
@@ -228,6 +231,7 @@ def mirror(run: Run, mode: WandbMode, feed: Feed, note: Callable[[str], None]) -
 
     Raises:
         LeaseHeld: another writer has been at it for minutes.
+        RunRefused: as the run is set, W&B will never take it.
         wandb.errors.Error, and whatever else its client raises: W&B refuses or cannot be reached.
     """
     kind: type[Target] = ToServer if mode is WandbMode.ONLINE else ToSegment
@@ -289,7 +293,12 @@ def main() -> None:
 
     run, mode = load_run(Path(sys.argv[1])), WandbMode(sys.argv[2])
     feed = Once() if "--once" in sys.argv else DriverFeed(sys.stdin.fileno(), closed_by_sigterm())
-    say(done=asdict(mirror(run, mode, feed, lambda text: say(note=text))))
+    try:
+        say(done=asdict(mirror(run, mode, feed, lambda text: say(note=text))))
+    except RunRefused as error:
+        say(refused=str(error), fault=error.fault)
+        print(error, file=sys.stderr, flush=True)
+        os._exit(1)
     os._exit(0)  # everything is closed; the client's own exit waits for its service without a limit
 
 

@@ -19,8 +19,9 @@ from urllib.parse import quote
 from pipeline.config.schema import WandbConfig
 from pipeline.process import signal_session, wait_or_kill
 from pipeline.run.directory import Run, is_run, load_run
-from pipeline.tracking.client import project_of
+from pipeline.run.wandb_place import DEFAULT_URL, settled
 from pipeline.tracking.mode import NO_KEY, NoKey, has_key
+from pipeline.tracking.place import place_of
 from pipeline.tracking.state import wandb_id
 from pipeline.tracking.workspace import NAME, Spec, build, merged, pinned
 from slurm.errors import ServiceError, UserError
@@ -79,6 +80,8 @@ class Target:
     """Owner of the project. None: the API key's own."""
     runs: tuple[str, ...] = ()
     """W&B ids of runs to keep in view."""
+    base_url: str = DEFAULT_URL
+    """Address of the server."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the workspace as it is when new, in a schema that stays stable."""
@@ -93,13 +96,10 @@ class Target:
 
 
 def target_of(run: Run | None, project: str | None, entity: str | None) -> Target:
-    """Choose by the arguments first, then the run's configuration, then W&B's environment variables."""
-    config = run.config.tracking.wandb if run else WandbConfig()
-    return Target(
-        project or project_of(config),
-        entity or config.entity or os.environ.get("WANDB_ENTITY") or None,
-        tuple(lineage(run)) if run else (),
-    )
+    """Choose by the arguments first, then the run's place, without a run W&B's variables and settings."""
+    place = place_of(run, os.environ) if run else settled(WandbConfig(), "", os.environ, Path.cwd())
+    runs = tuple(lineage(run)) if run else ()
+    return Target(project or place.project, entity or place.entity, runs, place.base_url)
 
 
 def lineage(run: Run) -> list[str]:
@@ -182,12 +182,11 @@ def _pushed(target: Target, seconds: int) -> Pushed:
     from wandb.sdk.lib.service.service_connection import WandbApiFailedError
 
     try:
-        return _push(wandb.Api(timeout=seconds), target)
+        return _push(wandb.Api({"base_url": target.base_url}, timeout=seconds), target)
     except wandb.errors.UsageError:  # e.g. one for another server in ~/.netrc
         raise NoKey(NO_KEY) from None
     except (wandb.errors.Error, WandbApiFailedError) as error:
-        server = wandb.setup().settings.base_url
-        raise PushFailed(f"W&B at {server} {_what_went_wrong(error, seconds)}") from None
+        raise PushFailed(f"W&B at {target.base_url} {_what_went_wrong(error, seconds)}") from None
 
 
 def _push(api: Any, target: Target) -> Pushed:

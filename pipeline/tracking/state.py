@@ -18,6 +18,7 @@ from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
 from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
+from pipeline.run.wandb_place import WandbPlace
 from slurm.sealing import from_json
 from slurm.sharedfiles import read_newest
 
@@ -58,6 +59,9 @@ class Online:
     """Iteration up to which the server has confirmed every row."""
     measured: int = 0
     """Number of lines of evaluate.command's numbers that the server has confirmed."""
+    place: WandbPlace | None = None
+    """Place that counts instead of that of ``run.json``: with the entity of the first key, or as
+    ``sync --anew`` chose it."""
 
 
 def read_offline(paths: RunPaths) -> Offline:
@@ -71,7 +75,7 @@ def read_online(paths: RunPaths) -> Online:
 def write_state(paths: RunPaths, state: Offline | Online) -> None:
     path = paths.wandb_offline if isinstance(state, Offline) else paths.wandb_online
     path.parent.mkdir(exist_ok=True)
-    said = {key: value for key, value in asdict(state).items() if value or key != "measured"}
+    said = {key: value for key, value in asdict(state).items() if value or key not in ("measured", "place")}
     replace_durably(path, json.dumps(said) + "\n")
 
 
@@ -123,10 +127,15 @@ def online_lease(paths: RunPaths) -> Path:
     return paths.locks / "wandb-online"
 
 
-def forget_rows(paths: RunPaths) -> None:
-    """Forget every row, so that all are written again, on the server to another W&B run."""
+def forget_rows(paths: RunPaths, place: WandbPlace | None = None) -> None:
+    """Forget every row, so that all are written again, on the server to another W&B run.
+
+    Args:
+        place: the place of that run; None: the same as before.
+    """
     with hold(offline_lease(paths), _PATIENCE), hold(online_lease(paths), _PATIENCE):
-        write_state(paths, Online(read_online(paths).generation + 1))
+        before = read_online(paths)
+        write_state(paths, Online(before.generation + 1, place=place or before.place))
         write_state(paths, Offline())
 
 

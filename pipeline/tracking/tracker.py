@@ -162,7 +162,7 @@ class WandbTracker:
         for said in self.mirror.said():
             if "note" in said:
                 self.note(said["note"])
-            elif missing := said["done"]["missing"]:
+            elif missing := said.get("done", {}).get("missing"):
                 self.note(f"W&B has not confirmed {len(missing)} rows yet; the next driver looks again")
 
 

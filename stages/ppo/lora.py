@@ -73,7 +73,7 @@ def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> N
     try:
         import peft
     except ImportError as error:
-        raise UserError('update.lora needs peft: pip install "slurm-ppo[lora]"') from error
+        raise UserError('update.lora needs peft: pip install "slurm-ppo[train]"') from error
     check_targets(model, lora)
     is_all = isinstance(lora.target_modules, str)
     settings = peft.LoraConfig(

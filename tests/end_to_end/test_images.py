@@ -105,9 +105,11 @@ def test_what_is_copied_installs_with_the_wheels_that_are_carried_over(tmp_path)
 def test_what_is_carried_over_is_what_is_installed():
     """Wheels are downloaded for the words that install them, and with them the package that builds ours."""
     download, install = words_of("pip")
-    assert download == ["pip", "download", "-c", "constraints.txt", "-d", "wheels", "hatchling", ".[vllm]"]
+    assert download == [
+        *("pip", "download", "-c", "constraints-cuda.txt", "-d", "wheels", "hatchling", ".[vllm]")
+    ]
     assert install == [
-        *("pip", "install", "--no-index", "--find-links", "wheels", "-c", "constraints.txt", ".[vllm]")
+        *("pip", "install", "--no-index", "--find-links", "wheels", "-c", "constraints-cuda.txt", ".[vllm]")
     ]
     (backend,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     assert backend.startswith("hatchling")

@@ -20,11 +20,12 @@ from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.report import read_rows, write_report
 from pipeline.run import journal
 from pipeline.run.commits import publish, require_record
-from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
+from pipeline.run.directory import Parent, Run, RunError, identity_text, load_run, write_run
 from pipeline.run.failures import FailureKind
 from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.records import Frontier, find_frontier
 from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.wandb_place import WandbPlace
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.state import Offline, write_state
 from pipeline.tracking.tracker import is_behind
@@ -372,6 +373,21 @@ def test_a_directory_that_is_taken_is_refused_and_a_fork_is_not_started_over(
     assert done.returncode == 2
     assert f"To continue it: slurm-ppo resume {run.paths.root}" in done.stderr
     assert sorted(path for path in run.paths.root.rglob("*")) == before
+
+
+def test_a_fork_stays_in_the_parents_project_on_wandb_whatever_the_shell(parent, tmp_path, monkeypatch):
+    """Under a name of its own; a project that the fork is told goes first."""
+    for name in ("WANDB_PROJECT", "WANDB_ENTITY"):
+        monkeypatch.delenv(name, raising=False)
+    before = load_run(parent)
+    place = WandbPlace(name="parent", project="paper", entity="team")
+    before.paths.run_json.write_text(identity_text(replace(before.identity, wandb=place)))
+    words = ("tracking=wandb", "tracking.wandb.mode=offline")
+    run = make_fork(parent, tmp_path / "fork", *words)
+    assert (run.identity.wandb.project, run.identity.wandb.entity) == ("paper", "team")
+    assert run.identity.wandb.name == run.identity.name
+    told = make_fork(parent, tmp_path / "told", *words, "tracking.wandb.project=own")
+    assert told.identity.wandb.project == "own"
 
 
 # --- counting from where it begins ---

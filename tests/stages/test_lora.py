@@ -211,7 +211,7 @@ def test_a_layer_that_cannot_have_an_adapter_is_named(models, target):
 
 def test_without_peft_the_error_says_what_to_install(models, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"update\.lora needs peft: pip install \"slurm-ppo\[lora\]\""):
+    with pytest.raises(UserError, match=r"update\.lora needs peft: pip install \"slurm-ppo\[train\]\""):
         load_policy(models / "policy", config_of(models))
 
 

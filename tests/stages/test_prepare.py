@@ -288,7 +288,7 @@ def test_lora_that_fits_the_policy_is_found_good_without_its_weights(models, tmp
 def test_without_peft_a_run_with_lora_stops_before_the_first_rollout(models, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     run = make_run(models, tmp_path / "run", "+update.lora={rank: 4}")
-    with pytest.raises(UserError, match=r"update\.lora needs peft: pip install \"slurm-ppo\[lora\]\""):
+    with pytest.raises(UserError, match=r"update\.lora needs peft: pip install \"slurm-ppo\[train\]\""):
         prepare.run(PREPARE, Context(run.paths, run.config, PREPARE, "1-ab"))
 
 

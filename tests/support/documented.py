@@ -33,6 +33,7 @@ class Kind(StrEnum):
 
 IMAGES = "tests/end_to_end/test_images.py"
 BROWSER = "tests/report/test_report_browser.py"
+INSTALLS = "tests/end_to_end/test_installs.py"
 ELSEWHERE = {
     "make quickstart": "tests/end_to_end/test_quickstart.py",
     "make quickstart RUN_DIR=runs/quickstart": "tests/end_to_end/test_quickstart.py",
@@ -55,11 +56,11 @@ ELSEWHERE = {
     "source .venv/bin/activate": "Makefile",
     "apptainer build --build-arg EXTRA=vllm /images/ppo.sif examples/containers/slurm-ppo.def": IMAGES,
     "podman build -f examples/containers/Containerfile --build-arg EXTRA=vllm -t slurm-ppo .": IMAGES,
-    "pip download -c constraints.txt -d wheels hatchling '.[vllm]'": IMAGES,
+    "pip download -c constraints-cuda.txt -d wheels hatchling '.[vllm]'": INSTALLS,
     "hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/my-sft": IMAGES,
-    "pip install --no-index --find-links wheels -c constraints.txt '.[vllm]'": IMAGES,
-    "pip install -c constraints.txt -e '.[train]'": "Makefile",
-    "pip install -c constraints.txt -e '.[vllm]'": "pyproject.toml",
+    "pip install --no-index --find-links wheels -c constraints-cuda.txt '.[vllm]'": INSTALLS,
+    "pip install -c constraints.txt -e '.[train]'": INSTALLS,
+    "pip install -c constraints-cuda.txt -e '.[vllm]'": INSTALLS,
 }
 """Commands that take minutes, or change the environment of the tests -> what covers them."""
 

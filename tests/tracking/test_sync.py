@@ -29,11 +29,17 @@ from tests.support.wandb_server import StoredRun, WandbServer
 
 
 @pytest.fixture
-def server(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+def server(home: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
     with WandbServer() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         yield server
+
+
+@pytest.fixture
+def run(server: WandbServer, run: Run) -> Run:
+    """Made in a shell that names the server."""
+    return run
 
 
 def on_server(server: WandbServer, run: Run) -> list[int]:

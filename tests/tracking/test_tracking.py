@@ -204,12 +204,13 @@ def test_every_segment_defines_every_metric_over_our_own_axis(run):
         assert steps == {"iteration"}
 
 
-def test_what_is_recorded_besides_rows(run, monkeypatch):
+def test_what_is_recorded_besides_rows(home, monkeypatch, request):
     """The configuration, where the run is, the commit it was made from; never the key."""
     key = "local-" + "s3cret" * 8
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "of-the-environment")
+    run = request.getfixturevalue("run")
     append(run, 1)
     follow(run)
     (recorded,) = (r["run"] for rs in segments(run) for r in rs if r["type"] == "run")
@@ -301,8 +302,9 @@ def test_a_state_that_cannot_be_read_means_from_the_start(run):
     assert logged(run) == [1, 2]
 
 
-def test_a_server_that_never_answers_does_not_delay_a_driver(run, monkeypatch, deaf_port):
+def test_a_server_that_never_answers_does_not_delay_a_driver(home, monkeypatch, deaf_port, request):
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{deaf_port}")
+    run = request.getfixturevalue("run")
     monkeypatch.setenv("WANDB_API_KEY", "local-" + "a" * 40)
     monkeypatch.setattr(tracking, "_CLOSE_SECONDS", 1.0)
     append(run, 1)
