@@ -1,10 +1,13 @@
 """Rules as a user meets them: validate finds what is wrong; else the run's first task, or its reward task."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipeline.cli.app import main
+from pipeline.plugins import sandbox
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
@@ -85,6 +88,22 @@ def test_validate_finds_a_rule_that_cannot_work(validate, function, why):
     done = validate(function, limit)
     assert done.code == 2, done.log
     assert why in done.log
+
+
+def test_validate_says_which_import_it_waits_for(inputs, tmp_path, project, monkeypatch, capsys):
+    """After 3 seconds, and here after a third of one."""
+    monkeypatch.setattr(sandbox, "_QUIET_SECONDS", 0.3)
+    monkeypatch.chdir(project)
+    key = "reward.components.rule"
+    words = [word for word in tiny.overrides(inputs, tmp_path / "run") if not word.startswith("reward")]
+    words += ["reward=rule", f"{key}.function=blocks_at_import:f", f"{key}.import_limit=1"]
+    monkeypatch.setattr(sys, "argv", ["slurm-ppo", "validate", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    first, second = capsys.readouterr().err.splitlines()
+    waits = f"waiting for the import of {key}.function=blocks_at_import:f; it is given up after 1 s"
+    assert (ended.value.code, first) == (2, waits)
+    assert "its import took longer than 1 s, at " in second
 
 
 def test_a_rule_that_needs_what_only_its_jobs_have_can_go_without_a_trial(validate, project):
