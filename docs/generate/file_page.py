@@ -120,6 +120,10 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         ),
         (_RUN.log_root / "00007-evaldriver" / "attempt-1" / "evaldriver.log", "the one after an evaluation"),
         (_RUN.log_root / "guard" / "guard.log", "driver jobs that start by the clock: see `check_minutes`"),
+        (
+            _RUN.drivers_output,
+            "what Slurm itself prints of driver jobs, and what they print before they have a log",
+        ),
     ],
 }
 

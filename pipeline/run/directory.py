@@ -158,7 +158,16 @@ def write_run(paths: RunPaths, config: Config, folder: str, parent: Parent | Non
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     # After the identity: an invocation that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
+    if config.slurm:
+        make_drivers_output(paths)
     return Run(paths, config, identity)
+
+
+def make_drivers_output(paths: RunPaths) -> None:
+    """Make the file that Slurm opens for driver jobs, as it starts no job whose output it cannot open: one
+    that is there can be opened on a full disk too, and on nodes that have not seen newer folders yet."""
+    paths.slurm.mkdir(parents=True, exist_ok=True)
+    paths.drivers_output.touch()
 
 
 def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:

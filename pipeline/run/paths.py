@@ -60,6 +60,8 @@ class RunPaths:
     """Run directory with what a fork needs of its parent to learn the state that it begins with."""
     slurm = _Below("slurm")
     control = _Below("slurm", "control.json")
+    drivers_output = _Below("slurm", "drivers.log")
+    """What Slurm itself prints of driver jobs, and what they print before they have a log."""
     iterations = _Below("iterations")
     log_root = _Below("logs")
 

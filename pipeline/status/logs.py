@@ -31,7 +31,9 @@ from slurm.sharedfiles import is_there, names_in, opened_file, persistently, siz
 
 _PASSES = "passes"
 """Name of the log of passes that workers start, and of its folder."""
-_DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD, _PASSES)
+_SLURM = "slurm"
+"""Name of the log of what Slurm prints of driver jobs."""
+_DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD, _PASSES, _SLURM)
 _FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
@@ -124,7 +126,9 @@ class Log:
 
 def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
     """Find the logs that a choice takes, sorted; only of iterations from ``since`` on, and of 0."""
-    found: list[Log] = []
+    output = paths.drivers_output
+    has_said = choice.takes(0, _SLURM) and is_there(output) and size_of(output) > 0
+    found = [Log(output, 0, _SLURM, 1)] if has_said else []
     for folder in _listing(paths.log_root):
         name = _FOLDER.fullmatch(folder.name)
         if folder.name in (GUARD, _PASSES) and choice.takes(0, folder.name):  # each has one log for all

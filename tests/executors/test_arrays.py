@@ -345,11 +345,12 @@ def test_prepare_has_a_log_of_its_own():
 
 @pytest.mark.parametrize("job_kind", [DRIVER, GUARD])
 def test_a_driver_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, job_kind):
-    """Slurm would not start it; so its log is its own business."""
+    """Slurm would not start it; so its log is its own business. What Slurm opens is as old as the run."""
     run = imagined_run(tmp_path / f"100%a {NASTY}", {"driver": {"python": "echo"}})
     submission = driver_submission(run, 1, 3, job_kind, 2)
     text = render(array_of(run, run.config.scheduler, submission, Escalation(), None))
-    assert "#SBATCH --output=/dev/null" in text
+    assert written_by_slurm(output_pattern(run, submission), 0) == str(run.paths.slurm / "drivers.log")
+    assert f"#SBATCH --output={shlex.quote(output_pattern(run, submission))}\n" in text
     folder = log_folder(run, submission)
     for is_there in (False, True):
         if is_there:

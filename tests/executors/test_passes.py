@@ -9,7 +9,7 @@ from pipeline.executors.slurm.passes import PASS_SECONDS, make_pass
 from pipeline.run import journal
 from pipeline.run.control import begin_invocation
 from pipeline.run.lease import holder_of
-from pipeline.run.submissions import job_kind_of
+from pipeline.run.submissions import Ledger, job_kind_of
 from slurm import commands
 from slurm.commands import SlurmTimeout
 from slurm.ended import NoAnswer
@@ -119,3 +119,17 @@ def test_accounting_that_is_slow_is_asked_while_the_lease_is_free(world, monkeyp
     assert asked == [(True, False), (False, True)]
     failed = [e["task"] for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
     assert failed == ["0/prepare/0"]
+
+
+def test_slurm_opens_for_driver_jobs_what_is_as_old_as_the_run(world):
+    """So that what it prints is kept, and no job fails to start as a node does not see a new folder yet, or
+    as a disk is full. Runs that an earlier version made get it with the next driver job."""
+    output = world.run.paths.slurm / "drivers.log"
+    assert output.read_text() == "", "made with the run"
+    output.unlink()
+    advance(world)
+    drivers = [submission for submission in Ledger(world.run.paths).load({0}) if not submission.is_of_stage]
+    scripts = [Ledger(world.run.paths).script(submission).read_text() for submission in drivers]
+    assert len(scripts) >= 2
+    assert all(f"#SBATCH --output={output}\n" in script for script in scripts)
+    assert output.read_text() == ""

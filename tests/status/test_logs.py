@@ -71,6 +71,16 @@ def test_a_choice_of_logs(paths, text, found):
     assert names(find_logs(paths, parse_choice(text, PLAN))) == found
 
 
+def test_what_slurm_printed_of_driver_jobs_is_among_their_logs(paths):
+    """Its file is made with the run: while it is empty, it is nothing to show."""
+    paths.slurm.mkdir()
+    paths.drivers_output.touch()
+    assert names(find_logs(paths, Choice("driver"))) == ["guard", "passes", "driver@1"]
+    paths.drivers_output.write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n")
+    assert names(find_logs(paths, parse_choice("driver", PLAN))) == ["guard", "passes", "slurm", "driver@1"]
+    assert names(find_logs(paths, parse_choice("slurm", PLAN))) == ["slurm"]
+
+
 def test_older_iterations_are_left_out_when_following(paths):
     assert names(find_logs(paths, Choice("driver"), since=2)) == ["guard", "passes"]
 

@@ -1,6 +1,5 @@
 """Array jobs from tasks: names, task lists, log patterns, sbatch options. Pure, except for time stamps."""
 
-import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -149,7 +148,7 @@ def array_of(
         name=submission.name,
         indices=submission.indices,
         command=command_words(given, str(Ledger(run.paths).file(submission))),
-        output=output_pattern(run, submission) if submission.is_of_stage else os.devnull,
+        output=output_pattern(run, submission),
         folder=Path(run.identity.folder or run.paths.root),
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
@@ -185,7 +184,8 @@ def into_log(run: Run, submission: Submission) -> list[str]:
     """Return shell lines that send a driver job's output to its log.
 
     Slurm's own ``--output`` is not used for that: Slurm does not start a job whose log it cannot open, on a
-    full disk say, and a run must not end for want of a log.
+    full disk say, and a run must not end for want of a log. Where this one cannot be opened either, what the
+    job prints is beside what Slurm prints (:attr:`RunPaths.drivers_output`).
     """
     if submission.is_of_stage:
         return []
@@ -200,10 +200,13 @@ def log_folder(run: Run, submission: Submission) -> Path:
 
 
 def output_pattern(run: Run, submission: Submission) -> str:
-    """Return sbatch's pattern for the output of each element: the log of its task.
+    """Return sbatch's pattern for the output of each element: the log of its task; of driver jobs, a file
+    that is as old as the run.
 
     The chunk size is a power of ten, so that a shard's number is the chunk's digits and the padded index.
     """
+    if not submission.is_of_stage:
+        return literal(run.paths.drivers_output)
     folder = literal(log_folder(run, submission))
     if submission.job_kind == Stage.PREPARE:
         return f"{folder}/{submission.task(0).file_stem}.log"

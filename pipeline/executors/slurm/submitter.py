@@ -8,10 +8,11 @@ from pipeline.config.scheduler import SlurmConfig, resources_of
 from pipeline.executors.slurm.arrays import array_of, log_folder
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.run import journal
-from pipeline.run.directory import Run
+from pipeline.run.directory import Run, make_drivers_output
 from pipeline.run.lease import LeaseLost
 from pipeline.run.submissions import Ledger, State, Submission, note_submitted
 from slurm.commands import SlurmTimeout
+from slurm.sharedfiles import is_there
 from slurm.submission import QueueFull, Refused, Unclear, render, submit_once
 
 
@@ -51,6 +52,8 @@ class Submitter:
         if not ledger.begin(submission):
             raise LeaseLost(f"{ledger.file(submission)} was taken by another driver")
         log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
+        if not submission.is_of_stage and not is_there(self.run.paths.drivers_output):
+            make_drivers_output(self.run.paths)  # an earlier version made the run
         try:
             job = self._hand_over(submission, escalation, dependency, begin)
         except Refused as error:

@@ -13,7 +13,7 @@
 #SBATCH --job-name=slurm-ppo.r1.guard.iter0.0123456789ab.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
-#SBATCH --output=/dev/null
+#SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/slurm/drivers.log'
 
 # Setup and environment, from the configuration.
 if { : >>'/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/guard/guard.log'; } 2>/dev/null; then exec >>'/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/guard/guard.log' 2>&1; fi
