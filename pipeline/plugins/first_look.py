@@ -7,7 +7,7 @@ will get they do not say.
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.reward import RowsPerCall, RuleConfig
 from pipeline.config.schema import Config
@@ -22,7 +22,6 @@ _COLUMN = "column"
 """Argument by which ready rules are told the column with the answer."""
 _ANSWERS = ("ground_truth", "answer", "solution", "reference", "response", "completion", "target")
 """Columns that are taken for the answer where a rule names none, the first that is there."""
-_EMPTY = "an empty response"
 
 
 @dataclass
@@ -88,8 +87,14 @@ def _score(
     num_rows = config.rollout.samples_per_prompt if rule.rows_per_call is RowsPerCall.PROMPT else 1
     row = trial_row(rule, config, sample, text)
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
-    found = opened.calls.call(min(seconds, rule.time_limit * num_rows), score, arguments, num_rows)
-    return found if isinstance(found, PluginFailure) else float(found[0])
+    limit = rule.time_limit * num_rows
+    found = opened.calls.call(min(seconds, limit), score, arguments, num_rows)
+    if not isinstance(found, PluginFailure):
+        return float(found[0])
+    if not found.is_late or limit > seconds:
+        return found
+    # The rule's own limit: in a run it is an error too, or has a score of its own.
+    return replace(found, is_late=False) if rule.timeout_score is None else rule.timeout_score
 
 
 def _answer_column(rule: RuleConfig, sample: Sample) -> str | None:

@@ -14,7 +14,7 @@ from pipeline.config.reward import RuleConfig
 from pipeline.config.schema import Config
 from pipeline.plugins import sandbox
 from pipeline.plugins.first_look import first_look
-from pipeline.plugins.trial import Sample, open_rules
+from pipeline.plugins.trial import Sample, check_rules, open_rules
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
@@ -152,6 +152,7 @@ def look(config, project) -> Callable[..., list[str]]:
         given = replace(config, reward=replace(config.reward, components={"mine": rule}))
         samples = [Sample("data.prompts=p", f"p{i}", "say", one) for i, one in enumerate(columns)]
         with open_rules(given) as rules:
+            assert list(check_rules(given, rules, samples[:1])) == []
             return list(first_look(given, rules, samples))
 
     return at
@@ -170,6 +171,9 @@ def test_a_first_look_at_a_slow_rule_ends_and_at_one_that_fails_says_where(look,
     monkeypatch.setattr("pipeline.plugins.first_look._SECONDS", 0.5)
     (slow,) = look("time.sleep(0.15); return [1.0]", *[{}] * 20)
     assert re.fullmatch("reward mine: a first look at [1-3] prompts?, .* gets 1; no more in 0.5 s", slow)
+    late = {"time_limit": 0.1, "timeout_score": -3.0}
+    (line,) = look("time.sleep(len(responses[0])); return [0.0]", {"answer": "x"}, **late)
+    assert line.endswith("an empty response gets 0; the text of column answer as response gets -3")
     warning, line = look("return [1 / (1 - len(responses[0]))]", {"answer": "xx"}, {"answer": "x"})
     assert ":f: raised ZeroDivisionError: division by zero at " in warning
     assert warning.endswith(" for the text of column answer as response to prompt_id p1")
