@@ -10,6 +10,7 @@ from benchmarks.slurm_runs import STAGES, Runner, noop_words
 from pipeline.run.commits import require_record
 from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker
+from pipeline.run.submissions import is_job_of, job_kind_of
 from pipeline.workers.reading import read_beats
 from pipeline.workers.summary import spent_by
 from slurm.devcluster import Cluster, Layout, start
@@ -78,8 +79,8 @@ def held_seconds(cluster: Cluster, run: Run) -> float:
     """Return the seconds that the elements of the run's stages ran, as sacct has them."""
     shown = cluster.call("sacct", "-a", "-D", "-X", "-n", "-P", "--format=ElapsedRaw,JobName").stdout
     rows = (line.split("|") for line in shown.splitlines())
-    named = [(float(elapsed), name.split(".")) for elapsed, name in rows if f".{run.identity.id}." in name]
-    return sum(elapsed for elapsed, name in named if name[-3] in STAGES)
+    named = [(float(elapsed), name) for elapsed, name in rows if is_job_of(run.identity.id, name)]
+    return sum(elapsed for elapsed, name in named if job_kind_of(name) in STAGES)
 
 
 def needed_seconds(run: Run) -> float:

@@ -5,9 +5,10 @@ import os
 import pwd
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
+from slurm.memory import ClusterMemory, Defaults, parse_cluster_memory, parse_defaults
 
 _RETRIES = 2
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
@@ -57,6 +58,8 @@ class Partition:
     """Accounts that may use it; None: all but those that are denied."""
     allowed_qos: frozenset[str] | None
     kinds: tuple[NodeKind, ...]
+    default_memory: Defaults = field(default_factory=dict)
+    """Memory of jobs that ask for none; empty: as the cluster says."""
 
     def most(self, device: str) -> int:
         """Return the most devices of a name (gpu) or name and type (gpu:a100) that one node has."""
@@ -76,13 +79,22 @@ def read_cluster_name() -> str:
     return parse_limits(_settings()).name
 
 
+def read_cluster_memory() -> ClusterMemory:
+    """Ask the controller for the memory of jobs that ask for none. Raises as :func:`read_limits`."""
+    return parse_cluster_memory(_settings_of(_settings()))
+
+
+def _settings_of(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
+
+
 def _settings() -> str:
     return run_command(["scontrol", "show", "config"], retries=_RETRIES)
 
 
 def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
     """Parse the limits in the output of ``scontrol show config``."""
-    settings = dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
+    settings = _settings_of(text)
     try:
         major, minor = settings["SLURM_VERSION"].split(".")[:2]
         return ClusterLimits(
@@ -135,6 +147,13 @@ def read_partitions() -> dict[str, Partition]:
     return parse_partitions(shown, nodes)
 
 
+def partitions_of(named: Iterable[str], known: Mapping[str, Partition]) -> list[Partition]:
+    """Return the partitions that a job goes to which names these: the cluster's default where it names none.
+    Unknown ones are left out. Pure."""
+    named = list(named) or [name for name, found in known.items() if found.default]
+    return [known[name] for name in named if name in known]
+
+
 def unavailable_nodes(partitions: Iterable[str]) -> list[str]:
     """Return the nodes of some partitions, of all if none is named, that take no job now: down, drained,
     silent or kept back. Raises as :func:`read_limits`."""
@@ -180,6 +199,7 @@ def _partition(line: str, kinds: Mapping[str, Iterable[NodeKind]]) -> Partition:
         allowed_accounts=_allowed(settings.get("AllowAccounts", "ALL")),
         allowed_qos=_allowed(settings.get("AllowQos", "ALL")),
         kinds=tuple(kinds.get(name, ())),
+        default_memory=parse_defaults(settings),
     )
 
 

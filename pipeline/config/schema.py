@@ -34,6 +34,8 @@ from pipeline.config.types import (
 )
 from pipeline.config.update import Precision, UpdateConfig
 
+NO_NAME = "run"
+"""Name of a run that is given none."""
 TOOLS_COLUMN = "tools"
 """Name of the column with the tools of a chat, if no other is given."""
 
@@ -183,7 +185,7 @@ class TrackingConfig:
 class Config:
     """One run."""
 
-    name: Name = "run"
+    name: Name = NO_NAME
     """Name of the run; also its name on W&B."""
     run_dir: Text = "runs/${name}"
     """Directory that holds everything the run has; it must not exist yet."""

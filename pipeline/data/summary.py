@@ -1,5 +1,6 @@
 """What is said of judged prompt files: lines for people, and the counts that every row of a run has."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from pipeline.text import printable
 _WARN_ABOVE = 0.1
 """Share of dropped rows above which people are warned."""
 _MOST_LISTED = 10
+_MOST = 0.95
+"""Share of prompts of which the longest is told, besides the longest of all."""
 
 
 # --- lines ---
@@ -70,6 +73,8 @@ def describe(judged: Judged, config: Config) -> Iterator[str]:
         portion = judged.portion_dropped
         yield f"warning: {judged.key}: {portion} cannot be used, and the policy never sees them"
     yield from prefill_warnings(judged, config)
+    if judged.tokens and judged.kept:
+        yield f"{judged.key}: {lengths_in_words(judged, config)}"
     if judged.tokens and (num_short := num_without_room(judged, config)):
         yield (
             f"warning: {judged.key}: after {num_short} of {len(judged.kept)} prompts there is no room for "
@@ -89,6 +94,16 @@ def prefill_warnings(judged: Judged, config: Config) -> Iterator[str]:
                 f"reward.components.{name}.prefill={rule.prefill!r}, as "
                 f"{judged.found.rows[others[0]].where}, which ends with {judged.texts[others[0]][-20:]!r}"
             )
+
+
+def lengths_in_words(judged: Judged, config: Config) -> str:
+    """Return how long the usable prompts are, and whether a response has room after them."""
+    lengths = sorted(len(judged.tokens[i]) for i in judged.kept)
+    median, most = (lengths[math.ceil(share * len(lengths)) - 1] for share in (0.5, _MOST))
+    num_short, wanted = num_without_room(judged, config), config.rollout.max_new_tokens
+    leaving = f"{num_short:,} of {len(lengths):,} leave no" if num_short else "all leave"
+    span = f"{lengths[0]:,} to {lengths[-1]:,} tokens, median {median:,}, {_MOST:.0%} up to {most:,}"
+    return f"prompts of {span}; {leaving} room for rollout.max_new_tokens={wanted}"
 
 
 def num_without_room(judged: Judged, config: Config) -> int:

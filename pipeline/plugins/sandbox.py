@@ -12,6 +12,7 @@ import math
 import os
 import re
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -36,6 +37,9 @@ _STUCK = "stuck"
 _WANTED = "one entry for each row is wanted: None, or text that says why the row cannot be used"
 _START_SECONDS = 30.0
 """Seconds that a process may take to start on a busy machine, besides its plug-in's import."""
+_QUIET_SECONDS = 3.0
+"""Seconds after which people are told which import is waited for."""
+_IMPORTED = "imported"
 
 _SHOWN_SECONDS = 0.2
 """Most seconds until a process that is being started appears among this one's children."""
@@ -97,13 +101,17 @@ def loaded(plugin: Plugin) -> Callable[..., Any] | PluginFailure:
 def load(plugin: Plugin, folder: str) -> None:
     """Import the plug-in when a process starts, so that the import does not count as part of a call.
 
-    An import that takes too long ends the process, and the file ``stuck`` gets its traceback.
+    An import that takes too long ends the process, and the file ``stuck`` gets its traceback. The process's
+    own file is empty until the import has ended.
     """
-    Path(folder, str(os.getpid())).touch()
+    own = Path(folder, str(os.getpid()))
+    own.touch()
     with Path(folder, _STUCK).open("a") as file:
         faulthandler.dump_traceback_later(plugin.import_limit, exit=True, file=file)
         loaded(plugin)
         faulthandler.cancel_dump_traceback_later()
+    with contextlib.suppress(OSError):  # a full disk: then people are told of an import that is over
+        own.write_text(_IMPORTED)
 
 
 def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float] | PluginFailure:
@@ -305,18 +313,23 @@ class Calls:
 
     def answer(self, future: Any, seconds: float) -> Any:
         """Return the call's result, or the PluginFailure it ended in. Answers are to be taken in the order of
-        asking: then only what was asked before can keep a call waiting.
+        asking: then only what was asked before can keep a call waiting. An import that takes seconds is named
+        on standard error.
 
         Raises:
             PluginUnusable: no process got as far as to call the function.
         """
         from pebble import ProcessExpired
 
-        until = time.monotonic() + _START_SECONDS + self.plugin.import_limit + seconds
+        begun, is_told = time.monotonic(), False
+        until = begun + _START_SECONDS + self.plugin.import_limit + seconds
         while not future.done():
             if time.monotonic() > until or not self.pool.active:
                 raise self._unusable()
             wait([future], _POLL_SECONDS)
+            if not is_told and time.monotonic() - begun > _QUIET_SECONDS and self._is_importing():
+                is_told = True
+                print(self._awaited(), file=sys.stderr, flush=True)
         try:
             return future.result()
         except ProcessExpired as error:
@@ -325,6 +338,16 @@ class Calls:
             return PluginFailure(f"gave no answer within {seconds:g} s (time_limit)", is_late=True)
         except (BrokenProcessPool, CancelledError):
             raise self._unusable() from None
+
+    def _is_importing(self) -> bool:
+        """Whether a process has begun to import the plug-in and has not ended it."""
+        files = (Path(self.folder.name, str(one.pid)) for one in self.processes.started if one.is_alive())
+        return any(file.exists() and file.stat().st_size == 0 for file in files)
+
+    def _awaited(self) -> str:
+        plugin = self.plugin
+        limit = f"it is given up after {plugin.import_limit:g} s"
+        return f"waiting for the import of {plugin.key}={plugin.name}; {limit}"
 
     def _unusable(self) -> PluginUnusable:
         what = "its import ended the process"

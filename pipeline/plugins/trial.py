@@ -90,19 +90,19 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
     """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
     trial: the rule's own jobs may have it."""
-    given = list(_trial_row(rule, config, sample)), list(rule.arguments)
+    given = list(trial_row(rule, config, sample)), list(rule.arguments)
     trouble: PluginFailure | None = calls.call(rule.time_limit, rule_error, *given)
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 
 
-def _trial_row(rule: RuleConfig, config: Config, sample: Sample) -> dict[str, Any]:
-    """Return what a rule gets for an empty response, by argument."""
-    row = {**sample.columns, "prompts": sample.prompt, "responses": prefill_of(sample.prompt, rule)}
+def trial_row(rule: RuleConfig, config: Config, sample: Sample, text: str = "") -> dict[str, Any]:
+    """Return what a rule gets for a response, by argument."""
+    row = {**sample.columns, "prompts": sample.prompt, "responses": prefill_of(sample.prompt, rule) + text}
     if rule.special_tokens:
-        row[PLAIN_RESPONSES] = ""
+        row[PLAIN_RESPONSES] = text
     if config.rollout.multi_turn:
-        row["response_messages"] = [{"role": "assistant", "content": ""}]
+        row["response_messages"] = [{"role": "assistant", "content": text}]
     return row
 
 
@@ -110,7 +110,7 @@ def _try_rule(opened: OpenRule, config: Config, sample: Sample) -> Iterator[str]
     rule = opened.config
     is_group = rule.rows_per_call is RowsPerCall.PROMPT
     num_rows = config.rollout.samples_per_prompt if is_group else 1
-    row, seconds = _trial_row(rule, config, sample), rule.time_limit * num_rows
+    row, seconds = trial_row(rule, config, sample), rule.time_limit * num_rows
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
     answer = opened.calls.call(seconds, score, arguments, num_rows)
     if not isinstance(answer, PluginFailure) or (answer.is_late and rule.timeout_score is not None):

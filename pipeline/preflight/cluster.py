@@ -13,6 +13,7 @@ from pipeline.config.scheduler import SLURM_STAGES, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
 from pipeline.executors.slurm.resources import Escalation
+from pipeline.preflight.default_memory import asks_for_memory, default_memory_lines
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.run.directory import imagined_run
 from pipeline.run.tasks import Stage, Task, task_of
@@ -26,6 +27,8 @@ from slurm.limits import (
     parse_duration,
     parse_gres,
     parse_memory,
+    partitions_of,
+    read_cluster_memory,
     read_limits,
     read_partitions,
     unavailable_nodes,
@@ -57,31 +60,57 @@ def read_cluster() -> Cluster:
 
 
 def check_cluster(config: Config) -> list[str]:
-    """Check what can be checked in a second and without a job. Returns what jobs will have to wait for, in
-    lines for people. Raises ConfigError with every problem that does not pass by itself."""
-    found = list(cluster_problems(config))
+    """Check what can be checked in a second and without a job. Returns lines for people: what jobs will have
+    to wait for, what they get that ask for no memory, and what nobody could be asked. Raises ConfigError with
+    every problem that does not pass by itself."""
+    assert config.slurm
+    cluster, found = cluster_at_hand(config.slurm), list(run_dir_problems(Path(config.run_dir)))
+    if isinstance(cluster, ConfigIssue):
+        raise ConfigError("\n".join(map(str, [*found, cluster])))
+    found += cluster_problems(config, cluster)
     if problems := [issue for issue in found if not issue.is_passing]:
         raise ConfigError("\n".join(map(str, problems)))
-    return [str(issue) for issue in found]
+    asked = {job_kind: resources_of(config.slurm, job_kind) for job_kind in job_kinds_used(config)}
+    return [*map(str, found), *not_asked(asked.values(), cluster), *_default_memory(asked, cluster)]
 
 
-def cluster_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Find reasons why jobs of this configuration cannot run on the cluster at hand."""
-    given = config.slurm
-    assert given
-    yield from run_dir_problems(Path(config.run_dir))
+def cluster_at_hand(given: SlurmConfig) -> Cluster | ConfigIssue:
+    """Ask the cluster what it offers. Returns why that cannot be asked where it cannot."""
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
         why = f"{', '.join(missing)} not found; type this on a login node"
-        yield ConfigIssue("scheduler", given.kind, why)
-        return
+        return ConfigIssue("scheduler", given.kind, why)
     try:
-        cluster = read_cluster()
+        return read_cluster()
     except SlurmError as error:
-        yield ConfigIssue("scheduler", given.kind, f"Slurm does not answer: {error}")
-        return
-    yield from limit_problems(given, cluster.limits)
+        return ConfigIssue("scheduler", given.kind, f"Slurm does not answer: {error}")
+
+
+def cluster_problems(config: Config, cluster: Cluster) -> Iterator[ConfigIssue]:
+    """Find reasons why jobs of this configuration cannot run on a cluster."""
+    assert config.slurm
+    yield from limit_problems(config.slurm, cluster.limits)
     for job_kind in job_kinds_used(config):
         yield from job_kind_problems(config, job_kind, cluster)
+
+
+def not_asked(asked: Iterable[ResourcesConfig], cluster: Cluster) -> Iterator[str]:
+    """Yield a line on accounts and QOS of which nobody can say whether they are the user's. Pure."""
+    if cluster.associations is not None:
+        return
+    given = [(name, getattr(one, name)) for one in asked for name in ("account", "qos")]
+    if words := dict.fromkeys(f"{name}={value}" for name, value in given if value is not None):
+        why = "no accounting answers here (sacctmgr), so nobody was asked whether you may use them"
+        yield f"not looked at: {', '.join(words)}; {why}"
+
+
+def _default_memory(asked: Mapping[str, ResourcesConfig], cluster: Cluster) -> list[str]:
+    if all(map(asks_for_memory, asked.values())):
+        return []
+    gpus = {job_kind: gpus_wanted(given) for job_kind, given in asked.items()}
+    try:
+        return list(default_memory_lines(asked, gpus, cluster.partitions, read_cluster_memory()))
+    except SlurmError as error:
+        return [f"not looked at: memory of jobs that ask for none ({error})"]
 
 
 def job_kind_problems(config: Config, job_kind: str, cluster: Cluster) -> list[ConfigIssue]:
@@ -122,10 +151,9 @@ def stage_problems(job_kind: str, given: ResourcesConfig, cluster: Cluster) -> I
     unknown = [name for name in given.partition if name not in cluster.partitions]
     for name in unknown:
         yield ConfigIssue(f"{key}.partition", name, f"no such partition; legal: {legal}")
-    named = given.partition or [name for name, found in cluster.partitions.items() if found.default]
-    if not named:
+    partitions = partitions_of(given.partition, cluster.partitions)
+    if not partitions and not given.partition:
         yield ConfigIssue(f"{key}.partition", "null", f"the cluster has no default; legal: {legal}")
-    partitions = [cluster.partitions[name] for name in named if name in cluster.partitions]
     for partition in partitions:
         if partition.state != "UP":
             why = f"it is {partition.state}: no job starts there"
@@ -213,6 +241,11 @@ def needs_of(given: ResourcesConfig) -> list[Need]:
     for name, number in parse_gres(given.gres or "").items():
         needs.append(_device_need("gres", given.gres, name, number))
     return needs
+
+
+def gpus_wanted(given: ResourcesConfig) -> int:
+    """Return the number of GPUs wanted on each node."""
+    return max((need.count for need in needs_of(given) if need.device.startswith("gpu")), default=0)
 
 
 def _device_need(key: str, value: object, device: str, count: int) -> Need:

@@ -28,6 +28,7 @@ from pipeline.data.tokens import Ends, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
+from pipeline.plugins.first_look import NUM_ROWS, first_look
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, Sample, check_engines, check_rules, check_scheduler, open_rules
@@ -64,8 +65,10 @@ def validate_inputs(
     yield from check_disk(config, start)
     yield from model_notes(config)
     with open_rules(config) as rules:
-        samples = yield from validate_prompts(config, rules)
+        files = yield from validate_prompts(config, rules)
+        samples = [sample for judged in files for sample in samples_of(judged, 1)]
         yield from check_rules(config, rules, samples)
+        yield from first_look(config, rules, samples_of(files[0], NUM_ROWS))
     check_scheduler(config)
     yield from check_engines(config)
     for name, component in config.reward.components.items():
@@ -83,9 +86,9 @@ def validate_inputs(
         yield "ok so far; the numbers in the models are checked by the run's first task"
 
 
-def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str, None, list[Sample]]:
-    """Check the prompt files. Yields lines for people, and returns a row of each file to try rules on.
-    Raises PromptError, PluginError."""
+def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str, None, list[Judged]]:
+    """Check the prompt files. Yields lines for people, and returns the files. Raises PromptError,
+    PluginError."""
     found, tokenizer, why_not = judged_files(config)
     files = [judged.without(dict(problems_in(rules, judged))) for judged in found]
     if tokenizer:
@@ -96,7 +99,7 @@ def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str
     check_usable(config, files)
     for judged in files:
         yield from check_all_answers(config, rules, judged)
-    return [sample_of(f"{one.key}={one.path}", one.found, i) for one in files for i in one.kept[:1]]
+    return files
 
 
 def problems_in(rules: Sequence[OpenRule], judged: Judged) -> Iterator[tuple[int, str]]:
@@ -206,6 +209,13 @@ def environment_warnings(config: Config) -> Iterator[str]:
                 f"warning: {key}.environment.{name}: its value is written to files of the run, which others "
                 "may read; export it where you submit, or read it from a file by scheduler.setup"
             )
+
+
+def samples_of(judged: Judged, most: int) -> list[Sample]:
+    """Return usable rows of a file to try rules on, spread over it, beginning with the first."""
+    step = max(1, len(judged.kept) // most)
+    chosen = judged.kept[::step][:most]
+    return [sample_of(f"{judged.key}={judged.path}", judged.found, index) for index in chosen]
 
 
 def sample_of(source: str, found: Prompts, index: int) -> Sample:

@@ -10,7 +10,7 @@ from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import ResourcesConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import Escalation, interpreter_words, sbatch_options
-from pipeline.preflight.cluster import check_cluster, job_kinds_used, needs_of
+from pipeline.preflight.cluster import check_cluster, gpus_wanted, job_kinds_used
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.preflight.sight import image_key, image_of, paths_of, way_in, way_to_gpus
 from pipeline.run.directory import version
@@ -194,12 +194,6 @@ def _place(aim: Aim, answer: ProbeResult) -> str:
 
 def _partition(aim: Aim) -> str:
     return ",".join(aim.given.partition) or "default"
-
-
-def gpus_wanted(given: ResourcesConfig) -> int:
-    """Return the number of GPUs wanted on each node."""
-    needs = needs_of(given)
-    return max((need.count for need in needs if need.device.startswith("gpu")), default=0)
 
 
 def describe(aim: Aim, answer: Answer) -> str:

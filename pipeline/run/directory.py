@@ -174,7 +174,16 @@ def write_run(
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     # After the identity: an invocation that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
+    if config.slurm:
+        make_slurm_log(paths)
     return Run(paths, config, identity)
+
+
+def make_slurm_log(paths: RunPaths) -> None:
+    """Make the file that Slurm opens for jobs of stages, as it starts no job whose output it cannot open: one
+    that is there can be opened on a full disk too, and on nodes that have not seen newer folders yet."""
+    paths.log_root.mkdir(exist_ok=True)
+    paths.slurm_log.touch()
 
 
 def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:

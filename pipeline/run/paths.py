@@ -66,7 +66,7 @@ class RunPaths:
     iterations = _Below("iterations")
     log_root = _Below("logs")
     slurm_log = _Below("logs", "slurm.log")
-    """Log of what Slurm itself says of the run's jobs, one file for all."""
+    """What Slurm itself prints of jobs of stages, and what jobs print that cannot write their logs."""
 
     def submissions(self, iteration: int) -> Path:
         """Return the folder of what was submitted to Slurm for an iteration."""

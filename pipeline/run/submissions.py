@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -30,6 +30,11 @@ from slurm.sharedfiles import make_folder, names_in, read_newest, read_shared
 
 SUBMITTED = "submitted"
 """Name of the event of a submission in the journal."""
+PROJECT = "slurm-ppo"
+"""Begin of the names of all jobs, by which an administrator knows whose they are."""
+_LONGEST_NAME, _HEAD = 64, 40
+"""Characters of a run's name in a job's name, and how many of them are its first where it is longer."""
+_UNUSABLE = re.compile(r"[^A-Za-z0-9_.-]")
 _FILE = re.compile(rf"({JOB_KIND_PATTERN})-(\d+)-(\d+)\.json")
 
 
@@ -157,9 +162,10 @@ class Ledger:
         """Return the submissions of jobs with these names (:func:`job_name`), as far as they can be read."""
         found = []
         for name in sorted(set(names)):
-            *_, iteration, job_kind, number, chunk = name.rsplit(".", 4)
-            folder = self.paths.submissions(int(iteration))
-            if (file := f"{job_kind}-{number}-{chunk}.json") in names_in(folder):
+            if (of := parse_job_name(name)) is None:
+                continue
+            folder = self.paths.submissions(of.iteration)
+            if (file := f"{of.job_kind}-{of.number}-{of.chunk}.json") in names_in(folder):
                 with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
                     found.append(_read(folder / file))
         return found
@@ -221,8 +227,39 @@ def note_submitted(paths: RunPaths, submission: Submission, job: str, waits_for:
     )
 
 
+class JobName(NamedTuple):
+    """What a job's name says: to people, who see it in squeue, and to every pass, which finds jobs by it."""
+
+    run_id: str
+    iteration: int
+    job_kind: str
+    number: int
+    chunk: int
+
+
+_NAME = re.compile(rf"{PROJECT}\..+\.({JOB_KIND_PATTERN})\.iter(\d+)\.([^.]+)\.(\d+)\.(\d+)")
+_FORMER_NAME = re.compile(rf".+\.([^.]+)\.(\d+)\.({JOB_KIND_PATTERN})\.(\d+)\.(\d+)")
+"""Names that earlier versions gave: a run that goes on with this one has such jobs in the queue."""
+
+
 def job_name(run_name: str, run_id: str, iteration: int, job_kind: str, number: int, chunk: int) -> str:
-    return f"{run_name}.{run_id}.{iteration}.{job_kind}.{number}.{chunk}"
+    """Return the name of an array: project, run, stage and iteration for people, and what makes it unique
+    among all submissions. At most 160 characters, whatever the run's name is."""
+    known = _UNUSABLE.sub("_", run_name)
+    if len(known) > _LONGEST_NAME:  # runs of a sweep differ at the end
+        known = f"{known[:_HEAD]}..{known[_HEAD + 2 - _LONGEST_NAME :]}"
+    return f"{PROJECT}.{known}.{job_kind}.iter{iteration}.{run_id}.{number}.{chunk}"
+
+
+def parse_job_name(name: str) -> JobName | None:
+    """Return what a job's name says (:func:`job_name`); None where it is no such name."""
+    if found := _NAME.fullmatch(name):
+        job_kind, iteration, run_id, number, chunk = found.groups()
+    elif found := _FORMER_NAME.fullmatch(name):
+        run_id, iteration, job_kind, number, chunk = found.groups()
+    else:
+        return None
+    return JobName(run_id, int(iteration), job_kind, int(number), int(chunk))
 
 
 def is_job_of(run_id: str, name: str) -> bool:
@@ -231,18 +268,19 @@ def is_job_of(run_id: str, name: str) -> bool:
 
 def run_id_of(name: str) -> str:
     """Return the run's id in a job's name (:func:`job_name`); empty where it is no such name."""
-    parts = name.rsplit(".", 5)
-    return parts[1] if len(parts) == 6 and parts[2].isdecimal() else ""
+    found = parse_job_name(name)
+    return found.run_id if found else ""
 
 
 def job_kind_of(name: str) -> str:
-    """Return the job kind that a job's name (:func:`job_name`) contains."""
-    return name.rsplit(".", 3)[1]
+    """Return the job kind in a job's name (:func:`job_name`); empty where it is no such name."""
+    found = parse_job_name(name)
+    return found.job_kind if found else ""
 
 
 def is_driver_job(name: str) -> bool:
     """Whether a job, of whatever run, only makes passes."""
-    return bool(run_id_of(name)) and job_kind_of(name) in DRIVERS
+    return job_kind_of(name) in DRIVERS
 
 
 def chunks_of(shards: Sequence[int], chunk_size: int) -> dict[int, list[int]]:

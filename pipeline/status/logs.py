@@ -31,6 +31,8 @@ from slurm.sharedfiles import is_there, names_in, opened_file, persistently, siz
 
 _PASSES = "passes"
 """Name of the log of passes that workers start, and of its folder."""
+_SLURM = "slurm"
+"""Name of the log of what Slurm prints of driver jobs."""
 _DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD, _PASSES)
 _FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _POLL_SECONDS = 1.0
@@ -78,7 +80,7 @@ def parse_choice(text: str | None, plan: Plan) -> Choice:
         return Choice()
     job_kind, at, number = text.partition("@")
     scores = (Stage.SCORE,) if plan.pools else ()
-    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, Stage.BENCHMARK, *_DRIVERS)
+    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, Stage.BENCHMARK, *_DRIVERS, _SLURM)
     if job_kind not in legal:
         raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
     if at and not (number.isdigit() and int(number) <= plan.iterations):
@@ -124,7 +126,9 @@ class Log:
 
 def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
     """Find the logs that a choice takes, sorted; only of iterations from ``since`` on, and of 0."""
-    found: list[Log] = []
+    output = paths.slurm_log
+    has_said = choice.job_kind == _SLURM and is_there(output) and size_of(output) > 0
+    found = [Log(output, 0, _SLURM, 1)] if has_said else []
     for folder in _listing(paths.log_root):
         name = _FOLDER.fullmatch(folder.name)
         if folder.name in (GUARD, _PASSES) and choice.takes(0, folder.name):  # each has one log for all

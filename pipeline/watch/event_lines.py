@@ -8,7 +8,7 @@ from itertools import groupby
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.metrics.terminal import Row
 from pipeline.run.attempts import AttemptId
-from pipeline.run.submissions import job_kind_of
+from pipeline.run.submissions import parse_job_name
 from pipeline.run.tasks import Stage, parse_task
 from pipeline.status.local import Event
 from pipeline.status.text import attempt_in_words, clock, describe_row
@@ -62,11 +62,12 @@ def _launched(event: Event) -> str:
 
 
 def _submitted(event: Event) -> str:
-    name, job = str(event["array"]), event["job"]
-    job_kind, iteration = job_kind_of(name), name.rsplit(".", 4)[1]
-    if job_kind in DRIVERS:
+    name, job = parse_job_name(str(event["array"])), event["job"]
+    if name is None:
+        return f"submitted job {job}"
+    if name.job_kind in DRIVERS:
         return f"driver job {job} submitted"
-    of = f"iteration {iteration} {job_kind}" if int(iteration) else job_kind
+    of = f"iteration {name.iteration} {name.job_kind}" if name.iteration else name.job_kind
     count = int(event["elements"])
     return f"submitted {of}: job {job}, {'1 element' if count == 1 else f'{count} elements'}"
 

@@ -440,6 +440,17 @@ def test_prompts_that_leave_responses_no_room_are_counted(inputs, tmp_path, slur
     done = slurm_ppo("validate", *words, "rollout.max_new_tokens=30")
     assert done.returncode == 0, done.stderr
     assert "after 4 of 10 prompts there is no room for rollout.max_new_tokens=30" in done.stdout
+    lengths = "prompts of 20 to 40 tokens, median 20, 95% up to 40; 4 of 10 leave no room for"
+    assert f"data.prompts: {lengths} rollout.max_new_tokens=30\n" in done.stdout
+
+
+def test_validate_tells_how_long_prompts_are(inputs, tmp_path, slurm_ppo):
+    done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows_of(*range(10, 30), 52)))
+    assert done.returncode == 0, done.stderr
+    lengths = (
+        "prompts of 10 to 52 tokens, median 20, 95% up to 29; all leave room for rollout.max_new_tokens=12"
+    )
+    assert f"data.prompts: {lengths}\n" in done.stdout
 
 
 def test_validate_says_what_ends_responses_where_model_and_tokenizer_disagree(inputs, tmp_path, slurm_ppo):

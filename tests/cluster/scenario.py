@@ -17,6 +17,7 @@ from benchmarks.noop import write_noops
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import is_job_of, job_kind_of, parse_job_name
 from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.reading import read_beats
 from slurm.devcluster import Cluster
@@ -84,11 +85,13 @@ class Job:
 
     @property
     def stage(self) -> str:
-        return self.name.split(".")[-3]
+        return job_kind_of(self.name)
 
     @property
     def iteration(self) -> int:
-        return int(self.name.split(".")[-4])
+        name = parse_job_name(self.name)
+        assert name
+        return name.iteration
 
 
 @dataclass
@@ -145,7 +148,7 @@ class SlurmRun:
     def _queue(self, *filters: str) -> list[Job]:
         if not is_there(self.root / "run.json"):
             return []
-        return [job for job in queue_of(self.cluster, *filters) if job.name.split(".")[1:2] == [self.id]]
+        return [job for job in queue_of(self.cluster, *filters) if is_job_of(self.id, job.name)]
 
     def wait_for(self, found: Callable, what: str, limit: float = 300):
         """The first true value of ``found``; on a time-out, everything that explains it is shown.

@@ -166,6 +166,16 @@ def let_a_guard_come(run: SlurmRun) -> None:
     assert run.cluster.call("scontrol", "update", f"jobid={guard}", "StartTime=now").returncode == 0
 
 
+def test_what_slurm_says_of_a_job_that_it_ends_is_kept(cluster, make_run, tmp_path):
+    run = make_run(cluster, room_on(cluster, tmp_path) / "run", gate("prepare", tmp_path / "never"))
+    run.submit()
+    assert run.cluster.call("scancel", run.wait_for_job("prepare").id).returncode == 0
+    said = run.root / "logs" / "slurm.log"
+    run.wait_for(lambda: "CANCELLED AT" in said.read_text(), "what Slurm says of it")
+    assert "error: *** JOB" in run.command("logs", run.root, "slurm").stdout
+    assert run.command("cancel", run.root).returncode == 0
+
+
 # --- the controller ---
 
 

@@ -13,6 +13,7 @@ from pipeline.executors.slurm.queue import cancel_all
 from pipeline.run.commits import publish
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import create_run, load_run
+from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from tests.cluster.scenario import kill_job, policy_of, room_on
 from tests.support import COLD, light_training, tiny
@@ -33,7 +34,7 @@ def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tm
     run.submit()
     run.wait_until_complete()
     assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
-    submitted = [e["array"].split(".")[-3] for e in run.events("submitted")]
+    submitted = [job_kind_of(e["array"]) for e in run.events("submitted")]
     # One array for each stage of each iteration, one driver job for each iteration, two guards.
     assert {stage: submitted.count(stage) for stage in set(submitted)} == {
         "prepare": 1,
@@ -115,7 +116,7 @@ def test_an_update_that_ends_or_is_requeued_while_it_writes_the_state_does_not_t
     assert "iteration 1 update is committed already; nothing to do" in log
     (log,) = run.logs("00002-update/*/*").values()
     assert log.count("iteration 1 is learnt again") == 1
-    drivers = [e["array"] for e in run.events("submitted") if e["array"].split(".")[-3] == "driver"]
+    drivers = [e["array"] for e in run.events("submitted") if job_kind_of(e["array"]) == "driver"]
     assert len(drivers) == 3, "one for each iteration, and one for the end of the first update's job"
     lost = "the trainer's state of iteration 2 was lost; no update follows that needs it"
     assert lost in shown(run, "status")

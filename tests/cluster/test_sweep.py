@@ -69,12 +69,14 @@ class SlurmSweep:
         return {"args": command, "env": self.environment, "cwd": ROOT, "stdin": subprocess.DEVNULL}
 
     def jobs(self, *filters: str) -> list[Job]:
-        return [job for job in queue_of(self.cluster, *filters) if job.name.startswith("s-temperature_")]
+        return [
+            job for job in queue_of(self.cluster, *filters) if job.name.startswith("slurm-ppo.s-temperature_")
+        ]
 
     def begun(self) -> set[tuple[str, str]]:
         """Names and ids of its runs that have had jobs, whatever became of them."""
         names = [job.name for job in self.jobs("--states=all")]
-        return {(name.rsplit(".", 5)[0].removeprefix("s-"), run_id_of(name)) for name in names}
+        return {(name.rsplit(".", 5)[0].removeprefix("slurm-ppo.s-"), run_id_of(name)) for name in names}
 
     def kill_one(self, chance: random.Random) -> bool:
         """kill -9 of one of its running jobs. False if none has processes."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import job_kind_of
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.reading import read_beats
 from tests.cluster.scenario import (
@@ -52,7 +53,7 @@ def cut_short(cluster, make_run, tmp_path_factory) -> SlurmRun:
 
 
 CUT = """
-case $SLURM_JOB_NAME in *.1.rollout.1.*)
+case $SLURM_JOB_NAME in *.rollout.iter1.*.1.*)
   export LIGHT_SECONDS="0 0 0 1000"
   element=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   cut() {
@@ -92,7 +93,7 @@ def score(*, prompts, **columns):
 
 def elements(run: SlurmRun) -> int:
     """Number of array elements of stages that were submitted."""
-    arrays = [e for e in run.events("submitted") if e["array"].split(".")[-3] in STAGES]
+    arrays = [e for e in run.events("submitted") if job_kind_of(e["array"]) in STAGES]
     return sum(event["elements"] for event in arrays)
 
 

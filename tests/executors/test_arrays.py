@@ -29,7 +29,16 @@ from pipeline.executors.slurm.arrays import (
 )
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.run.directory import Run
-from pipeline.run.submissions import Ledger, Submission, chunk_size_for, chunks_of, is_job_of, job_name
+from pipeline.run.submissions import (
+    Ledger,
+    Submission,
+    chunk_size_for,
+    chunks_of,
+    is_driver_job,
+    is_job_of,
+    job_name,
+    parse_job_name,
+)
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.claims import Claim, newest_numbers
 from slurm.query import expand
@@ -418,7 +427,7 @@ def test_several_chunks_are_several_arrays_with_names_of_their_own():
     run = imagined_run()
     tasks = [Task(2, Stage.ROLLOUT, shard) for shard in range(25)]
     submissions = stage_submissions(run, 1, 3, tasks, 10)
-    assert [s.name for s in submissions] == [f"r1.{ID}.2.rollout.3.{chunk}" for chunk in range(3)]
+    assert [s.name for s in submissions] == [f"slurm-ppo.r1.rollout.iter2.{ID}.3.{i}" for i in range(3)]
     assert [task for s in submissions for _, task in s.tasks()] == tasks
     files = {Ledger(run.paths).file(submission) for submission in submissions}
     assert len(files) == 3
@@ -434,7 +443,7 @@ def test_an_element_is_told_its_shard_and_where_to_say_why_it_failed():
 
 
 @given(
-    st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,20}\Z"),
+    st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z"),
     st.tuples(
         st.integers(0, 99), st.sampled_from([*Stage, DRIVER, GUARD]), st.integers(1, 9), st.integers(0, 9)
     ),
@@ -444,9 +453,29 @@ def test_an_element_is_told_its_shard_and_where_to_say_why_it_failed():
 )
 def test_a_job_is_known_by_its_runs_id_and_no_two_have_one_name(run_name, first, second):
     names = [job_name(run_name, ID, *parts) for parts in (first, second)]
-    assert all(is_job_of(ID, name) for name in names)
+    assert [parse_job_name(name) for name in names] == [(ID, *parts) for parts in (first, second)]
+    assert all(len(name) <= 160 for name in names)
     assert not any(is_job_of("ba9876543210", name) for name in names)
     assert (names[0] == names[1]) == (first == second)
+
+
+def test_an_administrator_sees_whose_job_it_is():
+    seen = job_name("first", ID, 7, "score-big", 2, 0)
+    assert seen == f"slurm-ppo.first.score-big.iter7.{ID}.2.0"
+    run = imagined_run("/scratch/runs/my first try")
+    run = replace(run, identity=replace(run.identity, name="run"))
+    (unnamed,) = stage_submissions(run, 1, 1, [Task(3, Stage.UPDATE)], 1000)
+    assert unnamed.name.startswith("slurm-ppo.my_first_try.update.iter3.")
+    long = [job_name(f"{'rates-' * 15}seed_{seed}", ID, 7, "update", 1, 0) for seed in (1, 2)]
+    assert [name.split(".update")[0][-12:] for name in long] == ["rates-seed_1", "rates-seed_2"]
+
+
+def test_jobs_that_an_earlier_version_has_named_are_the_runs_own():
+    """They wait in the queue while the run goes on with this version."""
+    earlier = f"a.{ID}.run-1.{ID}.12.score-big.3.1"
+    assert parse_job_name(earlier) == (ID, 12, "score-big", 3, 1)
+    assert is_job_of(ID, earlier)
+    assert is_driver_job(f"r.{ID}.0.guard.3.0")
 
 
 @pytest.mark.parametrize(

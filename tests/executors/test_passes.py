@@ -9,6 +9,7 @@ from pipeline.executors.slurm.passes import PASS_SECONDS, make_pass
 from pipeline.run import journal
 from pipeline.run.control import begin_invocation
 from pipeline.run.lease import holder_of
+from pipeline.run.submissions import Ledger, job_kind_of
 from slurm import commands
 from slurm.commands import SlurmTimeout
 from slurm.ended import NoAnswer
@@ -58,7 +59,7 @@ def test_a_command_that_does_not_answer_is_asked_again_once_the_lease_was_free(w
     advance(world)
     assert waits, "it had to wait"
     assert set(waits) == {None}
-    assert {element.job.name.split(".")[-3] for element in world.slurm.elements()} >= {"guard", "prepare"}
+    assert {job_kind_of(element.job.name) for element in world.slurm.elements()} >= {"guard", "prepare"}
     assert not [e for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
 
 
@@ -110,7 +111,7 @@ def test_accounting_that_is_slow_is_asked_while_the_lease_is_free(world, monkeyp
         return {}
 
     monkeypatch.setattr(exit_reasons, "read_ended", slow)
-    (prepare,) = (e for e in world.slurm.elements() if e.job.name.split(".")[-3] == "prepare")
+    (prepare,) = (e for e in world.slurm.elements() if job_kind_of(e.job.name) == "prepare")
     world.slurm.end(prepare, SlurmState.FAILED, 1)
     time.sleep(MIN_JOB_AGE)
     world.slurm.forget_ended()
@@ -118,3 +119,19 @@ def test_accounting_that_is_slow_is_asked_while_the_lease_is_free(world, monkeyp
     assert asked == [(True, False), (False, True)]
     failed = [e["task"] for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
     assert failed == ["0/prepare/0"]
+
+
+def test_slurm_opens_what_is_as_old_as_the_run(world):
+    """So no job fails to start as a node does not see a new folder yet, or as a disk is full; for driver jobs
+    it opens nothing. Runs that an earlier version made get the file with the next submission."""
+    output = world.run.paths.slurm_log
+    assert output.read_text() == "", "made with the run"
+    output.unlink()
+    advance(world)
+    ledger = Ledger(world.run.paths)
+    scripts = {
+        submission.is_of_stage: ledger.script(submission).read_text() for submission in ledger.load({0})
+    }
+    assert f"#SBATCH --output={output}\n" in scripts[True]
+    assert "#SBATCH --output=/dev/null\n" in scripts[False]
+    assert output.read_text() == ""

@@ -1,10 +1,20 @@
 """Rules as a user meets them: validate finds what is wrong; else the run's first task, or its reward task."""
 
+import re
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.cli.app import main
+from pipeline.config.compose import compose
+from pipeline.config.reward import RuleConfig
+from pipeline.config.schema import Config
+from pipeline.plugins import sandbox
+from pipeline.plugins.first_look import first_look
+from pipeline.plugins.trial import Sample, check_rules, open_rules
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
@@ -87,6 +97,22 @@ def test_validate_finds_a_rule_that_cannot_work(validate, function, why):
     assert why in done.log
 
 
+def test_validate_says_which_import_it_waits_for(inputs, tmp_path, project, monkeypatch, capsys):
+    """After 3 seconds, and here after a third of one."""
+    monkeypatch.setattr(sandbox, "_QUIET_SECONDS", 0.3)
+    monkeypatch.chdir(project)
+    key = "reward.components.rule"
+    words = [word for word in tiny.overrides(inputs, tmp_path / "run") if not word.startswith("reward")]
+    words += ["reward=rule", f"{key}.function=blocks_at_import:f", f"{key}.import_limit=1"]
+    monkeypatch.setattr(sys, "argv", ["slurm-ppo", "validate", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    first, second = capsys.readouterr().err.splitlines()
+    waits = f"waiting for the import of {key}.function=blocks_at_import:f; it is given up after 1 s"
+    assert (ended.value.code, first) == (2, waits)
+    assert "its import took longer than 1 s, at " in second
+
+
 def test_a_rule_that_needs_what_only_its_jobs_have_can_go_without_a_trial(validate, project):
     (project / "far_rules.py").write_text(
         "def served(*, responses, **columns):\n    raise ConnectionError('no GPU here')\n"
@@ -103,9 +129,58 @@ def test_a_rule_that_needs_what_only_its_jobs_have_can_go_without_a_trial(valida
     assert wrong.code == 2, wrong.log
 
 
-def test_validate_takes_a_ready_rule_with_its_options(validate):
+def test_validate_takes_a_ready_rule_with_its_options_and_has_a_first_look_at_what_it_gives(validate):
     done = validate("exact_match", "reward.components.rule.arguments.column=answer")
     assert done.code == 0, done.log
+    look = "an empty response gets 0; the text of column answer as response gets 1\n"
+    assert f"reward rule: a first look at 20 prompts, without a model: {look}" in done.log
+
+
+@pytest.fixture
+def config(inputs, tmp_path) -> Config:
+    return compose(tiny.overrides(inputs, tmp_path / "run"), None)
+
+
+@pytest.fixture
+def look(config, project) -> Callable[..., list[str]]:
+    """The first look at a rule that a user has written into a file."""
+
+    def at(text: str, *columns: dict, **more: object) -> list[str]:
+        name = f"rule_{len(list(project.iterdir()))}"
+        (project / f"{name}.py").write_text(f"import time\ndef f(*, responses, **columns):\n    {text}\n")
+        rule = RuleConfig(function=f"{name}:f", **more)
+        given = replace(config, reward=replace(config.reward, components={"mine": rule}))
+        samples = [Sample("data.prompts=p", f"p{i}", "say", one) for i, one in enumerate(columns)]
+        with open_rules(given) as rules:
+            assert list(check_rules(given, rules, samples[:1])) == []
+            return list(first_look(given, rules, samples))
+
+    return at
+
+
+def test_a_first_look_says_the_mean_and_the_range_of_each_text(look):
+    by_length = "return [float(len(r)) for r in responses]"
+    line = "reward mine: a first look at 2 prompts, without a model: an empty response gets 0"
+    assert look(by_length, {"other": "x"}, {"other": "yy"}) == [line]
+    answers = "the text of column solution as response gets 2 (1 to 3)"
+    assert look(by_length, {"solution": "x"}, {"solution": ["yyy", "z"]}) == [f"{line}; {answers}"]
+    assert look(by_length, {"solution": "x"}, trial=False) == []
+
+
+def test_a_first_look_at_a_slow_rule_ends_and_at_one_that_fails_says_where(look, monkeypatch):
+    monkeypatch.setattr("pipeline.plugins.first_look._SECONDS", 0.5)
+    (slow,) = look("time.sleep(0.15); return [1.0]", *[{}] * 20)
+    assert re.fullmatch("reward mine: a first look at [1-3] prompts?, .* gets 1; no more in 0.5 s", slow)
+    late = {"time_limit": 0.1, "timeout_score": -3.0}
+    (line,) = look("time.sleep(len(responses[0])); return [0.0]", {"answer": "x"}, **late)
+    assert line.endswith("an empty response gets 0; the text of column answer as response gets -3")
+    warning, line = look("return [1 / (1 - len(responses[0]))]", {"answer": "xx"}, {"answer": "x"})
+    assert ":f: raised ZeroDivisionError: division by zero at " in warning
+    assert warning.endswith(" for the text of column answer as response to prompt_id p1")
+    assert line.endswith(
+        "at 2 prompts, without a model: an empty response gets 1; the text of column answer "
+        "as response gets -1"
+    )
 
 
 @pytest.mark.parametrize(

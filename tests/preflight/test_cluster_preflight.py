@@ -1,23 +1,29 @@
 """What validate finds out about a cluster, and how it says it."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from pipeline.cli.app import main
 from pipeline.config.compose import compose
+from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.preflight.cluster import Cluster, cluster_problems, needs_of, run_dir_problems, stage_problems
+from pipeline.preflight.cluster import Cluster, check_cluster, needs_of, run_dir_problems, stage_problems
+from pipeline.preflight.default_memory import default_memory_lines
 from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
 from pipeline.preflight.sight import image_of, paths_of, way_in
 from pipeline.run.directory import version
 from slurm import probe_task
 from slurm.associations import Associations, parse_associations
 from slurm.limits import ClusterLimits, NodeKind, Partition, parse_unavailable
+from slurm.memory import given_memory, parse_cluster_memory, parse_defaults
 from slurm.probe import Probe, ProbeResult, ProbeTimeout, _send
 from tests.support import tiny
 
@@ -182,8 +188,103 @@ def test_update_may_have_nodes_and_defaults_contradict_nothing(inputs, tmp_path)
 
 def test_a_machine_without_slurm_is_told_so(inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (found,) = cluster_problems(resolve(config(inputs, tmp_path)))
-    assert str(found).startswith("scheduler=slurm: sbatch, squeue, scontrol, scancel, srun not found")
+    with pytest.raises(ConfigError, match=r"^scheduler=slurm: sbatch, squeue, scontrol, scancel, srun not f"):
+        check_cluster(resolve(config(inputs, tmp_path)))
+
+
+RECORDED = Path(__file__).parents[1] / "golden" / "slurm" / "24.11"
+
+
+@pytest.fixture
+def without_accounting(tmp_path, monkeypatch) -> Path:
+    """A cluster of two partitions, gpu and cpu, as Slurm's commands show it: nothing keeps its accounts."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    lines = dict.fromkeys(("sbatch", "squeue", "scancel", "srun"), "exit 0")
+    shown = f'case "$*" in *config*) cat {RECORDED}/config.txt ;; *) cat {RECORDED}/partitions.txt ;; esac'
+    lines |= {"scontrol": shown, "sinfo": f"cat {RECORDED}/sinfo.txt", "sacctmgr": "echo none >&2; exit 1"}
+    for name, text in lines.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+SHORT = [f"scheduler.{one}.time='1:00:00'" for one in ("prepare", "rollout", "reward", "update", "driver")]
+
+
+def test_validate_says_what_nobody_could_be_asked_and_what_memory_jobs_get(
+    inputs, tmp_path, monkeypatch, capsys, without_accounting
+):
+    words = tiny.overrides(
+        *(inputs, tmp_path / "run", "scheduler=slurm", "scheduler.account=lab", "scheduler.reward.qos=high"),
+        *(
+            "scheduler.rollout.cpus_per_task=2",
+            "scheduler.update.cpus_per_task=4",
+            "scheduler.reward.mem=2G",
+            "scheduler.driver.mem=1G",
+        ),
+        *("scheduler.update.partition=cpu", "scheduler.update.gpus_per_node=null", *SHORT),
+    )
+    monkeypatch.setattr(sys, "argv", ["slurm-ppo", "validate", "--no-probe", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert not ended.value.code, said.err
+    lines = said.out.splitlines()
+    accounts = next(line for line in lines if line.startswith("not looked at: account"))
+    assert accounts.startswith("not looked at: account=lab, qos=high; no accounting answers here (sacctmgr)")
+    memory = [line for line in lines if line.startswith("memory: ")]
+    unset = "scheduler.prepare.mem, scheduler.rollout.mem are not set"
+    assert memory == [
+        f"memory: {unset}; partition gpu gives a job 200M on a node (DefMemPerCPU=100 x 2)",
+        "memory: scheduler.update.mem is not set; partition cpu gives a job 400M on a node "
+        "(DefMemPerCPU=100 x 4)",
+    ]
+
+
+def test_where_memory_is_given_and_no_account_is_nothing_is_said_of_them(
+    inputs, tmp_path, without_accounting
+):
+    given = [f"scheduler.{stage}.mem=1G" for stage in ("prepare", "rollout", "update", "driver")]
+    given.append("scheduler.reward.options.mem-per-cpu=1G")
+    assert check_cluster(resolve(config(inputs, tmp_path, *given, *SHORT))) == []
+
+
+@pytest.mark.parametrize(
+    ("partition", "cluster", "given"),
+    [
+        ({}, {}, (None, "no DefMemPerCPU, no DefMemPerNode")),
+        ({"DefMemPerNode": "UNLIMITED"}, {"DefMemPerCPU": "100"}, (400, "DefMemPerCPU=100 x 4")),
+        ({"DefMemPerNode": "9000"}, {"DefMemPerCPU": "100"}, (9000, "DefMemPerNode=9000")),
+        ({}, {"JobDefaults": "DefCpuPerGPU=8,DefMemPerGPU=500"}, (1000, "DefMemPerGPU=500 x 2")),
+        ({"JobDefaults": "(null)", "DefMemPerCPU": "50"}, {}, (200, "DefMemPerCPU=50 x 4")),
+    ],
+)
+def test_a_partitions_default_memory_goes_before_the_clusters(partition, cluster, given):
+    found = parse_defaults(partition) or parse_cluster_memory(cluster).defaults
+    assert given_memory(found, cpus=4, gpus=2) == given
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        (
+            "CR_CORE_MEMORY",
+            "warning: memory: scheduler.update.mem is not set; partition gpu gives a job all the memory of "
+            "its node, so that no other job fits beside it (no DefMemPerCPU, no DefMemPerNode)",
+        ),
+        (
+            "CR_CORE",
+            "memory: scheduler.update.mem is not set; this cluster does not count memory: a job may use what "
+            "its node has",
+        ),
+    ],
+)
+def test_jobs_that_ask_for_no_memory_may_get_a_whole_node(parameters, said):
+    cluster = parse_cluster_memory({"SelectTypeParameters": parameters, "DefMemPerNode": "UNLIMITED"})
+    asked = {"update": ResourcesConfig(partition=("gpu",))}
+    assert list(default_memory_lines(asked, {"update": 0}, PARTITIONS, cluster)) == [said]
 
 
 def test_a_run_dir_under_a_folder_that_does_not_exist_yet(tmp_path, monkeypatch):

@@ -71,6 +71,15 @@ def test_a_choice_of_logs(paths, text, found):
     assert names(find_logs(paths, parse_choice(text, PLAN))) == found
 
 
+def test_what_slurm_printed_of_jobs_is_a_log(paths):
+    """Its file is made with the run: while it is empty, it is nothing to show."""
+    paths.slurm_log.touch()
+    assert names(find_logs(paths, parse_choice("slurm", PLAN))) == []
+    paths.slurm_log.write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n")
+    assert names(find_logs(paths, parse_choice("slurm", PLAN))) == ["slurm"]
+    assert names(find_logs(paths, Choice("driver"))) == ["guard", "passes", "driver@1"]
+
+
 def test_older_iterations_are_left_out_when_following(paths):
     assert names(find_logs(paths, Choice("driver"), since=2)) == ["guard", "passes"]
 

@@ -22,7 +22,7 @@ from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, create_run
 from pipeline.run.failures import FailureKind
 from pipeline.run.plan import state_of
-from pipeline.run.submissions import chunk_size_for
+from pipeline.run.submissions import chunk_size_for, parse_job_name
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from pipeline.workers.looking import Look
 from slurm.commands import SlurmTimeout
@@ -384,9 +384,10 @@ def is_driver(element: Element) -> bool:
 
 def task_of(run: Run, element: Element) -> Task:
     words = element.job.work["elements"][str(element.index)]
-    _, run_id, iteration, job_kind, _, _ = element.job.name.rsplit(".", 5)
-    assert run_id == run.identity.id
-    return parse_task(f"{iteration}/{job_kind}/{words[words.index('--shard') + 1]}")
+    name = parse_job_name(element.job.name)
+    assert name
+    assert name.run_id == run.identity.id
+    return parse_task(f"{name.iteration}/{name.job_kind}/{words[words.index('--shard') + 1]}")
 
 
 @dataclass

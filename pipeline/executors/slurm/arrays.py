@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
+from pipeline.config.schema import NO_NAME
 from pipeline.executors.slurm.resources import Escalation, command_words, python_words, sbatch_options
 from pipeline.orchestrate.reconcile import Launch
 from pipeline.run.bookkeeping import passes_log
@@ -122,7 +123,10 @@ def driver_submission(run: Run, invocation: int, iteration: int, job_kind: str, 
 def _submission(
     run: Run, invocation: int, iteration: int, job_kind: str, number: int, chunk: int, **content: Any
 ) -> Submission:
-    name = job_name(run.identity.name, run.identity.id, iteration, job_kind, number, chunk)
+    # Runs that were given no name of their own are told apart by their folders.
+    given = run.identity.name
+    known = run.paths.root.name if given == NO_NAME else given
+    name = job_name(known, run.identity.id, iteration, job_kind, number, chunk)
     return Submission(
         name, iteration, job_kind, number, chunk, invocation=invocation, created=time.time(), **content
     )

@@ -9,10 +9,11 @@ from pipeline.config.scheduler import SlurmConfig, resources_of
 from pipeline.executors.slurm.arrays import array_of, log_folder
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.run import journal
-from pipeline.run.directory import Run
+from pipeline.run.directory import Run, make_slurm_log
 from pipeline.run.lease import LeaseLost
 from pipeline.run.submissions import Ledger, State, Submission, note_submitted
 from slurm.commands import SlurmTimeout
+from slurm.sharedfiles import is_there
 from slurm.submission import QueueFull, Refused, Unclear, render, submit_once
 
 
@@ -72,10 +73,10 @@ class Submitter:
         return ledger.note(submission, State(job, arrays))
 
     def _make_logs(self, submission: Submission) -> None:
-        """Make the folder of its log, and the file that Slurm opens, which is to be as old as the run."""
+        """Make the folder of its log, and the file that Slurm opens where an earlier version made the run."""
         log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
-        if not self.run.paths.slurm_log.exists():
-            self.run.paths.slurm_log.touch()
+        if not is_there(self.run.paths.slurm_log):
+            make_slurm_log(self.run.paths)
 
     def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
         """Call sbatch and return the job id. A refused request is tried again without its escalation."""

@@ -13,7 +13,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@120
 #SBATCH --time=4:00:00
-#SBATCH --job-name=r1.0123456789ab.1.reward.1.0
+#SBATCH --job-name=slurm-ppo.r1.reward.iter1.0123456789ab.1.0
 #SBATCH --array=0-3
 #SBATCH --chdir=/home/u
 #SBATCH --output=/runs/r1/logs/slurm.log

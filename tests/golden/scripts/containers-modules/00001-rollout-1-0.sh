@@ -12,7 +12,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@120
 #SBATCH --time=2:00:00
-#SBATCH --job-name=r1.0123456789ab.1.rollout.1.0
+#SBATCH --job-name=slurm-ppo.r1.rollout.iter1.0123456789ab.1.0
 #SBATCH --array=0-1
 #SBATCH --chdir=/home/u
 #SBATCH --output=/runs/r1/logs/slurm.log

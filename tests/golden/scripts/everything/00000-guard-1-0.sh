@@ -23,7 +23,7 @@
 #SBATCH --reservation=maintenance_1
 #SBATCH --signal=B:USR2@300
 #SBATCH --time=1-12:00:00
-#SBATCH --job-name=r1.0123456789ab.0.guard.1.0
+#SBATCH --job-name=slurm-ppo.r1.guard.iter0.0123456789ab.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
 #SBATCH --output=/dev/null

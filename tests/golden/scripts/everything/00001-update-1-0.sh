@@ -23,7 +23,7 @@
 #SBATCH --reservation=maintenance_1
 #SBATCH --signal=B:USR2@300
 #SBATCH --time=1-12:00:00
-#SBATCH --job-name=r1.0123456789ab.1.update.1.0
+#SBATCH --job-name=slurm-ppo.r1.update.iter1.0123456789ab.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
 #SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
