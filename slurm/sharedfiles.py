@@ -194,15 +194,30 @@ def _if_there(path: Path, act: Callable[[], Result]) -> Result:
         raise OSError(errno.ESTALE, "listed, but not found", str(path)) from error
 
 
-def make_folder(path: Path) -> None:
+class FolderGone(UserError, FileNotFoundError):
+    """A folder is not there any more in which something was to be made: it was moved or removed."""
+
+
+def make_folder(path: Path, below: Path | None = None) -> None:
     """Make a folder where there is none, with those above it.
 
+    Args:
+        below: a folder above it that must be there: nothing is made in the place of one that was moved away.
+
     Raises:
+        FolderGone: ``below`` is not there.
         OSError: it cannot be made, or for some seconds it exists for the client and not for the server.
     """
+    above = [] if below is None else [one for one in reversed(path.parents) if one.is_relative_to(below)][1:]
 
     def make() -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        if below is None:
+            path.mkdir(parents=True, exist_ok=True)
+        for folder in (*above, path):
+            try:
+                folder.mkdir(exist_ok=True)
+            except FileNotFoundError:
+                raise FolderGone(f"{below} is not there any more: moved or removed?") from None
         if not is_there(path):
             raise OSError(errno.ESTALE, "the folder was moved away", str(path))
 

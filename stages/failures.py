@@ -8,7 +8,7 @@ import traceback
 from logging import ERROR, WARNING
 
 from pipeline.run.commits import CorruptData, NotCommitted, StaleData
-from pipeline.run.durable import link_once
+from pipeline.run.durable import link_once, make_folder
 from pipeline.run.failures import DISK_EXIT, FailureKind, is_of_disk
 from pipeline.run.schemas import SchemaError
 from pipeline.run.tasks import Task, task_key
@@ -41,7 +41,7 @@ def report(error: Exception, arguments: Arguments, started: float) -> FailureKin
             said: dict[str, object] = {"kind": kind, "message": message}
             said |= {"suspect": suspect and task_key(suspect), "started": started}
             said |= {"ended": time.time(), "host": socket.gethostname()}
-            arguments.failure_file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(arguments.failure_file.parent, arguments.run_dir)
             link_once(arguments.failure_file, json.dumps(said) + "\n")  # of several ranks the first knows why
     return kind
 

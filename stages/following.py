@@ -81,7 +81,7 @@ class Following:
         given = out_of_words(self._store.get(key).decode())
         if given is not None and not given.loads:
             files = RunPaths(given.run_dir).task(given.task)
-            self._output.turn_to(files.log(AttemptId.parse(given.attempt).number))
+            self._output.turn_to(files.log(AttemptId.parse(given.attempt).number), given.run_dir)
         return given
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:

@@ -336,7 +336,7 @@ class Pulling:
 
     def _begin(self, claim: Claim) -> Arguments:
         files = self.run.paths.task(claim.task)
-        self.output.turn_to(files.log(claim.number))
+        self.output.turn_to(files.log(claim.number), self.run.paths.root)
         failure = files.failure(claim.number)
         return Arguments(
             claim.task, self.run.paths.root, claim.attempt, failure, staying.INPUT_SECONDS, stays=True

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.run.directory import Run
+from pipeline.run.durable import make_folder
 from pipeline.workers.outside import Queue
 from pipeline.workers.staying import ASK_SECONDS, QUEUE_SECONDS
 from stages.noticing import Notices
@@ -119,13 +120,13 @@ class Output:
     def __init__(self) -> None:
         self._own: tuple[int, int] | None = None
 
-    def turn_to(self, log: Path) -> None:
+    def turn_to(self, log: Path, run_dir: Path) -> None:
         """Append to a log. On a disk that is full output goes on where it went."""
         flush_output()
         if self._own is None:
             self._own = os.dup(1), os.dup(2)
         with contextlib.suppress(OSError):
-            log.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(log.parent, run_dir)
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)

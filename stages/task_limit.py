@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.run.durable import link_once
+from pipeline.run.durable import link_once, make_folder
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.workers import estimates, staying
@@ -68,7 +68,7 @@ class TaskLimit:
         told = {"kind": FailureKind.TIMEOUT, "message": f"it took more than {limit:g} s", "suspect": None}
         path = self.paths.task(claim.task).failure(claim.number)
         with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent, self.paths.root)
             link_once(path, json.dumps(told) + "\n")
         self.pulse.say(doing=Doing.LEAVING, reason=Reason.FAILED)
         self.outside.failed(False)

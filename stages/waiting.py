@@ -126,7 +126,7 @@ class Waiting:
         for folder in awaited:
             with contextlib.suppress(OSError):  # of a full disk, say: then looking takes longer
                 if not is_there(folder):
-                    make_folder(folder)
+                    make_folder(folder, self.run.paths.root)
 
     def _watch(self, awaited: _Awaited) -> bool:
         """Have the system tell of what is new where something is awaited. Returns whether it does."""

@@ -48,7 +48,9 @@ class RowWriter:
         Args:
             compared: how many of the newest lines to compare with what was published; each costs a read.
         """
-        make_folder(paths.rows)  # lists the run's folder: what another machine replaced in it is known then
+        make_folder(
+            paths.rows, paths.root
+        )  # lists the run's folder: what another machine replaced in it is known then
         folder = persistently(paths.rows, lambda: os.open(paths.rows, os.O_RDONLY))
         book = RowWriter(paths, [], first, folder, _open_file(paths), 0)
         with naming(paths.metrics):

@@ -39,5 +39,5 @@ def read_accounting(paths: RunPaths, invocation: int) -> Accounting:
 
 
 def note_accounting(paths: RunPaths, known: Accounting) -> None:
-    make_folder(paths.slurm)
+    make_folder(paths.slurm, paths.root)
     replace_durably(paths.slurm / "accounting.json", sealed(plain(known)))

@@ -22,7 +22,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.records import Committed
 from pipeline.run.tasks import Task, task_key
 from slurm.sealing import from_json
-from slurm.sharedfiles import is_there, read_newest
+from slurm.sharedfiles import is_there, make_folder, read_newest
 
 SCHEMA = "numbers/1"
 _MOST_NAMED = 4
@@ -41,7 +41,7 @@ class Measured:
 
 def write_outcome(paths: RunPaths, path: Path, outcome: Measured) -> FileEntry:
     """Write what a commit holds, durably."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, paths.root)
     replace_durably(path, json.dumps(asdict(outcome)) + "\n")
     return hash_file(paths, path)
 

@@ -93,7 +93,7 @@ def ask_for_pass(paths: RunPaths, at_once: bool = False) -> bool:
     """
     if is_there(_wish(paths)) and (not at_once or _is_urgent(paths)):
         return False
-    make_folder(_folder(paths))
+    make_folder(_folder(paths), paths.root)
     replace_durably(_wish(paths), f"{_NOW} {time.time()}\n" if at_once else f"{time.time()}\n")
     return True
 
@@ -104,7 +104,7 @@ def ask_for_pass_later(paths: RunPaths, seconds: float) -> None:
     now = time.time()
     if now < (_later_at(paths) or 0.0) <= now + seconds:
         return
-    make_folder(_folder(paths))
+    make_folder(_folder(paths), paths.root)
     replace_durably(_later(paths), f"{now + seconds}\n")
 
 
@@ -179,6 +179,7 @@ def take_turns(paths: RunPaths, make_pass: Callable[[], object], orders: int) ->
     Raises:
         LeaseLost: another process took over.
     """
+    make_folder(_folder(paths), paths.root)
     with contextlib.suppress(LeaseHeld), hold(_folder(paths)) as lease:
         idle_since, is_last = time.monotonic(), False
         while time.monotonic() - idle_since < _IDLE_SECONDS:
@@ -361,7 +362,7 @@ def start_pass(paths: RunPaths) -> subprocess.Popen[bytes] | None:
             print(f"no pass was asked for: {said}", flush=True)
         return None
     log = passes_log(paths)
-    make_folder(log.parent)
+    make_folder(log.parent, paths.root)
     command = [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
     command += ["-m", "pipeline", "advance", str(paths.root), "--asked"]
     with log.open("ab") as output:

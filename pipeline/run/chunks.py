@@ -21,7 +21,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
 from pipeline.run.shards import MAGIC_BYTES, HashingFile, removed_on_error
 from pipeline.run.wide import take
-from slurm.sharedfiles import NotAFile, opened_file, persistently
+from slurm.sharedfiles import NotAFile, make_folder, opened_file, persistently
 
 LISTING = "chunks"
 """Part of the name of the JSON file that lists the chunks of a commit's main Arrow file."""
@@ -64,7 +64,7 @@ def write_in_chunks(
     paths: RunPaths, path: Path, table: pa.Table, rows: int = _ROWS
 ) -> tuple[FileEntry, list[Chunk]]:
     """Write ``table`` as :func:`pipeline.run.shards.write_shard`, in chunks of at most ``rows``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, paths.root)
     sink, chunks = _FileInChunks(path), []
     with removed_on_error(sink):
         with pa.ipc.new_file(pa.PythonFile(sink, mode="w"), table.schema) as writer:

@@ -347,7 +347,7 @@ def opened_history(paths: RunPaths, task: Task) -> Iterator[int]:
     folder away, and what the attempt commits later goes with it.
     """
     folder = paths.task(task).folder
-    make_folder(folder)  # not one that was moved away and that the client remembers
+    make_folder(folder, paths.root)  # not one that was moved away and that the client remembers
     with opened_folder(folder) as descriptor:
         yield descriptor
 

@@ -13,7 +13,7 @@ from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
 from slurm.errors import UserError
 from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import read_newest
+from slurm.sharedfiles import make_folder, read_newest
 
 
 class SpoiltControl(UserError, ValueError):
@@ -92,7 +92,7 @@ def _read(path: Path) -> Control | str | None:
 
 
 def write_control(paths: RunPaths, control: Control) -> None:
-    paths.control.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(paths.control.parent, paths.root)
     for path in _controls(paths):
         replace_durably(path, sealed(plain(control)))
 

@@ -60,7 +60,7 @@ def note_endings(paths: RunPaths, endings: Mapping[str, ClaimEnding]) -> None:
     """Add ends of attempts, given by attempt id, to what is known of their iterations."""
     for iteration, added in _by_iteration(endings):
         path = _file(paths, iteration)
-        make_folder(path.parent)
+        make_folder(path.parent, paths.root)
         replace_durably(path, sealed(plain(_Endings({**_read(path).attempts, **added}))))
 
 

@@ -160,7 +160,7 @@ def _acquire_by(folder: Path, patience: float, note: Callable[[str], None]) -> L
 
 def acquire(folder: Path) -> Lease:
     """Take the lease. Raises LeaseHeld."""
-    make_folder(folder)
+    make_folder(folder, folder.parent)
     newest = _newest(folder)
     if newest is not None and (why := _held_because(newest)):
         raise LeaseHeld(why)

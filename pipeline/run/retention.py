@@ -93,7 +93,7 @@ def _mark(paths: RunPaths, task: Task, folders: Sequence[str]) -> bool:
     if known.issuperset(folders):
         return False
     text = json.dumps({"folders": sorted(known.union(folders))}) + "\n"
-    make_folder(paths.task(task).folder)
+    make_folder(paths.task(task).folder, paths.root)
     replace_durably(paths.task(task).thinned, text)
     return True
 

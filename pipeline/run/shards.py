@@ -24,7 +24,7 @@ from pipeline.run.commits import FileEntry, Record, check_digest, read_output
 from pipeline.run.durable import naming
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import check_schema
-from slurm.sharedfiles import NotAFile, opened_file, persistently
+from slurm.sharedfiles import NotAFile, make_folder, opened_file, persistently
 
 _BATCH_BYTES = 4 << 20
 """Bytes of a record batch, roughly: so many that their number costs little, and so few that a reader may
@@ -109,7 +109,7 @@ def removed_on_error(sink: HashingFile) -> Iterator[None]:
 
 def write_shard(paths: RunPaths, path: Path, table: pa.Table) -> FileEntry:
     """Write ``table`` durably under an attempt's own name. The folder is made when it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, paths.root)
     rows_per_batch = max(1, table.num_rows * _BATCH_BYTES // max(1, table.nbytes))
     sink = HashingFile(path)
     with removed_on_error(sink):

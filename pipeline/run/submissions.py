@@ -178,7 +178,7 @@ class Ledger:
     def begin(self, submission: Submission) -> bool:
         """Write what is about to be submitted, by hard link. False when another driver took the number."""
         path = self.file(submission)
-        make_folder(path.parent)
+        make_folder(path.parent, self.paths.root)
         content = plain(submission)
         del content["state"]
         # Clocks may agree to the last digit, and who won is told by content: see durable.py.
@@ -308,7 +308,7 @@ def read_limits_of(paths: RunPaths) -> ClusterLimits:
         if kept["call"] == invocation:
             return converted(ClusterLimits, kept["limits"])
     limits = read_limits()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, paths.root)
     replace_durably(path, sealed({"call": invocation, "limits": asdict(limits)}))
     return limits
 

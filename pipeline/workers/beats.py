@@ -110,7 +110,7 @@ def write_beat(paths: RunPaths, beat: Beat) -> None:
     path = file_of(paths, beat.worker)
     private = path.with_name(f".{path.name}.{os.getpid()}")
     if not path.parent.is_dir():
-        make_folder(path.parent)
+        make_folder(path.parent, paths.root)
     write_plainly(private, sealed(plain(beat)).encode())
     private.replace(path)
 

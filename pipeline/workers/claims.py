@@ -90,7 +90,7 @@ def _name(task: Task, number: int) -> str:
 def take(paths: RunPaths, claim: Claim) -> bool:
     """Write a claim. False where its number is taken."""
     path = file_of(paths, claim.task, claim.number)
-    make_folder(path.parent)
+    make_folder(path.parent, paths.root)
     content = _Content(**{**vars(claim), "task": task_key(claim.task)})
     return link_once(path, sealed(plain(content)))
 

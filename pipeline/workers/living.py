@@ -56,7 +56,7 @@ class Crew:
 
 def mark_gone(paths: RunPaths, worker: str) -> None:
     """Say that a worker is gone, as Slurm knows: others need not wait until its beats are too old."""
-    make_folder(folder_of(paths))
+    make_folder(folder_of(paths), paths.root)
     link_once(folder_of(paths) / f"{worker}{GONE}", "")
 
 

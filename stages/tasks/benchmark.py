@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.config.evaluate import COMMAND_PREFIX, filled_in
 from pipeline.run.benchmarks import SCHEMA, Measured, write_outcome
 from pipeline.run.directory import load_run
+from pipeline.run.durable import make_folder
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result
@@ -30,7 +31,7 @@ def run(task: Task, context: Context) -> Result:
     version, given = task.iteration, context.config.evaluate
     assert given.command is not None
     written = context.files.data(context.attempt, "written", "json")
-    written.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(written.parent, context.paths.root)
     with whole_policy(context, version) as policy:
         values = {"policy": str(policy), "output": str(written), "iteration": str(version)}
         words = filled_in(given.command, values | {"seed": str(context.config.seed)})

@@ -23,7 +23,7 @@ from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, Sample, check_rules, check_scheduler, open_rules
 from pipeline.run.chunks import LISTING, listing, write_in_chunks
 from pipeline.run.commits import FileEntry, file_state, hash_file
-from pipeline.run.durable import replace_durably
+from pipeline.run.durable import make_folder, replace_durably
 from pipeline.run.schemas import HELDOUT_SET, PROMPT_TOOLS, PROMPTS, conform, extra_columns, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Task
@@ -40,7 +40,7 @@ def run(task: Task, context: Context) -> Result:
     try_models(config)
     check_lora(config)
     rejected = context.files.data(context.attempt, "rejected", "jsonl")
-    rejected.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(rejected.parent, context.paths.root)
     with open_rules(config) as rules:
         files = checked_files(context, rules, rejected)
         prompts, *sets = map(prompt_table, files)

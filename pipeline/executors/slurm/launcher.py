@@ -23,6 +23,7 @@ from pipeline.run.failures import Failure
 from pipeline.run.submissions import chunk_size_for, job_kind_of
 from pipeline.run.tasks import Task
 from slurm.limits import ClusterLimits
+from slurm.sharedfiles import make_folder
 from slurm.submission import QueueFull, Refused, cancel
 
 _KEPT_FOR_DRIVERS = 4
@@ -112,7 +113,7 @@ class Launcher:
         first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
         number = self.table.ledger.next_number(first.iteration, first.job_kind)
         # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
-        run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
+        make_folder(run.paths.task(first).folder, run.paths.root)
         for new in stage_submissions(run, self.table.seen.control.invocation, number, fitting, size):
             wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
             ended = ended_before(run.plan, first, elements)
@@ -127,7 +128,7 @@ class Launcher:
             return 0
         run, first = self.submitter.run, tasks[0]
         number = self.table.ledger.next_number(first.iteration, first.job_kind)
-        run.paths.task(first).folder.mkdir(parents=True, exist_ok=True)
+        make_folder(run.paths.task(first).folder, run.paths.root)
         size, invocation = chunk_size_for(self.limits.max_array_size), self.table.seen.control.invocation
         begin = 0.0 if order.begin is None else order.begin - now
         for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin, known):

@@ -63,7 +63,7 @@ def nodes_of(paths: RunPaths, needs: Iterable[Need], now: float, own: Iterable[E
         known = replace(known, asked=now - KEPT_SECONDS + _AGAIN_SECONDS)
     path = _file(paths)
     with contextlib.suppress(OSError):  # asked again by the next pass
-        make_folder(path.parent)
+        make_folder(path.parent, paths.root)
         replace_durably(path, sealed(plain(known)))
     return _at_hand(known, now)
 

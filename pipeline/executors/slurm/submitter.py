@@ -13,7 +13,7 @@ from pipeline.run.directory import Run, make_slurm_log
 from pipeline.run.lease import LeaseLost
 from pipeline.run.submissions import Ledger, State, Submission, note_submitted
 from slurm.commands import SlurmTimeout
-from slurm.sharedfiles import is_there
+from slurm.sharedfiles import is_there, make_folder
 from slurm.submission import QueueFull, Refused, Unclear, render, submit_once
 
 
@@ -74,7 +74,7 @@ class Submitter:
 
     def _make_logs(self, submission: Submission) -> None:
         """Make the folder of its log, and the file that Slurm opens where an earlier version made the run."""
-        log_folder(self.run, submission).mkdir(parents=True, exist_ok=True)
+        make_folder(log_folder(self.run, submission), self.run.paths.root)
         if not is_there(self.run.paths.slurm_log):
             make_slurm_log(self.run.paths)
 

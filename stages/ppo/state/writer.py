@@ -10,6 +10,7 @@ import torch
 
 from pipeline.memory import free_bytes
 from pipeline.run.commits import FileEntry
+from pipeline.run.durable import make_folder
 from stages import ranks
 from stages.context import Context
 from stages.models import device
@@ -102,7 +103,7 @@ class LearnerState:
 
     def _write_slices(self) -> list[File]:
         """Write this rank's part of every trainer."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder, self._context.paths.root)
         return [
             file
             for part in self._parts
