@@ -97,6 +97,11 @@ def is_there(path: Path) -> bool:
         return path.exists()
 
 
+def is_special(path: Path) -> bool:
+    """Whether a pipe, a socket or a device lies there, which who opens it may wait for without end."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
 def read_shared(path: Path) -> bytes:
     """Read a file that others make, and do not change.
 
