@@ -165,7 +165,8 @@ def status(
 def watch(
     run_dir: RunDir,
     interval: Annotated[
-        float, typer.Option("--interval", min=1, help="Seconds between two questions to Slurm.")
+        float,
+        typer.Option("--interval", min=1, max=86_400, help="Seconds between two questions to Slurm."),
     ] = 5.0,
 ) -> None:
     """Look at a run while it goes on, until it has ended or you press q. Exit codes as of status."""
@@ -355,7 +356,9 @@ def sync(
     anew: Annotated[
         bool, typer.Option("--anew", help="Send every row to a new W&B run, as rows cannot be taken back.")
     ] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds after which to give up.")] = 600,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, max=604_800, help="Seconds after which to give up.")
+    ] = 600,
 ) -> None:
     """Bring W&B to exactly one row per iteration, after a crash, an outage or days offline."""
     from pipeline.tracking.sync import sync as bring_up_to_date

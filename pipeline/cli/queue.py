@@ -105,8 +105,7 @@ def driver_job(root: Path) -> int:
     """
     job = os.environ.get("SLURM_JOB_ID", "")  # none where a person types the command
     stream = log_output() if job else sys.stderr
-    run = load_run(root)
-    slurm_settings(run)  # a run of this machine has no driver jobs
+    run = _run_on_slurm(root)
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
         # Who shares answers rests before it asks, where much was asked; but people wait for the last pass.
@@ -127,6 +126,13 @@ def driver_job(root: Path) -> int:
     return 0
 
 
+def _run_on_slurm(root: Path) -> Run:
+    """Return the run. Raises RunError also for one of this machine, which has no driver jobs."""
+    run = load_run(root)
+    slurm_settings(run)
+    return run
+
+
 def _say_outcome(run: Run, done: Pass, watcher: Lines) -> int:
     """Say in a pass's log how the run has ended. Returns the exit code."""
     if done.outcome is Outcome.FAILED:
@@ -141,7 +147,11 @@ def asked_passes(root: Path) -> int:
 
     Whose pass fails is not requeued: that would be the worker. The wish is left, but where Slurm has refused
     a job, and there are watchdogs.
+
+    Raises:
+        RunError: there is no run on Slurm.
     """
+    paths = _run_on_slurm(root).paths
 
     def make() -> None:
         run = load_run(root)  # settings may have changed since the last
@@ -155,7 +165,7 @@ def asked_passes(root: Path) -> int:
                 _say_outcome(run, done, watcher)
 
     try:
-        take_turns(load_run(root).paths, make, sys.stdin.fileno())
+        take_turns(paths, make, sys.stdin.fileno())
     except LeaseLost:
         return 0  # another driver is at it
     except Exception:  # printed, and the wish is left: the worker must not end by this

@@ -110,7 +110,7 @@ class Typist:
     """Names of the runs."""
     chance: random.Random = field(default_factory=random.Random)
     fixed: Mapping[str, Callable[[], str]] = field(default_factory=dict)
-    """By metavar or option, what makes the value, where any other would lead too far."""
+    """By metavar, what makes the value, which is always given: any other, or none, would lead too far."""
 
     def line(self, command: Command) -> list[str]:
         """Words of a command line, without the program's name."""
@@ -122,9 +122,8 @@ class Typist:
         return [word.replace("\x00", "") for word in words]  # no program can be given one
 
     def _words_of(self, parameter: Parameter) -> list[str]:
-        if parameter.options and not self._happens(0.3):
-            return []
-        if not parameter.options and not self._happens(0.97 if parameter.is_required else 0.8):
+        share = 0.3 if parameter.options else 0.97 if parameter.is_required else 0.8
+        if not (self._is_fixed(parameter) or self._happens(share)):
             return []
         if parameter.kind is bool:
             return [self.chance.choice(parameter.options)]
@@ -136,10 +135,12 @@ class Typist:
             return values
         return [word for value in values for word in (parameter.options[0], value)]
 
+    def _is_fixed(self, parameter: Parameter) -> bool:
+        return parameter.metavar in self.fixed
+
     def _value(self, parameter: Parameter) -> str:
-        for name in (*parameter.options, parameter.metavar):
-            if name in self.fixed:
-                return self.fixed[name]()
+        if self._is_fixed(parameter):
+            return self.fixed[parameter.metavar]()
         if "@ITERATION" in parameter.metavar:
             is_point = parameter.metavar.strip("[").startswith("STAGE")
             return (self.chance.choice(POINTS) if is_point else self.place(0.8)) + self.chance.choice(ITERATIONS)
