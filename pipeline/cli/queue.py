@@ -20,7 +20,7 @@ from pipeline.run import journal
 from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
-from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
+from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
 from pipeline.status.progress import Bars, Lines, watcher_for
@@ -74,17 +74,24 @@ def cancel_run(run: Run) -> str:
 
     if not run.config.slurm:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
+    # Until a spoilt lease is free takes minutes, in which jobs would go on.
+    count = _end_jobs(run) if is_spoilt(run.paths.locks) else 0
     with patient_hold(run):
         has_ended = is_complete(run)
-        will_change("the queue")
-        write_control(run.paths, replace(read_control(run.paths), cancelled=True))
-        count = cancel_all(run)  # under the lease: else the jobs of who submits again just now go too
+        count = max(count, _end_jobs(run))  # under the lease: else the jobs of who submits just now go too
     journal.event(run.paths.events, "cancelled", arrays=count)
     if has_ended:
         left = f"cancelled {count} jobs that were left" if count else "there is nothing to cancel"
         report = f"slurm-ppo report {shlex.quote(str(run.paths.root))}"
         return f"the run is complete; {left}; its results: {report}"
     return f"cancelled {count} jobs; nothing that was committed is lost; to continue: {resume_command(run)}"
+
+
+def _end_jobs(run: Run) -> int:
+    """Let no driver go on, and cancel every job of the run. Returns how many arrays that were."""
+    will_change("the queue")
+    write_control(run.paths, replace(read_control(run.paths), cancelled=True))
+    return cancel_all(run)
 
 
 def clear_queue(run: Run) -> None:

@@ -196,6 +196,19 @@ def holder_of(folder: Path) -> str | None:
     return _held_because(newest) if newest else None
 
 
+def is_spoilt(folder: Path) -> bool:
+    """Whether the newest lease cannot be read, so that who holds it is not known."""
+    newest = _newest(folder)
+    try:
+        if newest is not None:
+            _holder(read_newest(newest))
+    except FileNotFoundError:  # released and pruned since it was listed
+        return False
+    except ValueError:
+        return True
+    return False
+
+
 def _held_because(path: Path) -> str | None:
     """Return why the lease at ``path`` is still held, in words, or None when it is free."""
     try:
