@@ -12,13 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.orchestrate.rewind import Point, take_back
-from pipeline.run.directory import load_run
-from pipeline.run.lease import hold
-from pipeline.run.tasks import Stage
 from tests.support import tiny
 from tests.support.chats import ROUNDS
-from tests.support.every_state import entries, things_that_are_no_runs
+from tests.support.every_state import entries, stopped_copy, things_that_are_no_runs
 from tests.support.planting import Planter, make_outside
 from tests.support.processes import make_run
 from tests.support.typed import SETTINGS, Typist, all_commands, chance_of
@@ -38,11 +34,8 @@ NUMBERS = range(20 if ROUNDS == 1 else 25 * ROUNDS)
 def runs(complete_run, inputs, tmp_path_factory) -> Path:
     """A folder with one that is complete, one that was stopped, and one that has not begun."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("complete", "stopped"):
-        shutil.copytree(complete_run, folder / name, symlinks=True)
-    stopped = load_run(folder / "stopped")
-    with hold(stopped.paths.locks):
-        take_back(stopped, Point(Stage.UPDATE, 2))
+    shutil.copytree(complete_run, folder / "complete", symlinks=True)
+    stopped_copy(complete_run, folder / "stopped")
     make_run(inputs, folder / "fresh")
     return folder
 

@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.orchestrate.rewind import Point, take_back
 from pipeline.run.control import Control, write_control
+from pipeline.run.directory import load_run
+from pipeline.run.lease import hold
+from pipeline.run.tasks import Stage
 from tests.support import light_training, tiny
 from tests.support.damage import cut, flip_bit
 from tests.support.killing import hooked, wait_for
@@ -98,6 +102,15 @@ class Scene:
             clear(self.folder / name)
             if os.path.lexists(self.templates / name):
                 copy(self.templates / name, self.folder / name)
+
+
+def stopped_copy(complete_run: Path, target: Path) -> Path:
+    """A copy of a complete run of two iterations that went back to its last update, and waits for a resume."""
+    shutil.copytree(complete_run, target, symlinks=True)
+    run = load_run(target)
+    with hold(run.paths.locks):
+        take_back(run, Point(Stage.UPDATE, 2))
+    return target
 
 
 def clear(path: Path) -> None:
