@@ -1,7 +1,7 @@
 """Whatever is typed at a run in whatever state: a command that refuses has changed nothing.
 
 Command lines are made by chance, of every command there is. With SOAK_ROUNDS=20, as `make soak` has it, a
-thousand are tried instead of fifty.
+thousand are tried instead of one of each command.
 """
 
 import shlex
@@ -24,7 +24,7 @@ def typed(number: int) -> list[str]:
     """The line of a number. Nobody waits for a run that is at work to end."""
     command, chance = COMMANDS[number % len(COMMANDS)], chance_of(f"refusal {number}")
     fixed = {"DIR": lambda: chance.choice(NO_PLACE_FOR_A_CLUSTER)} if "devcluster" in command.words else {}
-    typist = Typist(STATES, chance, fixed)
+    typist = Typist(STATES, 0.7, chance, fixed)
     line = typist.line(command)
     while follows(command, line) and RUNNING in line:
         line = typist.line(command)
@@ -35,7 +35,7 @@ def follows(command: Command, line: list[str]) -> bool:
     return command.words == ("watch",) or "--follow" in line
 
 
-LINES = [typed(number) for number in range(max(2 * len(COMMANDS), 50 * ROUNDS if ROUNDS > 1 else 0))]
+LINES = [typed(number) for number in range(len(COMMANDS) if ROUNDS == 1 else 50 * ROUNDS)]
 
 
 @pytest.fixture(scope="module")

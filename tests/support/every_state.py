@@ -59,6 +59,15 @@ def _entries(folder: Path, above: str) -> Iterator[tuple[str, Entry]]:
             yield from _entries(Path(one.path), f"{name}/")
 
 
+Changes = dict[str, tuple[Entry | None, Entry | None]]
+
+
+def differences(before: Mapping[str, Entry], now: Mapping[str, Entry]) -> Changes:
+    """By name, what lies there otherwise: before and after."""
+    both = {name: (before.get(name), now.get(name)) for name in sorted({*before, *now})}
+    return {name: (was, is_now) for name, (was, is_now) in both.items() if was != is_now}
+
+
 def processes_of(folder: Path) -> dict[int, str]:
     """By number, when each process was started whose command line names the folder, zombies left out."""
     found = {}
@@ -90,11 +99,9 @@ class Scene:
     def look(self) -> None:
         self.before = entries(self.folder)
 
-    def changes(self) -> dict[str, tuple[Entry | None, Entry | None]]:
+    def changes(self) -> Changes:
         """What lies there otherwise than at the last look: before and after."""
-        now = entries(self.folder)
-        both = {name: (self.before.get(name), now.get(name)) for name in sorted({*self.before, *now})}
-        return {name: (was, is_now) for name, (was, is_now) in both.items() if was != is_now}
+        return differences(self.before, entries(self.folder))
 
     def tidy(self) -> None:
         """Put back what a command has rightly changed."""

@@ -76,6 +76,9 @@ def _value_type(annotation: Any) -> tuple[type, bool]:
 
 # --- values ---
 
+RIGHT_NUMBERS = ("1", "2", "3")
+RIGHT_ITERATIONS = ("", "@1", "@2")
+RIGHT_POINTS = ("rollout", "reward", "update", "evaluate")
 NUMBERS = ("0", "1", "2", "3", "-1", "99", "1e3", "nan", "x", "", "1.5", "9" * 30)
 ITERATIONS = ("", "", "@1", "@2", "@3", "@0", "@-1", "@99", "@x", "@", "@best", "@1@2", f"@{'9' * 400}")
 POINTS = (
@@ -87,6 +90,7 @@ ODD_PLACES = (
     *("file/below", "complet", "complete/", "complete/run.json", "complete/iterations", "pipe", "looped"),
     *("x" * 300, "a/" * 2500, "two\nlines", "\x1b[31mred", "a b", "-x", "--", "*", "${x}", "na\udcffme"),
 )
+NEW_PLACES = ("new", "new.html", "folder/new")
 KEYS = (
     *("seed", "iterations", "name", "run_dir", "model.policy", "data.prompts", "update.learning_rate"),
     *("rollout.num_shards", "rollout.max_new_tokens", "scheduler", "scheduler.slots", "algorithm", "reward"),
@@ -108,6 +112,8 @@ class Typist:
 
     runs: Sequence[str]
     """Names of the runs."""
+    care: float = 0.5
+    """Share of words that are right, as far as words can be by themselves."""
     chance: random.Random = field(default_factory=random.Random)
     fixed: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     """By metavar, what makes the value, which is always given: any other, or none, would lead too far."""
@@ -117,7 +123,7 @@ class Typist:
         words = list(command.words)
         for parameter in command.parameters:
             words += self._words_of(parameter)
-        if self._happens(0.03):
+        if self._happens(0.1 * (1 - self.care)):
             words.insert(self.chance.randrange(len(words) + 1), self.chance.choice(("--", "--nothing", "-h")))
         return [word.replace("\x00", "") for word in words]  # no program can be given one
 
@@ -143,25 +149,29 @@ class Typist:
             return self.fixed[parameter.metavar]()
         if "@ITERATION" in parameter.metavar:
             is_point = parameter.metavar.strip("[").startswith("STAGE")
-            return (self.chance.choice(POINTS) if is_point else self.place(0.8)) + self.chance.choice(ITERATIONS)
+            first = self._one_of(RIGHT_POINTS, POINTS) if is_point else self.place()
+            return first + self._one_of(RIGHT_ITERATIONS, ITERATIONS)
         if parameter.kind is Path:
-            return self.place(0.8 if parameter.is_run else 0.5)
-        return self.chance.choice(NUMBERS if parameter.kind in (int, float) else TEXTS)
+            return self.place() if parameter.is_run else self._one_of(NEW_PLACES, (*self.runs, *ODD_PLACES))
+        return self._one_of(RIGHT_NUMBERS, NUMBERS) if parameter.kind in (int, float) else self._one_of((), TEXTS)
 
-    def place(self, share_of_runs: float) -> str:
-        return self.chance.choice(self.runs if self._happens(share_of_runs) else ODD_PLACES)
+    def place(self) -> str:
+        return self._one_of(self.runs, ODD_PLACES)
+
+    def _one_of(self, right: Sequence[str], wrong: Sequence[str]) -> str:
+        return self.chance.choice(right if right and self._happens(self.care) else wrong)
 
     def _settings(self) -> list[str]:
         """Settings, most often with something wrong; or a run; or both."""
         if self._happens(0.35):
-            return [self.place(0.8)]
-        words = [SETTINGS] if self._happens(0.8) else []
+            return [self.place()]
+        words = [SETTINGS] if self._happens(0.9) else []
         words += [self._setting() for _ in range(self.chance.choice((1, 1, 2, 3)))]
-        return words + ([self.place(0.8)] if self._happens(0.1) else [])
+        return words + ([self.place()] if self._happens(0.1) else [])
 
     def _setting(self) -> str:
         if self._happens(0.2):
-            return f"run_dir={self.place(0.6)}"
+            return f"run_dir={self.place()}"
         return f"{self.chance.choice(KEYS)}={self.chance.choice(VALUES)}"
 
     def _happens(self, share: float) -> bool:
