@@ -36,6 +36,8 @@ def check_holds_no_links(paths: RunPaths, first: int) -> None:
 def _links(paths: RunPaths, first: int) -> Iterator[Path]:
     """Yield links in the place of the run's own files and folders."""
     yield from (path for path in _links_in(paths.root) if path.name in OWN_NAMES)
+    for folder in (paths.data, paths.rows):
+        yield from _links_at(folder)
     for folder in (paths.iterations, paths.log_root, paths.slurm):
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
             number = re.match("[0-9]+", path.name)

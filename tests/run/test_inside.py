@@ -70,7 +70,11 @@ def test_a_link_on_the_way_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["superseded", "iterations/00002", "iterations/00001/update", "logs/00002-update", "metrics.jsonl"]
+    "name",
+    [
+        *("superseded", "iterations/00002", "iterations/00001/update", "logs/00002-update", "metrics.jsonl"),
+        "data/prompts.json",
+    ],
 )
 def test_a_run_with_a_link_where_it_writes_neither_goes_back_nor_on(copied_run, tmp_path, slurm_ppo, name):
     """Refused before anything is moved, not in the middle of it."""
