@@ -50,7 +50,6 @@ def test_what_refuses_has_changed_nothing(line, scene, slurm_ppo):
     scene.look()
     processes = processes_of(scene.folder)
     done = answer(slurm_ppo, scene, line)
-    if done.returncode == 2 and scene.changes(): open("/tmp/h6.log", "a").write(f"CHANGED {ascii(line)} {scene.changes()}\n")  # DEBUG
     if done.returncode == 2:
         assert scene.changes() == {}, done.stderr
         assert processes_of(scene.folder) == processes
@@ -60,7 +59,6 @@ def test_what_refuses_has_changed_nothing(line, scene, slurm_ppo):
 def answer(slurm_ppo, scene: Scene, line: list[str]) -> subprocess.CompletedProcess[str]:
     seconds = 120 if line[0] in WORKING else 30
     done = slurm_ppo(*scene.words(line), env=scene.environment, cwd=scene.folder, timeout=seconds)
-    open("/tmp/h6.log", "a").write(f"{done.returncode} {ascii(shlex.join(line))[:150]} | {ascii(done.stderr[-200:])}\n")  # DEBUG
     assert "Traceback" not in done.stdout + done.stderr
     assert done.returncode in (0, 1, 2, 3), done.stderr
     return done

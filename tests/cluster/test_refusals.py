@@ -1,4 +1,4 @@
-"""A command that refuses leaves a run that is at work on Slurm as it is: its queue, its processes, its files."""
+"""A command that refuses leaves a run at work on Slurm as it is: its queue, its processes, its files."""
 
 import shlex
 import time

@@ -49,7 +49,9 @@ def test_nothing_that_is_planted_or_typed_costs_a_traceback_a_wait_or_anything_o
     here = tmp_path / "here"
     here.mkdir()
     things_that_are_no_runs(here)
-    run = Path(shutil.copytree(runs / chance.choice(("complete", "stopped", "fresh")), here / "run", symlinks=True))
+    run = Path(
+        shutil.copytree(runs / chance.choice(("complete", "stopped", "fresh")), here / "run", symlinks=True)
+    )
     planter = Planter(run, make_outside(tmp_path / "outside"), chance)
     for _ in range(chance.choice((1, 1, 2, 3))):
         planter.plant()
@@ -59,7 +61,7 @@ def test_nothing_that_is_planted_or_typed_costs_a_traceback_a_wait_or_anything_o
     for commands in (often, COMMANDS):
         line = Typist(("run",), 0.9, chance).line(chance.choice(commands))
         words = [word for typed in line for word in (settings if typed == SETTINGS else [typed])]
-        told = f"{planter.told}: {ascii(shlex.join(line))}"
+        told = f"{planter.told}: {shlex.join(line)!a}"
         done = answer(slurm_ppo, words, told, env=environment | {"HOME": str(here / "home")}, cwd=here)
         assert done.returncode in (0, 1, 2, 3), (told, done.stderr)
         assert "Traceback" not in done.stdout + done.stderr, (told, done.stdout, done.stderr)

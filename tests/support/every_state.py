@@ -53,7 +53,7 @@ def _entries(folder: Path, above: str) -> Iterator[tuple[str, Entry]]:
         state = one.stat(follow_symlinks=False)
         leases_below = is_folder and os.path.lexists(f"{one.path}/run.json")
         written = 0 if leases_below else state.st_mtime_ns
-        target = os.readlink(one.path) if one.is_symlink() else ""
+        target = str(Path(one.path).readlink()) if one.is_symlink() else ""
         yield name, Entry(state.st_mode, 0 if is_folder else state.st_size, written, target)
         if is_folder:
             yield from _entries(Path(one.path), f"{name}/")
@@ -112,7 +112,7 @@ class Scene:
 
 
 def stopped_copy(complete_run: Path, target: Path) -> Path:
-    """A copy of a complete run of two iterations that went back to its last update, and waits for a resume."""
+    """A copy of a complete run of two iterations that went back to its last update."""
     shutil.copytree(complete_run, target, symlinks=True)
     run = load_run(target)
     with hold(run.paths.locks):

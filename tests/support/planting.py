@@ -17,7 +17,12 @@ ODD_NAMES = (
 )
 """Names that no run has, and names that it has or may get elsewhere."""
 NEXT = (
-    *("iterations/00003", "iterations/00002/reward", "iterations/00002/update/shard-00000.json", "superseded"),
+    *(
+        "iterations/00003",
+        "iterations/00002/reward",
+        "iterations/00002/update/shard-00000.json",
+        "superseded",
+    ),
     *("logs/00002-update", "logs/00002-reward/attempt-1", "logs/00002-update/attempt-1/shard-00000.log"),
     *("policy/00002", "policy/best", "policy/00002.1-0123abcd", "state/00002", "rows/00002.json", "rows/x"),
     *("metrics.jsonl", "events.jsonl", "spans.jsonl", "evaluations.jsonl", "report.html", "best.json"),
@@ -41,7 +46,7 @@ class Planter:
         """One thing: beside others, where the run will make something, or in the place of something."""
         place = self.chance.choice((self._beside, self._where_it_goes_on, self._instead))()
         kind = self.chance.choice(tuple(KINDS))
-        self.told.append(f"{ascii(os.fsdecode(place.relative_to(self.run)))}: {kind}")
+        self.told.append(f"{os.fsdecode(place.relative_to(self.run))!a}: {kind}")
         KINDS[kind](self, place)
 
     def _beside(self) -> Path:

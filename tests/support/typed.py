@@ -153,13 +153,15 @@ class Typist:
             return first + self._one_of(RIGHT_ITERATIONS, ITERATIONS)
         if parameter.kind is Path:
             return self.place() if parameter.is_run else self._one_of(NEW_PLACES, (*self.runs, *ODD_PLACES))
-        return self._one_of(RIGHT_NUMBERS, NUMBERS) if parameter.kind in (int, float) else self._one_of((), TEXTS)
+        if parameter.kind in (int, float):
+            return self._one_of(RIGHT_NUMBERS, NUMBERS)
+        return self.chance.choice(TEXTS)
 
     def place(self) -> str:
         return self._one_of(self.runs, ODD_PLACES)
 
     def _one_of(self, right: Sequence[str], wrong: Sequence[str]) -> str:
-        return self.chance.choice(right if right and self._happens(self.care) else wrong)
+        return self.chance.choice(right if self._happens(self.care) else wrong)
 
     def _settings(self) -> list[str]:
         """Settings, most often with something wrong; or a run; or both."""
