@@ -69,17 +69,15 @@ def to_yaml(config: Config) -> str:
 
 
 def _check_config_dir(folder: Path) -> None:
-    """Raise ConfigError unless a folder can hold groups. One named as a plain key would make a group of that."""
+    """Raise ConfigError unless a folder can hold groups: folders in it make groups of keys of their names."""
     if not folder.is_dir():
         raise ConfigError(f"--config-dir {folder}: no such directory")
     hints = typing.get_type_hints(Config).items()
-    keys = [
-        key for key, hint in hints if not any(map(dataclasses.is_dataclass, (hint, *_alternatives(hint))))
-    ]
+    keys = [key for key, hint in hints if not (dataclasses.is_dataclass(hint) or _alternatives(hint))]
     if wrong := next((key for key in keys if (folder / key).is_dir()), None):
         raise ConfigError(
-            f"--config-dir {folder}: its folder {wrong} has the name of a key that is no group; give a folder "
-            f"of groups, such as {', '.join(known_groups(None))}"
+            f"--config-dir {folder}: its folder {wrong} has the name of a key that is no group; give "
+            f"a folder of groups, such as {', '.join(known_groups(None))}"
         )
 
 
