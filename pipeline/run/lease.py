@@ -8,6 +8,7 @@ was replaced. Who holds a lease that cannot be read is not known; whether somebo
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -159,8 +160,15 @@ def _acquire_by(folder: Path, patience: float, note: Callable[[str], None]) -> L
 
 
 def acquire(folder: Path) -> Lease:
-    """Take the lease. Raises LeaseHeld."""
+    """Take the lease.
+
+    Raises:
+        LeaseHeld: somebody has it.
+        OSError: the folder is a link, or cannot be made.
+    """
     make_folder(folder)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link; nothing outside of the run is touched", str(folder))
     newest = _newest(folder)
     if newest is not None and (why := _held_because(newest)):
         raise LeaseHeld(why)

@@ -4,6 +4,8 @@ import shlex
 import time
 from dataclasses import dataclass
 
+import pytest
+
 from tests.cluster.scenario import Hold, SlurmRun, room_on, staying
 from tests.support.every_state import Entry, differences, entries, processes_of
 from tests.support.tables import sample
@@ -57,6 +59,7 @@ def is_settled(run: SlurmRun) -> bool:
     return Standing.of(run) == before
 
 
+@pytest.mark.soak
 def test_what_refuses_leaves_queue_processes_and_files_as_they_are(cluster, make_run, tmp_path):
     root, hold = room_on(cluster, tmp_path) / "run", Hold(tmp_path / "hold")
     run = make_run(cluster, root, "iterations=1", *staying(20), hold.on("rollout"))
