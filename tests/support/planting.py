@@ -4,10 +4,13 @@ import os
 import random
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+PLANTED = time.time() - 3600
+"""An hour ago: nobody renews it, as who is at work would a lease."""
 ODD_NAMES = (
     *(b"na\xff\xfeme", b"two\nlines", b"\x1b[31mred", b" ", b"-rf", b"*", b"~", b"n" * 255, b"a:b", b"%s"),
     *(b".left.1.0123abcd", b"shard-00000.json", b"shard-99999.json", b"shard-00000.1-0123abcd.arrow"),
@@ -48,6 +51,7 @@ class Planter:
         kind = self.chance.choice(tuple(KINDS))
         self.told.append(f"{os.fsdecode(place.relative_to(self.run))!a}: {kind}")
         KINDS[kind](self, place)
+        os.utime(place, (PLANTED, PLANTED), follow_symlinks=False)
 
     def _beside(self) -> Path:
         folders = [self.run, *(path for path in self._entries() if path.is_dir() and not path.is_symlink())]
@@ -130,4 +134,6 @@ def make_outside(folder: Path) -> Path:
     for name in ("file", "folder/file", "folder/inner/shard-00000.json", "folder/.left.1.0123abcd"):
         (folder / name).write_text("precious\n")
     os.mkfifo(folder / "pipe")
+    for path in folder.rglob("*"):
+        os.utime(path, (PLANTED, PLANTED))
     return folder
