@@ -18,7 +18,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -96,6 +96,11 @@ def is_there(path: Path) -> bool:
         return path.name in names_in(path.parent)
     except PermissionError:  # a folder that may be entered but not listed
         return path.exists()
+
+
+def is_special(path: Path) -> bool:
+    """Whether a pipe, a socket or a device lies there, which who opens it may wait for without end."""
+    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def read_shared(path: Path) -> bytes:
@@ -208,20 +213,27 @@ def make_folder(path: Path, below: Path | None = None) -> None:
         FolderGone: ``below`` is not there.
         OSError: it cannot be made, or for some seconds it exists for the client and not for the server.
     """
-    above = [] if below is None else [one for one in reversed(path.parents) if one.is_relative_to(below)][1:]
+    above = (
+        [] if below is None else [f for f in (*reversed(path.parents), path) if f.is_relative_to(below)][1:]
+    )
 
     def make() -> None:
         if below is None:
             path.mkdir(parents=True, exist_ok=True)
-        for folder in (*above, path):
-            try:
-                folder.mkdir(exist_ok=True)
-            except FileNotFoundError:
-                raise FolderGone(f"{below} is not there any more: moved or removed?") from None
+        else:
+            _make_below(below, above)
         if not is_there(path):
             raise OSError(errno.ESTALE, "the folder was moved away", str(path))
 
     persistently(path, make)
+
+
+def _make_below(below: Path, folders: Sequence[Path]) -> None:
+    try:
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        raise FolderGone(f"{below} is not there any more: moved or removed?") from None
 
 
 def _list(folder: Path) -> list[str]:

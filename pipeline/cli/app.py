@@ -169,7 +169,8 @@ def status(
 def watch(
     run_dir: RunDir,
     interval: Annotated[
-        float, typer.Option("--interval", min=1, help="Seconds between two questions to Slurm.")
+        float,
+        typer.Option("--interval", min=1, max=86_400, help="Seconds between two questions to Slurm."),
     ] = 5.0,
 ) -> None:
     """Look at a run, or a sweep, until it has ended or you press q. Exit codes as of status."""
@@ -377,7 +378,9 @@ def sync(
     ] = False,
     project: Annotated[str | None, typer.Option(help="With --anew: the project of the new W&B run.")] = None,
     entity: Annotated[str | None, typer.Option(help="With --anew: its user or team.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds after which to give up.")] = 600,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, max=604_800, help="Seconds after which to give up.")
+    ] = 600,
 ) -> None:
     """Bring W&B to exactly one row per iteration, after a crash, an outage or days offline."""
     from pipeline.tracking.sync import Anew

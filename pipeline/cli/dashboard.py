@@ -27,7 +27,9 @@ def push(
     run_dir: RunDir = None,
     project: Project = None,
     entity: Entity = None,
-    timeout: Annotated[int, typer.Option("--timeout", min=1, help="Seconds for each answer.")] = 15,
+    timeout: Annotated[
+        int, typer.Option("--timeout", min=1, max=86_400, help="Seconds for each answer.")
+    ] = 15,
 ) -> None:
     """Create the workspace, or bring it up to date, and print its address. Needs an API key.
 

@@ -20,7 +20,7 @@ from pipeline.run import journal
 from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
-from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
+from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
 from pipeline.status.progress import Bars, Lines, watcher_for
@@ -74,18 +74,25 @@ def cancel_run(run: Run) -> str:
 
     if not run.config.slurm:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
+    # Until a spoilt lease is free takes minutes, in which jobs would go on.
+    count = _end_jobs(run) if is_spoilt(run.paths.locks) else 0
     with patient_hold(run):
         has_ended = is_complete(run)
-        will_change("the queue")
-        control = read_control(run.paths)
-        write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation))
-        count = cancel_all(run)  # under the lease: else the jobs of who submits again just now go too
+        count = max(count, _end_jobs(run))  # under the lease: else the jobs of who submits just now go too
     journal.event(run.paths.events, "cancelled", arrays=count)
     if has_ended:
         left = f"cancelled {count} jobs that were left" if count else "there is nothing to cancel"
         report = f"slurm-ppo report {shlex.quote(str(run.paths.root))}"
         return f"the run is complete; {left}; its results: {report}"
     return f"cancelled {count} jobs; nothing that was committed is lost; to continue: {resume_command(run)}"
+
+
+def _end_jobs(run: Run) -> int:
+    """Let no driver go on, and cancel every job of the run. Returns how many arrays that were."""
+    will_change("the queue")
+    control = read_control(run.paths)
+    write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation))
+    return cancel_all(run)
 
 
 def clear_queue(run: Run) -> None:
@@ -106,8 +113,7 @@ def driver_job(root: Path) -> int:
     """
     job = os.environ.get("SLURM_JOB_ID", "")  # none where a person types the command
     stream = log_output() if job else sys.stderr
-    run = load_run(root)
-    slurm_settings(run)  # a run of this machine has no driver jobs
+    run = _run_on_slurm(root)
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
         # Who shares answers rests before it asks, where much was asked; but people wait for the last pass.
@@ -128,6 +134,13 @@ def driver_job(root: Path) -> int:
     return 0
 
 
+def _run_on_slurm(root: Path) -> Run:
+    """Return the run. Raises RunError also for one of this machine, which has no driver jobs."""
+    run = load_run(root)
+    slurm_settings(run)
+    return run
+
+
 def _say_outcome(run: Run, done: Pass, watcher: Lines) -> int:
     """Say in a pass's log how the run has ended. Returns the exit code."""
     if done.outcome is Outcome.FAILED:
@@ -142,7 +155,11 @@ def asked_passes(root: Path) -> int:
 
     Whose pass fails is not requeued: that would be the worker. The wish is left, but where Slurm has refused
     a job, and there are watchdogs.
+
+    Raises:
+        RunError: there is no run on Slurm.
     """
+    paths = _run_on_slurm(root).paths
 
     def make() -> None:
         run = load_run(root)  # settings may have changed since the last
@@ -156,7 +173,7 @@ def asked_passes(root: Path) -> int:
                 _say_outcome(run, done, watcher)
 
     try:
-        take_turns(load_run(root).paths, make, sys.stdin.fileno())
+        take_turns(paths, make, sys.stdin.fileno())
     except LeaseLost:
         return 0  # another driver is at it
     except Exception:  # printed, and the wish is left: the worker must not end by this

@@ -18,6 +18,7 @@ from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_poi
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.control import Control, write_control
 from pipeline.run.directory import Run, claimed_run
+from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage
 from pipeline.run.records import find_frontier
@@ -60,6 +61,7 @@ def start(config: Config, watch: bool) -> int:
 
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code."""
+    check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
         print(told, file=sys.stderr)
     if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (told := not_followed(run, os.environ)):

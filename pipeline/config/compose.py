@@ -41,8 +41,8 @@ def compose(
     Raises:
         ConfigError: anything wrong with a key, a type, a value or a group.
     """
-    if config_dir is not None and not config_dir.is_dir():
-        raise ConfigError(f"--config-dir {config_dir}: no such directory")
+    if config_dir is not None:
+        _check_config_dir(config_dir)
     check_overrides(overrides, known_groups(config_dir))
     data = _hydra_compose(overrides, config_dir, base)
     return from_mapping(without_superseded(data, overrides, config_dir))
@@ -66,6 +66,19 @@ def to_mapping(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_mapping(config), sort_keys=False, width=110)
+
+
+def _check_config_dir(folder: Path) -> None:
+    """Raise ConfigError unless a folder can hold groups: folders in it make groups of keys of their names."""
+    if not folder.is_dir():
+        raise ConfigError(f"--config-dir {folder}: no such directory")
+    hints = typing.get_type_hints(Config).items()
+    keys = [key for key, hint in hints if not (dataclasses.is_dataclass(hint) or _alternatives(hint))]
+    if wrong := next((key for key in keys if (folder / key).is_dir()), None):
+        raise ConfigError(
+            f"--config-dir {folder}: its folder {wrong} has the name of a key that is no group; give "
+            f"a folder of groups, such as {', '.join(known_groups(None))}"
+        )
 
 
 def known_groups(config_dir: Path | None) -> dict[str, list[str]]:

@@ -37,6 +37,7 @@ from pipeline.config.trainable import (
     why_untrainable,
 )
 from pipeline.config.update import TrainingEngine
+from slurm.sharedfiles import is_special
 
 _SAME_VOCABULARY = 0.99
 """Least share of the ids common to two tokenizers that must stand for the same token: fine-tuned models
@@ -202,6 +203,8 @@ def _settings(directory: Path) -> dict[str, Any]:
         raise BadModel("is a file; give the Hugging Face model directory that holds it")
     if not directory.is_dir():
         raise BadModel("no such directory; give a Hugging Face model directory on this filesystem")
+    if no_file := next((one.name for one in sorted(directory.iterdir()) if is_special(one)), None):
+        raise BadModel(f"its {no_file} is a pipe, socket or device; put the file itself in its place")
     if any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors")):
         raise BadModel("holds weights in GGUF alone, which are quantised for inference; give the safetensors")
     if not (directory / "config.json").is_file():

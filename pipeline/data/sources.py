@@ -23,6 +23,7 @@ from pipeline.data.tables import (
     KEEP,
     LEGAL,
     PromptError,
+    check_is_no_pipe,
     first_line,
     read_directory,
     read_files,
@@ -267,6 +268,7 @@ def read_source(
     """
     if not path.exists():
         raise PromptError(f"{path} does not exist; name {LEGAL}")
+    check_is_no_pipe(path)
     source = _read(path, split, wanted, is_sample)
     if source.num_rows == 0:
         raise PromptError(f"{path} has no rows; give at least one prompt")

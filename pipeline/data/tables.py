@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from pipeline.data.arrow_types import check_buffers, plain
 from pipeline.text import listing
 from slurm.errors import UserError
+from slurm.sharedfiles import is_special
 
 ARROW = (".arrow", ".feather")
 LEGAL = "a .jsonl, .ndjson, .json, .parquet, .arrow or .feather file, or a folder of save_to_disk or parquet"
@@ -40,6 +41,12 @@ def readable(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         message = f"{path} cannot be read ({first_line(error)}); write it again, or check its permissions"
         raise PromptError(message) from error
+
+
+def check_is_no_pipe(path: Path) -> None:
+    """Raise PromptError for what would be waited for: a pipe, a socket or a device."""
+    if is_special(path):
+        raise PromptError(f"{path} is a pipe, socket or device; write the rows into a file, and name {LEGAL}")
 
 
 Choose = Callable[[int, int], Sequence[int]]
@@ -97,6 +104,7 @@ class _Size:
 
 def _size_of(path: Path) -> _Size:
     """Return what a file holds, without reading its rows where that can be."""
+    check_is_no_pipe(path)
     with readable(path):
         if path.suffix.lower() in ARROW:
             with _open_arrow(path) as reader:

@@ -191,7 +191,7 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | dict[s
     given = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
     if isinstance(given, list):
         given = {template["name"]: template["template"] for template in given}
-    named = {path.stem: path.read_text("utf-8") for path in sorted(more.glob("*.jinja"))}
+    named = {path.stem: path.read_text("utf-8") for path in sorted(more.glob("*.jinja")) if path.is_file()}
     if named:
         given = {**(given if isinstance(given, dict) else {"default": given} if given else {}), **named}
     return given

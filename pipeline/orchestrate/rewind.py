@@ -10,6 +10,7 @@ from pipeline.run.benchmarks import trim_measured
 from pipeline.run.best import keep_best
 from pipeline.run.commits import BadCommit, require_record
 from pipeline.run.directory import Run, RunError, resume_command
+from pipeline.run.inside import check_holds_no_links
 from pipeline.run.journal import Row
 from pipeline.run.lease import hold
 from pipeline.run.packing import unpack
@@ -78,6 +79,7 @@ def checked_point(run: Run, point: Point) -> tuple[Point, int]:
 
     Raises:
         RunError: as :func:`go_back`.
+        LinkedElsewhere: something of the run would be moved to where a link leads.
     """
     check_has_pool(run.plan, point)
     frontier = find_frontier(run.plan, run.paths)
@@ -92,6 +94,7 @@ def checked_point(run: Run, point: Point) -> tuple[Point, int]:
     if iteration > at_hand:
         raise RunError(f"the run has come to iteration {at_hand}, so it cannot go back to {iteration}")
     check_can_start_from(run, point.stage, iteration, updated)
+    check_holds_no_links(run.paths, iteration)
     return replace(point, iteration=iteration), at_hand
 
 

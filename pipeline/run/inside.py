@@ -1,12 +1,62 @@
-"""What is removed or moved of a run lies in its directory: no link on the way there is followed."""
+"""What is written, removed or moved of a run lies in its directory: no link on the way there is followed."""
 
 import contextlib
 import errno
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from pipeline.run.paths import OWN_NAMES, RunPaths
+from slurm.errors import UserError
+
+
+class LinkedElsewhere(UserError, RuntimeError):
+    """A link lies where a run writes."""
+
+
+def check_holds_no_links(paths: RunPaths, first: int) -> None:
+    """Check, before a run goes on or back, that all that it writes to lies in its directory.
+
+    Args:
+        first: iteration from which on something may be written or moved.
+
+    Raises:
+        LinkedElsewhere: naming a link.
+    """
+    for link in _links(paths, first):
+        raise LinkedElsewhere(
+            f"{link} is a link, and a run touches nothing outside of its directory; put the file or folder "
+            "itself there; to have a run on another disk, move its whole directory and link to that"
+        )
+
+
+def _links(paths: RunPaths, first: int) -> Iterator[Path]:
+    """Yield links in the place of the run's own files and folders."""
+    yield from (path for path in _links_in(paths.root) if path.name in OWN_NAMES)
+    for folder in (paths.data, paths.rows):
+        yield from _links_at(folder)
+    for folder in (paths.iterations, paths.log_root, paths.slurm):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            number = re.match("[0-9]+", path.name)
+            if number and int(number[0]) >= first:
+                yield from _links_at(path)
+
+
+def _links_at(path: Path) -> Iterator[Path]:
+    """Yield a path if it is a link, or all links below it."""
+    if path.is_symlink():
+        yield path
+    elif path.is_dir():
+        for folder, _, _ in os.walk(path):
+            yield from _links_in(Path(folder))
+
+
+def _links_in(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.is_symlink())
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ was replaced. Who holds a lease that cannot be read is not known; whether somebo
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -159,8 +160,15 @@ def _acquire_by(folder: Path, patience: float, note: Callable[[str], None]) -> L
 
 
 def acquire(folder: Path) -> Lease:
-    """Take the lease. Raises LeaseHeld."""
+    """Take the lease.
+
+    Raises:
+        LeaseHeld: somebody has it.
+        OSError: the folder is a link, or cannot be made.
+    """
     make_folder(folder, folder.parent)
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link; nothing outside of the run is touched", str(folder))
     newest = _newest(folder)
     if newest is not None and (why := _held_because(newest)):
         raise LeaseHeld(why)
@@ -194,6 +202,19 @@ def holder_of(folder: Path) -> str | None:
     """Return in words which driver is at work on the run, or None."""
     newest = _newest(folder)
     return _held_because(newest) if newest else None
+
+
+def is_spoilt(folder: Path) -> bool:
+    """Whether the newest lease cannot be read, so that who holds it is not known."""
+    newest = _newest(folder)
+    try:
+        if newest is not None:
+            _holder(read_newest(newest))
+    except FileNotFoundError:  # released and pruned since it was listed
+        return False
+    except ValueError:
+        return True
+    return False
 
 
 def _held_because(path: Path) -> str | None:

@@ -20,10 +20,10 @@ class _Below:
     """Path of a fixed name below a run's directory."""
 
     def __init__(self, *names: str) -> None:
-        self._names = names
+        self.names = names
 
     def __get__(self, paths: "RunPaths", owner: type) -> Path:
-        return paths.root.joinpath(*self._names)
+        return paths.root.joinpath(*self.names)
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,10 @@ class RunPaths:
     def relative(self, path: Path) -> str:
         """Return ``path`` as records name it: relative to the run directory, with forward slashes."""
         return path.relative_to(self.root).as_posix()
+
+
+OWN_NAMES = frozenset(below.names[0] for below in vars(RunPaths).values() if isinstance(below, _Below))
+"""Names in a run's directory that the run itself makes."""
 
 
 def data_name(task: Task, attempt: str, part: str = "", suffix: str = "arrow") -> str:

@@ -13,6 +13,7 @@ from pipeline.status.lanes import ShardState
 from pipeline.status.logs import log_to_show
 from pipeline.status.snapshot import Status, StatusReader
 from pipeline.watch.screen import LogEnd
+from slurm.sharedfiles import PASSING
 
 _DISK_SECONDS = 2.0
 """Seconds between looks at the run directory, or the interval for Slurm where that is shorter."""
@@ -124,10 +125,17 @@ class Reading:
                 self.arrived.set()
 
     def _read(self) -> Seen:
-        """Look once; what the file system refuses is reported, and tried again."""
+        """Look once; what the file system refuses is reported, and tried again, if it has ever shown the run
+        or may pass.
+
+        Raises:
+            OSError: the run cannot be read until a person mends it.
+        """
         try:
             look = self._reader.read(self._queue, self._answered)
         except OSError as error:
+            if self.seen.look is None and error.errno not in PASSING:
+                raise
             return replace(self.seen, trouble=f"cannot read the run now: {error}")
         self.seen = replace(self.seen, look=look, trouble=None, is_settled=self._settle(look))
         return self._with_log()

@@ -10,6 +10,7 @@ from pipeline.cli import queue
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run.bookkeeping import ask_for_pass, is_wanted, read_last
 from pipeline.run.commits import publish
+from pipeline.run.directory import RunError
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.looking import FROM_NOW
@@ -81,3 +82,8 @@ def test_the_last_pass_does_not_rest_before_it_asks(run, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID")
     queue.driver_job(run.paths.root)
     assert ages[-1] == 0.0, "a person types it"
+
+
+def test_where_no_run_is_it_says_so_in_one_line(tmp_path):
+    with pytest.raises(RunError, match="is not a run directory"):
+        queue.asked_passes(tmp_path)

@@ -1,4 +1,7 @@
-"""What cancel says: of a run that goes on, and of one that is complete."""
+"""What cancel says: of a run that goes on, and of one that is complete; and that it acts at once."""
+
+import os
+import time
 
 from pipeline.cli.queue import cancel_run
 from pipeline.run.control import read_control
@@ -16,3 +19,24 @@ def test_cancel_of_a_complete_run_does_not_advise_to_resume_it(tmp_path, monkeyp
     assert said.startswith("the run is complete; ")
     assert "resume" not in said
     assert f"slurm-ppo report {world.run.paths.root}" in said
+
+
+def test_jobs_end_at_once_also_where_nobody_knows_who_holds_the_lease(tmp_path, monkeypatch, clock):
+    """A lease that cannot be read is free only once nobody has renewed it for two minutes."""
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world.submit()
+    (lease,) = world.run.paths.locks.glob("*.json")
+    lease.write_text("{")
+    os.utime(lease, (clock[0], clock[0]))
+    waits, sleep = [], time.sleep
+
+    def wait(seconds):
+        waits.append([element for element in world.slurm.elements() if not element.has_ended])
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", wait)
+    said = cancel_run(world.run)
+    assert said.startswith("cancelled ")
+    assert not said.startswith("cancelled 0 ")
+    assert waits
+    assert not any(waits)

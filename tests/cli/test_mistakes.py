@@ -150,6 +150,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("config FEW 'name=${oc.env:NOT_THERE_AT_ALL}'", "NOT_THERE_AT_ALL"),
     ("config FEW --config-dir NEW", "no such directory"),
     ("config FEW --config-dir FILE", "no such directory"),
+    ("config FEW --config-dir RUN", "its folder iterations has the name of a key that is no group"),
     ("config FEW --config-dir BROKEN experiment=broken", "broken"),
     ("config FEW --config-dir BROKEN experiment=listed", "listed"),
     ("config FEW --config-dir BROKEN experiment=unknown", "unknown"),

@@ -76,6 +76,14 @@ def without(*names: str) -> Callable[[Path], None]:
     return lambda folder: [(folder / name).unlink() for name in names]
 
 
+def pipe(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
 def cut(name: str, kept: float) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         content = (folder / name).read_bytes()
@@ -132,6 +140,9 @@ ONE = {"a.safetensors": {"model.norm.weight": (4,)}}
 NO_TOKENIZER = without("tokenizer.json", "tokenizer_config.json")
 P, R, C, REF = "model.policy", "reward.components.rm.path", "model.critic", "model.reference"
 BROKEN = {
+    "pipe of weights": (P, pipe(WEIGHTS), "its model.safetensors is a pipe, socket or device; put the file"),
+    "pipe of settings": (P, pipe("config.json"), "its config.json is a pipe, socket or device"),
+    "pipe of tokens": (R, pipe("tokenizer.json"), "its tokenizer.json is a pipe, socket or device"),
     "no tokenizer": (P, NO_TOKENIZER, "has no tokenizer; copy the tokenizer's files"),
     "cut tokenizer": (P, cut("tokenizer.json", 0.5), "its tokenizer.json is cut short or no tokenizer"),
     "no model_type": (P, settings(model_type=None), "its config.json has no model_type"),

@@ -609,6 +609,12 @@ def make_fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def save_with_pipe(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    os.mkfifo(folder / "data.arrow")
+
+
 ODD_PATHS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "an empty folder": ("d", lambda path: path.mkdir()),
     "a folder called like a file": ("p.jsonl", lambda path: path.mkdir()),
@@ -616,6 +622,8 @@ ODD_PATHS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a link to itself": ("p.jsonl", lambda path: path.symlink_to(path)),
     "a folder with a link to itself": ("d", lambda path: (path.mkdir(), (path / "l").symlink_to(path / "l"))),
     "a pipe": ("p.jsonl", make_fifo),
+    "a pipe called Parquet": ("p.parquet", make_fifo),
+    "a saved data set of a pipe": ("d", save_with_pipe),
     "a name of several lines": ("a\nb.jsonl", lambda path: path.write_text("x")),
     "a name that is too long": ("x" * 300 + ".jsonl", lambda path: None),
     "nothing but what Spark hides": ("d", lambda path: (path.mkdir(), (path / "_SUCCESS").touch())),

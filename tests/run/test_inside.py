@@ -67,3 +67,36 @@ def test_a_link_on_the_way_is_named(tmp_path):
     assert not inside.is_inside(tmp_path / "run", tmp_path / "run/logs/file")
     assert inside.is_inside(tmp_path / "run", tmp_path / "run/logs")
     assert (tmp_path / "outside/file").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("superseded", "iterations/00002", "iterations/00001/update", "logs/00002-update", "metrics.jsonl"),
+        "data/prompts.json",
+    ],
+)
+def test_a_run_with_a_link_where_it_writes_neither_goes_back_nor_on(copied_run, tmp_path, slurm_ppo, name):
+    """Refused before anything is moved, not in the middle of it."""
+    link = copied_run / name
+    link.rename(tmp_path / "outside")
+    link.symlink_to(tmp_path / "outside")
+    before = every_name(tmp_path)
+    is_ahead = "00001" not in name
+    for options in [["--from", "update@1"], *([[]] if is_ahead else [])]:
+        done = slurm_ppo("resume", copied_run, *options)
+        assert done.returncode == 2, done.stderr
+        told = f"error: {link} is a link, and a run touches nothing outside"
+        assert done.stderr.startswith(told)
+        assert done.stderr.endswith("nothing was changed\n")
+        assert every_name(tmp_path) == before
+
+
+def every_name(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*") if "locks" not in path.parts}
+
+
+def test_links_beside_what_a_run_makes_are_the_users_own(copied_run, tmp_path, slurm_ppo):
+    (copied_run / "notes").symlink_to(tmp_path)
+    done = slurm_ppo("resume", copied_run)
+    assert done.returncode == 0, done.stderr

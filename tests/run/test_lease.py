@@ -358,3 +358,11 @@ def test_drivers_that_come_and_go_never_work_side_by_side(tmp_path):
     entered = [int(driver.communicate()[0] or -1) for driver in drivers]
     assert [driver.returncode for driver in drivers] == [0] * 4
     assert sum(count > 0 for count in entered) >= 2
+
+
+def test_no_lease_is_taken_in_a_folder_that_somebody_has_put_elsewhere(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "locks").symlink_to(tmp_path / "outside")
+    with pytest.raises(OSError, match="nothing outside of the run is touched"):
+        acquire(tmp_path / "locks")
+    assert not list((tmp_path / "outside").iterdir())

@@ -30,6 +30,7 @@ def reward_table(rows: int, **extra: object) -> pa.Table:
 
 
 def write(paths: RunPaths, table: pa.Table):
+    paths.root.mkdir(exist_ok=True)
     entry = write_shard(paths, paths.task(TASK).data("1-aa"), table)
     return make_record(outputs=(entry,))
 

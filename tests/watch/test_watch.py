@@ -509,6 +509,20 @@ def test_a_folder_that_cannot_be_read_for_now_is_said_and_read_again(world):
         reading.stop()
 
 
+def test_a_run_that_could_never_be_read_is_not_waited_for(world):
+    metrics = world.run.paths.root / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    metrics.mkdir()
+    reading = Reading(world.run, 0.05, lambda run: look_at_queue(run, max_age=0.0))
+    reading.start()
+    try:
+        until(lambda: reading.error)
+        with pytest.raises(OSError, match="a folder, where a file belongs"):
+            reading.check()
+    finally:
+        reading.stop()
+
+
 def test_of_an_earlier_driver_nothing_runs_any_more():
     events = [
         {"time": 1.0, "event": "launched", "task": "1/rollout/0", "attempt": "1-a"},
