@@ -24,6 +24,7 @@ from pipeline.plugins.sandbox import (
     Plugin,
     PluginFailure,
     has_mark,
+    import_error,
     open_calls,
     rule_error,
     score,
@@ -87,11 +88,20 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
                 yield from _try_rule(rule, config, sample)
 
 
+def check_is_there(rule: OpenRule) -> None:
+    """Import a rule, where there is no row to try it on. Raises PluginError, as :func:`check_rules` does."""
+    _refuse_rule(rule.config, rule.calls.call(rule.config.time_limit, import_error))
+
+
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
-    """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
-    trial: the rule's own jobs may have it."""
+    """Refuse a rule that does not take its arguments."""
     given = list(_trial_row(rule, config, sample)), list(rule.arguments)
-    trouble: PluginFailure | None = calls.call(rule.time_limit, rule_error, *given)
+    _refuse_rule(rule, calls.call(rule.time_limit, rule_error, *given))
+
+
+def _refuse_rule(rule: RuleConfig, trouble: PluginFailure | None) -> None:
+    """Raise PluginError for what is wrong with a rule. A module that is missing here is no error without a
+    trial: the rule's own jobs may have it."""
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 

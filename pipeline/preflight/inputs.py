@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_dir import has_chat_template
 from pipeline.config.model_rules import model_warnings
@@ -30,49 +31,78 @@ from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.secrets import is_secret_name
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
-from pipeline.plugins.trial import OpenRule, Sample, check_engines, check_rules, check_scheduler, open_rules
+from pipeline.plugins.trial import (
+    OpenRule,
+    Sample,
+    check_engines,
+    check_is_there,
+    check_rules,
+    check_scheduler,
+    open_rules,
+)
 from pipeline.preflight.disk_need import check_disk
 from pipeline.preflight.reward_ping import why_silent
 from pipeline.run.directory import check_can_be_made, check_is_free
 from pipeline.run.paths import RunPaths
 
 
-def validate_inputs(config: Config, folder: Path | None = None, start: int = 0) -> Iterator[str]:
-    """Check everything the user gave that can be judged without torch. Yields lines for people.
+def validate_inputs(
+    config: Config, found: Findings, folder: Path | None = None, start: int = 0
+) -> Iterator[str]:
+    """Check everything the user gave that can be judged without torch. Yields lines for people, and adds what
+    cannot be used to ``found``: no problem hides another.
 
     Args:
         folder: folder that rules are imported from. Default: the current one.
         start: number of iterations that a fork has from its parent.
-
-    Raises:
-        PromptError, PluginError: something cannot be used.
-        ConfigError: what the run keeps does not fit on its disk, or a task needs more GPUs than there are.
     """
-    check_is_free(RunPaths(Path(config.run_dir)))
-    check_can_be_made(Path(config.run_dir))
+    with found.collecting(is_last=True):
+        check_is_free(RunPaths(Path(config.run_dir)))
+        check_can_be_made(Path(config.run_dir))
     make_importable(str(folder or Path.cwd()))
-    yield from describe_gpus(config)
-    yield from describe_allocation(config)
-    yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
-    yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
-    formats = (config.update.precision, config.rollout_precision, config.reward_precision)
-    yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
-    yield from check_disk(config, start)
-    yield from model_warnings(config)
-    with open_rules(config) as rules:
-        samples = yield from validate_prompts(config, rules)
-        yield from check_rules(config, rules, samples)
-    check_scheduler(config)
-    yield from check_engines(config)
+    for lines_of in (describe_gpus, describe_allocation, describe_run):
+        with found.collecting():
+            yield from lines_of(config)
+    with found.collecting():
+        yield from check_disk(config, start)
+    with found.collecting():
+        yield from model_warnings(config)
+    samples = yield from validate_rows(config, found)
+    with found.collecting():
+        check_scheduler(config)
+    with found.collecting():
+        yield from check_engines(config)
     for name, component in config.reward.components.items():
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
         if isinstance(component, RemoteConfig):
-            yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
+            with found.collecting():
+                yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
     yield from environment_warnings(config)
     yield "ok so far; the numbers in the models are checked by the run's first task"
+
+
+def describe_run(config: Config) -> Iterator[str]:
+    """Yield the sizes and number formats of a run."""
+    yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
+    yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
+    formats = (config.update.precision, config.rollout_precision, config.reward_precision)
+    yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
+
+
+def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[Sample]]:
+    """Check the prompt files, and the rules on a row of each. Yields lines for people. Returns these rows."""
+    samples: list[Sample] = []
+    with open_rules(config) as rules:
+        with found.collecting():
+            samples = yield from validate_prompts(config, rules)
+        with found.collecting():
+            yield from check_rules(config, rules, samples) if samples else ()
+            for rule in () if samples else rules:
+                check_is_there(rule)
+    return samples
 
 
 def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str, None, list[Sample]]:
