@@ -41,7 +41,7 @@ class Findings:
 
     def add_mistakes(self, mistakes: Iterable[Mistake]) -> None:
         """Add mistakes of one check; the keys that were probably meant count as named too."""
-        new = [mistake for mistake in mistakes if not self._follows(mistake.text)]
+        new = [mistake for mistake in mistakes if not self._follows(mistake.key)]
         self._lines += [mistake.text for mistake in new]
         self._named.update(key for one in new for key in (one.key, *one.meant) if key)
 
@@ -81,6 +81,6 @@ def _names_in(line: str) -> Iterator[str]:
 
 
 def _is_about(line: str, name: str) -> bool:
-    """Whether a line is about a key or what is below it, about a path, or says what follows from its value."""
+    """Whether a line is about a key or what is below it, about a path, or follows from a key's value."""
     own, below = re.escape(name), r"(?![\w/-])" if "." in name or "/" in name else r"\.\w"
     return bool(re.match(rf"{own}(?![\w-])", line) or re.search(rf"(?<![\w.]){own}{below}", line))

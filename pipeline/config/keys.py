@@ -5,13 +5,18 @@ import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pipeline.config.issue import Mistake
+from pipeline.config.peers import peer_words
 from pipeline.config.schema import Config
 
 LONGEST_VALUE = 80
 _LONGEST_LINE = 290
+_LIKE, SURE = 0.6, 0.8
+"""Least likeness of a name that may be meant, and of one that is meant rather than another's word."""
+_MOST_PLACES = 3
 
 
 def mistake_in_key(key: str, groups: Mapping[str, Sequence[str]]) -> Mistake | None:
@@ -22,7 +27,9 @@ def mistake_in_key(key: str, groups: Mapping[str, Sequence[str]]) -> Mistake | N
     """
     node: Any = Config
     if fields_of(fields_of(Config).get(key)):
-        return Mistake(key, f"{key}: holds several keys; set one of them, e.g. {key}.KEY=VALUE")
+        row = peer_words(key)
+        one = row.here[0] if row else f"{key}.KEY"
+        return Mistake(key, f"{key}: holds several keys; set one of them, e.g. {one}=VALUE")
     done: list[str] = []
     for part in key.split("."):
         if is_mapping(node):
@@ -51,9 +58,34 @@ def unknown(
         legal: names that could stand there.
         value: what the key was given, if that is known.
     """
-    near = nearest(part, legal)
+    near = nearest(part, legal, SURE)
+    if near is None and (row := peer_words(key)):
+        return Mistake(key, f"{text}; {row.advice}", row.here)
+    if near is None and (places := places_of(key.rpartition(".")[2])):
+        return Mistake(key, f"{text}; did you mean {' or '.join(places)}?", places)
+    near = near or nearest(part, legal)
     meant = ".".join([*above, near, *key.split(".")[len(above) + 1 :]]) if near else ""
     return Mistake(key, with_legal(text, part, legal), tuple(leaves(value, meant)) if near else ())
+
+
+def places_of(name: str) -> tuple[str, ...]:
+    """Return the keys that end with a name, where they are so few that one of them may be meant."""
+    found = tuple(key for key in _known_keys() if key.rpartition(".")[2] == name)
+    return found if len(found) <= _MOST_PLACES else ()
+
+
+@cache
+def _known_keys() -> tuple[str, ...]:
+    """Return the keys of values, but for those below names that are the user's."""
+
+    def below(node: Any, key: str) -> Iterator[str]:
+        fields = {} if is_mapping(node) else fields_of(node)
+        for name, kind in fields.items():
+            yield from below(kind, f"{key}.{name}" if key else name)
+        if not fields:
+            yield key
+
+    return tuple(below(Config, ""))
 
 
 def leaves(value: object, key: str) -> Iterator[str]:
@@ -96,10 +128,10 @@ def siblings(location: Sequence[str], kind: str) -> list[str]:
     return sorted(fields_of(node))
 
 
-def nearest(word: str, names: Sequence[str]) -> str | None:
+def nearest(word: str, names: Sequence[str], likeness: float = _LIKE) -> str | None:
     """Return the name that is most like a word, in upper or lower case; None where none is."""
     by_letters = {name.lower(): name for name in names}
-    close = difflib.get_close_matches(word.lower(), by_letters, n=1)
+    close = difflib.get_close_matches(word.lower(), by_letters, n=1, cutoff=likeness)
     return by_letters[close[0]] if close else None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config.issue import Mistake
 from pipeline.config.keys import LONGEST_VALUE, cut, mistake_in_key, with_legal
+from pipeline.config.peers import OPTIONS
 
 
 def sorted_out(
@@ -40,5 +41,12 @@ def _mistake(text: str, groups: Mapping[str, Sequence[str]]) -> Mistake | None:
         return mistake_in_key(key, groups)
     if override.value() in groups[key]:
         return None
-    given = str(override.value())[:LONGEST_VALUE]
-    return Mistake(key, with_legal(f"{key}={given}: no such option", given, groups[key]))
+    return Mistake(key, _no_option(key, str(override.value()), groups[key]))
+
+
+def _no_option(group: str, given: str, options: Sequence[str]) -> str:
+    """Say that a group has no such option, and which is meant where that is clear."""
+    own = {option.lower(): f"{group}={option}" for option in options}
+    meant = own.get(given.lower()) or OPTIONS.get(f"{group}={given}".lower())
+    text = f"{group}={given[:LONGEST_VALUE]}: no such option"
+    return f"{text}; here: {meant}" if meant else with_legal(text, given[:LONGEST_VALUE], options)

@@ -1,12 +1,13 @@
 """Words for what pydantic refuses: ``key: what is wrong (got value)``, and what is legal."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.config.choices import known_groups
 from pipeline.config.issue import Mistake
-from pipeline.config.keys import LONGEST_VALUE, cut, siblings, unknown, with_legal
+from pipeline.config.keys import LONGEST_VALUE, SURE, cut, leaves, nearest, siblings, unknown, with_legal
+from pipeline.config.peers import peer_words
 from pipeline.config.reward import KINDS
 
 _WORDING = {
@@ -30,7 +31,7 @@ _UNKNOWN, _MISSING = "unexpected_keyword_argument", ("missing", "missing_argumen
 
 def mistakes_in(problems: Sequence[Any]) -> tuple[list[Mistake], list[Mistake]]:
     """Describe pydantic's errors: those of unknown keys, and others, the missing ones first."""
-    unknown_ones = [_mistake(one) for one in problems if one["type"] == _UNKNOWN]
+    unknown_ones = [mistake for one in problems if one["type"] == _UNKNOWN for mistake in _unknown(one)]
     others = [one for one in problems if one["type"] != _UNKNOWN]
     return unknown_ones, [_mistake(one) for one in sorted(others, key=is_missing, reverse=True)]
 
@@ -50,13 +51,23 @@ def is_missing(problem: Any) -> bool:
     return problem["type"] in _MISSING
 
 
+def _unknown(problem: Any) -> Iterator[Mistake]:
+    """Describe an unknown key; of a section of others, the keys that they have in it."""
+    location, kind = location_of(problem)
+    key, given, legal = ".".join(location), problem["input"], siblings(location, kind)
+    rows = {leaf: peer_words(leaf) for leaf in leaves(given, key)} if isinstance(given, dict) else {}
+    if not any(rows.values()) or nearest(location[-1], legal, SURE):
+        text = f"{key}: unknown key {location[-1]!r}"
+        yield unknown(key, text, location[:-1], location[-1], legal, given) if legal else Mistake(key, text)
+        return
+    for leaf, row in rows.items():
+        advice = row.advice if row else "nothing here is set so; leave it out"
+        yield Mistake(leaf, f"{leaf}: unknown key; {advice}", row.here if row else ())
+
+
 def _mistake(problem: Any) -> Mistake:
     location, kind = location_of(problem)
     key = ".".join(location) or "config"
-    if problem["type"] == _UNKNOWN:
-        legal, text = siblings(location, kind), f"{key}: unknown key {location[-1]!r}"
-        above, given = location[:-1], problem["input"]
-        return unknown(key, text, above, location[-1], legal, given) if legal else Mistake(key, text)
     if is_missing(problem):
         example = f", e.g. {key}=..." if re.fullmatch(r"[A-Za-z]\w*", location[-1]) else ""
         return Mistake(key, f"{key}: must be given{example}")
