@@ -60,7 +60,7 @@ def unknown(
     """
     near = nearest(part, legal, SURE)
     if near is None and (row := peer_words(key)):
-        return Mistake(key, f"{text}; {row.advice}", row.here)
+        return Mistake(key, f"{text}; {row.advice}", tuple(row.here))
     if near is None and (places := places_of(key.rpartition(".")[2])):
         return Mistake(key, f"{text}; did you mean {' or '.join(places)}?", places)
     near = near or nearest(part, legal)

@@ -62,7 +62,7 @@ def _unknown(problem: Any) -> Iterator[Mistake]:
         return
     for leaf, row in rows.items():
         advice = row.advice if row else "nothing here is set so; leave it out"
-        yield Mistake(leaf, f"{leaf}: unknown key; {advice}", row.here if row else ())
+        yield Mistake(leaf, f"{leaf}: unknown key; {advice}", tuple(row.here) if row else ())
 
 
 def _mistake(problem: Any) -> Mistake:

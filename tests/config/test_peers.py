@@ -1,4 +1,4 @@
-"""Words of other systems are answered with the key that they have here, and the page of them is that table."""
+"""Words of other systems are answered with the key here, and the page of them is made from the same table."""
 
 import typing
 
@@ -9,7 +9,8 @@ from pipeline.config.choices import known_groups
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.keys import fields_of, is_mapping, mistake_in_key
-from pipeline.config.peers import OPTIONS, PEERS, TABLE
+from pipeline.config.peer_table import PEERS, TABLE
+from pipeline.config.peers import OPTIONS
 from pipeline.config.schema import Config
 
 GIVEN = ["model.policy=p", "data.prompts=d", "reward=model", "reward.components.rm.path=r"]
@@ -118,7 +119,7 @@ def test_no_word_has_two_meanings():
     meanings: dict[str, set[tuple[str, ...]]] = {}
     for row in TABLE:
         for word in row.words:
-            meanings.setdefault(word, set()).add(row.here)
+            meanings.setdefault(word, set()).add(tuple(row.here))
     assert {word: here for word, here in meanings.items() if len(here) > 1} == {}
 
 
