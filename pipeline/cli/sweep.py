@@ -169,7 +169,7 @@ def _root_of(asked: Asked, groups: dict[str, list[str]]) -> Path:
     """Return the sweep's folder: run_dir, as it is with the first value of every key."""
     grid = read_words(asked.words, groups, asked.num_seeds)
     words = next(grid.points())[1]
-    return Path(compose([*grid.fixed, *words], asked.config_dir).run_dir).expanduser().absolute()
+    return Path(compose([*grid.fixed, *words], asked.config_dir).run_dir).absolute()
 
 
 def _check_inputs(root: Path, drafts: Sequence[Draft]) -> None:

@@ -29,9 +29,14 @@ def _read(config_dir: Path | None, group: str, option: str | None) -> Mapping[st
     """Return the content of an option's file, as Hydra finds it; empty without one."""
     for root in (config_dir, packaged_configs()):
         if root is not None and option and (file := root / group / f"{option}.yaml").is_file():
-            content = from_yaml(file.read_text())
-            return content if isinstance(content, dict) else {}
+            return content_of(file)
     return {}
+
+
+def content_of(file: Path) -> Mapping[str, Any]:
+    """Return what a file of a group holds; empty for something that is no mapping."""
+    content = from_yaml(file.read_text())
+    return content if isinstance(content, dict) else {}
 
 
 def _option_of(experiment: Mapping[str, Any], group: str) -> str | None:

@@ -18,10 +18,12 @@ from pydantic_core import to_jsonable_python
 from pipeline.config.choices import known_groups, packaged_configs, without_superseded
 from pipeline.config.conversion import converted, from_yaml, plain
 from pipeline.config.findings import Findings
+from pipeline.config.home import with_homes
 from pipeline.config.issue import ConfigError
-from pipeline.config.keys import alternatives
+from pipeline.config.keys import alternatives, fields_of
 from pipeline.config.overrides import sorted_out
-from pipeline.config.partial import without
+from pipeline.config.packages import chosen_files, misplaced
+from pipeline.config.partial import remove, without
 from pipeline.config.schema import Config
 from pipeline.config.wording import mistakes_in
 
@@ -65,8 +67,12 @@ def compose_what_can_be(
     sound, mistakes = sorted_out(overrides, known_groups(config_dir))
     found.add_mistakes(mistakes)
     with found.collecting():
-        data = _hydra_compose(sound, config_dir, base)
-        return _converted(without_superseded(data, sound, config_dir), found)
+        data, choices = _hydra_compose(sound, config_dir, base)
+        elsewhere = list(misplaced(chosen_files(config_dir, choices)))
+        found.add_mistakes(elsewhere)
+        for key in [*(mistake.key for mistake in elsewhere), *(choices.keys() - fields_of(Config).keys())]:
+            remove(data, key.split("."))
+        return _converted(with_homes(without_superseded(data, sound, config_dir)), found)
     return None
 
 
@@ -112,12 +118,13 @@ def to_yaml(config: Config) -> str:
 
 def _hydra_compose(
     overrides: Sequence[str], config_dir: Path | None, base: Mapping[str, Any] | None
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the groups and overrides give, and the options that were chosen by their groups."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
     store = ConfigStore.instance().store
@@ -137,8 +144,11 @@ def _hydra_compose(
     ]
     try:
         with initialize_config_dir(str((config_dir or packaged).absolute()), version_base="1.3"):
-            composed = hydra_compose("slurm_ppo", overrides=words)
-        return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+            composed = hydra_compose("slurm_ppo", overrides=words, return_hydra_config=True)
+        choices = dict(composed.hydra.runtime.choices)
+        with open_dict(composed):
+            del composed["hydra"]  # not whole outside of an application of Hydra
+        return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True)), choices
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         parts = [str(error), *([str(error.__cause__)] if error.__cause__ else [])]
         lines = [line.strip() for part in parts for line in part.splitlines() if line.strip()]

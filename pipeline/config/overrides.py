@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from pipeline.config.home import why_no_home
 from pipeline.config.issue import Mistake
 from pipeline.config.keys import LONGEST_VALUE, cut, mistake_in_key, with_legal
 from pipeline.config.peers import OPTIONS
@@ -27,6 +28,9 @@ def _mistake(text: str, groups: Mapping[str, Sequence[str]]) -> Mistake | None:
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError):  # ValueError: a number of thousands of digits
+        name, _, value = text.partition("=")
+        if why := why_no_home(value):
+            return Mistake(name.lstrip("+"), f"{name}={value[:LONGEST_VALUE]}: {why}")
         why = "is not an override; write KEY=VALUE (quote values with special characters: \"KEY='a=b'\")"
         return Mistake(text.partition("=")[0].lstrip("+~"), f"{cut(text)} {why}")
     key = override.key_or_group

@@ -21,9 +21,9 @@ def without(data: Mapping[str, Any], problems: Iterable[Any]) -> dict[str, Any]:
     for problem in problems:
         location, _ = location_of(problem)
         if not is_missing(problem):
-            _remove(rest, location)
+            remove(rest, location)
         elif len(location) > _DEPTH_OF_SECTION:
-            _remove(rest, location[:-1])
+            remove(rest, location[:-1])
     for section, filling in _FILLING.items():
         rest[section] = filling | (rest.get(section) or {})
     if not rest.setdefault("reward", {}).get("components"):
@@ -31,7 +31,7 @@ def without(data: Mapping[str, Any], problems: Iterable[Any]) -> dict[str, Any]:
     return rest
 
 
-def _remove(rest: dict[str, Any], location: Sequence[str]) -> None:
+def remove(rest: dict[str, Any], location: Sequence[str]) -> None:
     """Remove an entry; of something in a list the whole list."""
     *above, last = location
     for part in above:

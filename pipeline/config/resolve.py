@@ -8,9 +8,10 @@ from typing import Any
 from pipeline.config.compose import compose_what_can_be
 from pipeline.config.evaluate_rules import missing_program
 from pipeline.config.findings import Findings
+from pipeline.config.home import why_no_home
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_dir import position_limit, text_settings
-from pipeline.config.model_rules import model_problems
+from pipeline.config.model_rules import model_problems, used_models
 from pipeline.config.notify_rules import missing_means
 from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.rules import contradictions
@@ -72,6 +73,7 @@ def resolve(config: Config) -> Config:
 
 def resolve_what_can_be(config: Config, found: Findings) -> Config:
     """Resolve as :func:`resolve` does, and add what is wrong to ``found``."""
+    found.add(unknown_homes(config))
     config = _absolute(config)
     found.add(missing_paths(config))
     with found.collecting():
@@ -80,6 +82,17 @@ def resolve_what_can_be(config: Config, found: Findings) -> Config:
     with found.collecting():
         found.add(list(_vocabulary_problems(config)))
     return config
+
+
+def unknown_homes(config: Config) -> Iterator[ConfigIssue]:
+    """Yield paths that begin with a home directory that there is not. Others were put in their place."""
+    models = ((model.key, str(model.directory)) for model in used_models(config))
+    commands = {"notify.command": config.notify.command, "evaluate.command": config.evaluate.command}
+    programs = ((key, words[0]) for key, words in commands.items() if words)
+    of_notify = ("notify.webhook_file", config.notify.webhook_file)
+    for key, path in (*models, *_data_paths(config), *programs, of_notify, ("run_dir", config.run_dir)):
+        if path and (why := why_no_home(path)):
+            yield ConfigIssue(key, path, why)
 
 
 def missing_paths(config: Config) -> Iterator[ConfigIssue]:
@@ -168,4 +181,4 @@ def _with_absolute(owner: Any, keys: Sequence[str]) -> Any:
 
 
 def _full(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    return str(Path(path).absolute())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pipeline.config.algorithm import Estimator, KLController
 from pipeline.config.compose import to_mapping
+from pipeline.config.home import full_path
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.resolve import configure
 from pipeline.config.reward import RewardModelConfig
@@ -44,7 +45,7 @@ def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_di
     """
     if any(text.lstrip("+").startswith("run_dir=") for text in overrides):
         raise ConfigError("run_dir: the fork's directory is the second argument; leave it out")
-    root = root.expanduser().absolute()
+    root = full_path(root)
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", root.name).lstrip("_.-")[:100]
     frozen = to_mapping(parent.run.config)
     base = frozen | {"run_dir": str(root), "name": name or parent.run.config.name}
