@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.findings import Findings
 from pipeline.config.reward import (
     PLAIN_RESPONSES,
     OnError,
@@ -79,13 +80,16 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
     Yields a warning for one that fails there, where the configuration gives such responses a score.
 
     Raises:
-        PluginError: a rule is not there, does not take its arguments, or gives no number.
+        PluginError, ConfigError: rules are not there, do not take their arguments, or give no number.
     """
+    found = Findings()
     for rule in rules:
-        for sample in samples:
-            _check_signature(rule.calls, rule.config, config, sample)
-            if rule.config.trial:
-                yield from _try_rule(rule, config, sample)
+        with found.collecting():
+            for sample in samples:
+                _check_signature(rule.calls, rule.config, config, sample)
+                if rule.config.trial:
+                    yield from _try_rule(rule, config, sample)
+    found.refuse()
 
 
 def check_is_there(rule: OpenRule) -> None:
@@ -147,7 +151,7 @@ def check_scheduler(config: Config) -> None:
 
 def check_engines(config: Config) -> Iterator[str]:
     """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
-    Raises PluginError for one that is missing, or no function of the right number of arguments."""
+    Raises PluginError for those that are missing, or no function of the right number of arguments."""
     components = config.reward.components.items()
     models = {name: one.engine for name, one in components if isinstance(one, RewardModelConfig)}
     given: dict[str, tuple[str | None, int]] = {
@@ -157,11 +161,14 @@ def check_engines(config: Config) -> Iterator[str]:
         "update.engine": (config.update.engine, 1),
         "model.tokenizer": (config.model.tokenizer, 1),
     }
+    wrong = []
     for trouble in tried({Plugin(key, n): num for key, (n, num) in given.items() if n and ":" in n}):
         if trouble.is_elsewhere:
             yield f"warning: {trouble.text}; compute nodes may have it"
         else:
-            raise PluginError(trouble.text)
+            wrong.append(trouble.text)
+    if wrong:
+        raise PluginError("\n".join(wrong))
     check_takes_ranks(config)
 
 

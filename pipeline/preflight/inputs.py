@@ -100,7 +100,8 @@ def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[
             samples = yield from validate_prompts(config, rules)
         with found.collecting():
             yield from check_rules(config, rules, samples) if samples else ()
-            for rule in () if samples else rules:
+        for rule in () if samples else rules:
+            with found.collecting():
                 check_is_there(rule)
     return samples
 
@@ -167,7 +168,11 @@ def as_read(values: Chunk, schema: pa.Schema) -> Chunk:
 def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, str]:
     """Read the prompt files, or samples of large ones. Returns them, and the policy's tokenizer or why they
     were not tokenised. Raises PromptError where a whole file cannot be used."""
-    found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
+    found, unreadable = {}, Findings()
+    for key, path in prompt_files(config):
+        with unreadable.collecting():
+            found[key, path] = read_file(config, path, is_sample=True)
+    unreadable.refuse()
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
     has_chats = any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows)

@@ -44,10 +44,21 @@ def test_keys_models_data_rules_and_the_place_are_named_in_one_go(
 
 def test_a_rule_is_imported_also_where_no_row_can_be_tried(inputs, tmp_path, slurm_ppo):
     words = ["data.prompts=absent.jsonl", "reward.components.style={kind: rule, function: 'json:absent'}"]
+    words.append("reward.components.worse={kind: rule, function: 'json:other'}")
     done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run", *words))
-    first, second = done.stderr.splitlines()
-    assert first.startswith("error: data.prompts=")
-    assert second.startswith("error: reward.components.style.function=json:absent")
+    told = [line.split("=")[0].removeprefix("error: ") for line in done.stderr.splitlines()]
+    assert told == ["data.prompts", *(f"reward.components.{name}.function" for name in ("style", "worse"))]
+
+
+def test_every_file_and_every_plug_in_of_a_kind_is_named(inputs, tmp_path, slurm_ppo):
+    (tmp_path / "spoilt.parquet").write_text("no table")
+    (tmp_path / "other.parquet").write_text("nor this")
+    words = [f"data.prompts={tmp_path}/spoilt.parquet", f"data.heldout={tmp_path}/other.parquet"]
+    words += ["evaluate.every=1", *(f"{stage}.engine=json:absent" for stage in ("rollout", "update"))]
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run", *words))
+    said = done.stderr.splitlines()
+    assert [name in line for line, name in zip(said[:2], ("spoilt", "other"), strict=True)] == [True, True]
+    assert [line.split("=")[0] for line in said[2:]] == ["error: rollout.engine", "error: update.engine"]
 
 
 def test_where_nothing_is_wrong_with_the_rest_it_is_not_spoken_of(inputs, tmp_path, slurm_ppo):
