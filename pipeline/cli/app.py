@@ -13,9 +13,16 @@ import typer
 from pipeline.cli import dashboard as dashboard_cli
 from pipeline.cli import devcluster as devcluster_cli
 from pipeline.cli import many
-from pipeline.cli.arguments import config_in_part, config_of, existing_run, is_sweep, load, planned_run
+from pipeline.cli.arguments import (
+    config_in_part,
+    config_of,
+    existing_run,
+    is_sweep,
+    load,
+    planned_run,
+    typed_words,
+)
 from pipeline.cli.completion import commands as completion_cli
-from pipeline.config.home import arguments_with_home
 from slurm.errors import ServiceError, UserError
 
 if TYPE_CHECKING:
@@ -402,7 +409,7 @@ def main() -> None:
     from pipeline.cli.errors import is_passing, refusal, say_error, system_error
 
     try:
-        app(args=arguments_with_home(sys.argv[1:]))
+        app(args=typed_words(sys.argv[1:]))
     except UserError as error:
         say_error(refusal(error, next(iter(sys.argv[1:]), "")))
         sys.exit(EXIT_USAGE)

@@ -9,6 +9,15 @@ if TYPE_CHECKING:
     from pipeline.run.directory import Run
 
 
+def typed_words(words: list[str]) -> list[str]:
+    """Return the words of a command line, with home directories that no shell has put in them."""
+    if not any("~" in word for word in words):
+        return words
+    from pipeline.config.home import arguments_with_home
+
+    return arguments_with_home(words)
+
+
 def planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
     """Return the run of a directory, or one that the overrides would make."""
     from pipeline.run.directory import RunError, imagined_run, is_run
