@@ -29,6 +29,10 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self._lines or self._last)
 
+    def names_below(self, section: str) -> bool:
+        """Whether something is wrong with a key of a section."""
+        return any(name.startswith(f"{section}.") for name in self._named)
+
     def add(self, lines: Iterable[object], is_last: bool = False) -> None:
         """Add what one check found, a line for each problem that is no consequence of an earlier check's.
 

@@ -93,14 +93,16 @@ def describe_run(config: Config) -> Iterator[str]:
 
 
 def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[Sample]]:
-    """Check the prompt files, and the rules on a row of each. Yields lines for people. Returns these rows."""
+    """Check the prompt files, and the rules on a row of each; rules that are not set rightly, or have no row,
+    are imported only. Yields lines for people. Returns these rows."""
     samples: list[Sample] = []
     with open_rules(config) as rules:
+        sound = [rule for rule in rules if not found.names_below(f"reward.components.{rule.name}")]
         with found.collecting():
-            samples = yield from validate_prompts(config, rules)
+            samples = yield from validate_prompts(config, sound)
         with found.collecting():
-            yield from check_rules(config, rules, samples) if samples else ()
-        for rule in () if samples else rules:
+            yield from check_rules(config, sound, samples) if samples else ()
+        for rule in [rule for rule in rules if not samples or rule not in sound]:
             with found.collecting():
                 check_is_there(rule)
     return samples
