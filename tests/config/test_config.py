@@ -81,7 +81,7 @@ MISTAKES = [
     ("tracking=null", ["tracking=None", "none, wandb"]),
     ("reward=[model,rule]", ["reward=", "legal: model, remote, rule"]),
     ("experimnt=quickstart", ["experimnt", "did you mean 'experiment'"]),
-    ("model=llama", ["model", "model.KEY=VALUE"]),
+    ("model=llama", ["model", "model.policy=VALUE"]),
     ("~update.epochs", ["~update.epochs", "cannot be deleted", "another value"]),
     ("seed=1,2", ["seed=1,2", "one value per key"]),
     ("seed=range(1,3)", ["seed=range(1,3)", "one value per key"]),
