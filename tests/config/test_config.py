@@ -78,7 +78,7 @@ MISTAKES = [
     ("rollout.engine=vlm", ["rollout.engine", "'vlm'", "transformers, vllm, or module:function"]),
     ("rollout=vllmm", ["rollout=vllmm", "no such option", "transformers"]),
     ("update=zero4", ["update=zero4", "cpu, ", "did you mean 'zero"]),
-    ("tracking=null", ["tracking=None", "none, wandb"]),
+    ("tracking=null", ["tracking=None", "here: tracking=none"]),
     ("reward=[model,rule]", ["reward=", "legal: model, remote, rule"]),
     ("experimnt=quickstart", ["experimnt", "did you mean 'experiment'"]),
     ("model=llama", ["model", "model.policy=VALUE"]),
