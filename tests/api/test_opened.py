@@ -299,3 +299,8 @@ def test_numbers_of_numpy_and_pyarrow_columns_are_numbers(run):
 def test_a_path_may_begin_with_the_home_directory(run, monkeypatch):
     monkeypatch.setenv("HOME", str(run.paths.root.parent))
     assert open_run("~/run").path == open_run(Path("~", "run")).path == run.paths.root
+
+
+def test_behind_the_run_that_may_be_meant_a_new_sentence_begins(run):
+    with pytest.raises(RunError, match=r"; did you mean \S*/run\? Start a run with: slurm-ppo run experiment="):
+        open_run(run.paths.root.with_name("rum"))
