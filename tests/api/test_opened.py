@@ -302,5 +302,5 @@ def test_a_path_may_begin_with_the_home_directory(run, monkeypatch):
 
 
 def test_behind_the_run_that_may_be_meant_a_new_sentence_begins(run):
-    with pytest.raises(RunError, match=r"; did you mean \S*/run\? Start a run with: slurm-ppo run experiment="):
+    with pytest.raises(RunError, match=r"; did you mean \S*/run\? Start a run with: slurm-ppo run"):
         open_run(run.paths.root.with_name("rum"))
