@@ -18,7 +18,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import TypeVar
@@ -221,16 +221,18 @@ def make_folder(path: Path, below: Path | None = None) -> None:
         if below is None:
             path.mkdir(parents=True, exist_ok=True)
         else:
-            _make_below(below, above)
+            _make_below(below, path)
         if not is_there(path):
             raise OSError(errno.ESTALE, "the folder was moved away", str(path))
 
     persistently(path, make)
 
 
-def _make_below(below: Path, folders: Sequence[Path]) -> None:
+def _make_below(below: Path, path: Path) -> None:
+    folder = below
     try:
-        for folder in folders:
+        for part in path.relative_to(below).parts:
+            folder /= part
             folder.mkdir(exist_ok=True)
     except FileNotFoundError:
         raise FolderGone(f"{below} is not there any more: moved or removed?") from None

@@ -11,6 +11,7 @@ from docs.generate.completion_words import completion_words
 from docs.generate.config_page import config_page
 from docs.generate.file_page import file_page
 from docs.generate.metric_page import metric_page
+from docs.generate.peer_page import peer_page
 from docs.generate.python_page import python_page
 from docs.generate.shard_page import shard_page
 
@@ -23,6 +24,7 @@ PAGES = {
     "files.md": file_page,
     "shards.md": shard_page,
     "python.md": python_page,
+    "peers.md": peer_page,
 }
 
 

@@ -16,7 +16,7 @@ import typer.main
 from docs.generate.config_page import dataclasses_of
 from pipeline.cli.app import app
 from pipeline.cli.completion.offers import FILES
-from pipeline.config.compose import known_groups
+from pipeline.config.choices import known_groups
 from pipeline.config.engines import EngineName
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.schema import Config

@@ -18,8 +18,7 @@ from docs.generate.markdown import code, page, prose, slug, table
 from pipeline.config import engines as engineconfig
 from pipeline.config import scheduler as schedulerconfig
 from pipeline.config import types as configtypes
-from pipeline.config.choices import packaged_configs
-from pipeline.config.compose import known_groups
+from pipeline.config.choices import known_groups, packaged_configs
 from pipeline.config.schema import Config
 
 WORDS: dict[int, str] = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.api.arguments import given_number, given_path, given_text
 from pipeline.api.values import Damage, Policy, RunStatus, Samples, TaskFile, TaskRecord, TaskRecords
 from pipeline.config.schema import Config
 from pipeline.run.commits import CorruptData, Record, check_sizes, read_record
@@ -29,10 +30,11 @@ def open_run(path: str | os.PathLike[str]) -> "OpenedRun":
     says which one, and why.
 
     Raises:
-        RunError: there is no run, or it cannot be read; one line says what, and the way out. Also where no
-            run of a sweep has a row yet, or its manifest cannot be read.
+        RunError: there is no run, it cannot be read, or ``path`` is none; one line says what, and the way
+            out. Also where no run of a sweep has a row yet, or its manifest cannot be read.
+        NoHome: a ValueError like all of them: ``path`` begins with ``~NAME``, and there is no such user.
     """
-    root = Path(path).expanduser()
+    root = given_path("path", path)
     if not is_sweep(root):
         return OpenedRun(load_run(root))
     from pipeline.status.sweep import choose_run
@@ -135,14 +137,19 @@ class OpenedRun:
             seed: of the random ones. Default: by the run's seed and the iteration, so the same each time.
 
         Raises:
-            RunError: there is no such iteration, none has rewards yet, a number is negative, or not exactly
-                one prompt is named.
+            RunError: there is no such iteration, none has rewards yet, a number is negative or none, or not
+                exactly one prompt is named.
         """
         from pipeline.api.responses import Selection, newest_scored, read_selected
 
-        if iteration is None and (iteration := newest_scored(self._run)) is None:
+        counts = {"best": best, "worst": worst, "at_random": at_random}
+        best, worst, at_random = (given_number(name, value) for name, value in counts.items())
+        wanted = None if prompt is None else given_text("prompt", prompt)
+        chance = None if seed is None else given_number("seed", seed)
+        found = newest_scored(self._run) if iteration is None else given_number("iteration", iteration)
+        if found is None:
             raise RunError(f"{self.path} has no responses with rewards yet")
-        return read_selected(self._run, iteration, Selection(best, worst, at_random, prompt, seed))
+        return read_selected(self._run, found, Selection(best, worst, at_random, wanted, chance))
 
     def records(self, iteration: int) -> TaskRecords:
         """Return the commit records of an iteration's tasks; 0 has what came before the first: prepare.
@@ -150,9 +157,9 @@ class OpenedRun:
         Of every file that a record names the size is compared; contents are hashed by who reads them.
 
         Raises:
-            RunError: the run has no such iteration.
+            RunError: the run has no such iteration, or it is no number.
         """
-        plan = self._run.plan
+        plan, iteration = self._run.plan, given_number("iteration", iteration)
         if iteration not in (0, *range(plan.start, plan.iterations + 1)):
             raise RunError(f"{self.path} has iterations {plan.start} to {plan.iterations}, not {iteration}")
         found, tasks = Records(self._run.paths), _tasks_of(self._run, iteration)

@@ -13,7 +13,15 @@ import typer
 from pipeline.cli import dashboard as dashboard_cli
 from pipeline.cli import devcluster as devcluster_cli
 from pipeline.cli import many
-from pipeline.cli.arguments import config_of, existing_run, is_sweep, load, planned_run
+from pipeline.cli.arguments import (
+    config_in_part,
+    config_of,
+    existing_run,
+    is_sweep,
+    load,
+    planned_run,
+    typed_words,
+)
 from pipeline.cli.completion import commands as completion_cli
 from slurm.errors import ServiceError, UserError
 
@@ -72,7 +80,7 @@ def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     """Start a run and carry it to its end: on this machine, or on Slurm while you watch."""
     from pipeline.cli.run import start
 
-    raise typer.Exit(start(config_of(overrides, config_dir), watch=True))
+    raise typer.Exit(start(*config_in_part(overrides, config_dir), watch=True))
 
 
 @app.command()
@@ -95,7 +103,7 @@ def submit(
         return
     if existing:
         raise typer.Exit(resume_run(existing, watch=False))
-    raise typer.Exit(start(config_of(overrides, config_dir), watch=False))
+    raise typer.Exit(start(*config_in_part(overrides, config_dir), watch=False))
 
 
 @app.command()
@@ -250,15 +258,14 @@ def validate(
     ] = True,
 ) -> None:
     """Check configuration, models, prompts, plug-ins and the cluster; start nothing."""
-    from pipeline.preflight.inputs import validate_inputs
+    from pipeline.cli.run import check
 
-    given = config_of(overrides, config_dir)
-    for line in validate_inputs(given, with_weights=True):
-        typer.echo(line)
+    given, found = config_in_part(overrides, config_dir)
+    check(given, found, say=typer.echo, with_weights=True)
     if given.slurm:
-        from pipeline.preflight.probe import validate_cluster
+        from pipeline.preflight.probe import probe_cluster
 
-        for line in validate_cluster(given, probe):
+        for line in probe_cluster(given, probe):
             typer.echo(line)
 
 
@@ -434,7 +441,7 @@ def main() -> None:
     from pipeline.cli.errors import is_passing, refusal, say_error, system_error
 
     try:
-        app()
+        app(args=typed_words(sys.argv[1:]))
     except UserError as error:
         say_error(refusal(error, next(iter(sys.argv[1:]), "")))
         sys.exit(EXIT_USAGE)

@@ -4,8 +4,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pipeline.config.findings import Findings
     from pipeline.config.schema import Config
     from pipeline.run.directory import Run
+
+
+def typed_words(words: list[str]) -> list[str]:
+    """Return the words of a command line, with home directories that no shell has put in them."""
+    if not any("~" in word for word in words):
+        return words
+    from pipeline.config.home import arguments_with_home
+
+    return arguments_with_home(words)
 
 
 def planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
@@ -48,11 +58,25 @@ def is_sweep(root: Path) -> bool:
 
 
 def config_of(overrides: list[str] | None, config_dir: Path | None) -> "Config":
-    from pipeline.config.compose import compose
-    from pipeline.config.resolve import resolve
+    """Return the configuration that words set. Raises ConfigError with every problem."""
+    config, found = config_in_part(overrides, config_dir)
+    found.refuse()
+    return config
+
+
+def config_in_part(overrides: list[str] | None, config_dir: Path | None) -> "tuple[Config, Findings]":
+    """Return what can be made of the configuration that words set, for further checks, and what is wrong with
+    them. Raises ConfigError where nothing can be made."""
+    from pipeline.config.findings import Findings
+    from pipeline.config.resolve import configure_what_can_be
     from pipeline.run.directory import no_setting
 
     for word in overrides or []:
         if "=" not in word and not word.startswith("~"):
             raise no_setting(word)
-    return resolve(compose(overrides or [], config_dir))
+    found = Findings()
+    config = configure_what_can_be(overrides or [], config_dir, found)
+    if config is None:
+        found.refuse()
+    assert config is not None
+    return config, found

@@ -3,15 +3,18 @@
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
+from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config, WandbMode
+from pipeline.executors.processes import LocalExecutor
 from pipeline.executors.slurm.passes import LEASE_PATIENCE
 from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_point
@@ -30,22 +33,16 @@ from slurm.sharedfiles import is_there
 from slurm.submission import Refused
 
 
-def start(config: Config, watch: bool) -> int:
-    """Make a run and carry it out, or submit it. Returns the exit code."""
-    executor = None if config.slurm else local_executor(config)
-    if executor and not watch:
-        kind = config.scheduler.kind
-        raise ConfigError(
-            f"scheduler={kind} has no queue to submit to; type slurm-ppo run, or scheduler=slurm"
-        )
-    # slow to import, and resume does without
-    from pipeline.preflight.cluster import check_cluster
-    from pipeline.preflight.inputs import validate_inputs
+def start(config: Config, found: Findings, watch: bool) -> int:
+    """Make a run and carry it out, or submit it. Returns the exit code.
 
-    for line in validate_inputs(config):
-        print(line, file=sys.stderr)
-    for line in check_cluster(config) if executor is None else ():
-        print(line, file=sys.stderr)
+    Args:
+        found: what is wrong with ``config`` so far; a run begins only where nothing is.
+    """
+    executor = None
+    with found.collecting():
+        executor = executor_of(config, watch)
+    check(config, found)
     with claimed_run(config) as (run, lease):
         will_change("a new run")
         if executor is not None:
@@ -57,6 +54,53 @@ def start(config: Config, watch: bool) -> int:
         if not is_there(run.paths.task(PREPARE).record):
             cancel_run(run)  # with other settings it is another run: what is queued belongs to none
         raise
+
+
+def executor_of(config: Config, watch: bool) -> LocalExecutor | None:
+    """Return what carries out tasks here; None for a run on Slurm. Raises ConfigError where a run cannot be
+    left alone."""
+    executor = None if config.slurm else local_executor(config)
+    if executor and not watch:
+        kind = config.scheduler.kind
+        raise ConfigError(
+            f"scheduler={kind} has no queue to submit to; type slurm-ppo run, or scheduler=slurm"
+        )
+    return executor
+
+
+def check(
+    config: Config,
+    found: Findings,
+    folder: Path | None = None,
+    number: int = 0,
+    say: Callable[[str], object] | None = None,
+    with_weights: bool = False,
+) -> None:
+    """Check all that a run is made of, and say what is worth knowing until a problem is found.
+
+    Args:
+        found: what is wrong with ``config`` so far.
+        folder: folder that rules are imported from. Default: the current one.
+        number: number of iterations that a fork has from its parent.
+        say: takes a line for people. Default: to stderr.
+        with_weights: try the models too, which takes seconds; else the run's first task does.
+
+    Raises:
+        UserError: every problem, one per line.
+    """
+    # slow to import, and resume does without
+    from pipeline.preflight.cluster import check_cluster
+    from pipeline.preflight.inputs import validate_inputs
+
+    say = say or partial(print, file=sys.stderr)
+    for line in validate_inputs(config, found, folder, number, with_weights):
+        if not found:
+            say(line)
+    if config.slurm:
+        with found.collecting():
+            for line in check_cluster(config):
+                say(line)
+    found.refuse()
 
 
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
@@ -122,17 +166,12 @@ def mend_rows(run: Run, patience: float) -> None:
 def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path | None) -> str:
     """Make a run that goes on from a policy of another. Returns what to say."""
     from pipeline.orchestrate.fork import find_parent, fork, fork_config
-    from pipeline.preflight.cluster import check_cluster
-    from pipeline.preflight.inputs import validate_inputs
     from pipeline.run.copies import check_is_vacant
 
     check_is_vacant(root)
     parent = find_parent(source)
     config = fork_config(parent, root, overrides, config_dir)
-    for line in validate_inputs(config, Path(parent.run.identity.folder), parent.number):
-        print(line, file=sys.stderr)
-    for line in check_cluster(config) if config.slurm else ():
-        print(line, file=sys.stderr)
+    check(config, Findings(), Path(parent.run.identity.folder), parent.number)
     run = fork(parent, config)
     word = "submit" if config.slurm else "resume"
     return (

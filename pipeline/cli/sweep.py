@@ -13,7 +13,9 @@ from pipeline.cli.errors import say_error, system_error
 from pipeline.cli.listing import entries_of
 from pipeline.cli.sweep_runs import LEFT_ALONE, NOT_COMPLETE, STOP_SECONDS, End, Runner, end_with_parent
 from pipeline.config.allocation import AllocationConfig
-from pipeline.config.compose import compose, known_groups
+from pipeline.config.choices import known_groups
+from pipeline.config.compose import compose
+from pipeline.config.findings import Findings
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
 from pipeline.run.directory import RunError, is_run, near_runs, no_setting, shown
@@ -167,7 +169,7 @@ def _root_of(asked: Asked, groups: dict[str, list[str]]) -> Path:
     """Return the sweep's folder: run_dir, as it is with the first value of every key."""
     grid = read_words(asked.words, groups, asked.num_seeds)
     words = next(grid.points())[1]
-    return Path(compose([*grid.fixed, *words], asked.config_dir).run_dir).expanduser().absolute()
+    return Path(compose([*grid.fixed, *words], asked.config_dir).run_dir).absolute()
 
 
 def _check_inputs(root: Path, drafts: Sequence[Draft]) -> None:
@@ -176,8 +178,11 @@ def _check_inputs(root: Path, drafts: Sequence[Draft]) -> None:
         return
     from pipeline.preflight.inputs import validate_inputs
 
-    for line in validate_inputs(drafts[0].config):
-        print(line, file=sys.stderr)
+    found = Findings()
+    for line in validate_inputs(drafts[0].config, found):
+        if not found:
+            print(line, file=sys.stderr)
+    found.refuse()
 
 
 def _config_of_all(root: Path, sweep: Sweep) -> Config:
@@ -276,7 +281,7 @@ def _go_on_with(root: Path, point: Point, config: Config) -> int:
     is_watched = config.slurm is None
     if has_begun(root, point):
         return resume_run(load_run(run_folder(root, point)), watch=is_watched)
-    return start(config, watch=is_watched)
+    return start(config, Findings(), watch=is_watched)
 
 
 def _wait_for_holder(locks: Path) -> None:

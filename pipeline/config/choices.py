@@ -1,4 +1,4 @@
-"""Removal of an experiment's reward components when another ``reward`` option replaces its own."""
+"""Config groups: where their options lie, and what of an experiment another option takes away."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,9 +29,14 @@ def _read(config_dir: Path | None, group: str, option: str | None) -> Mapping[st
     """Return the content of an option's file, as Hydra finds it; empty without one."""
     for root in (config_dir, packaged_configs()):
         if root is not None and option and (file := root / group / f"{option}.yaml").is_file():
-            content = from_yaml(file.read_text())
-            return content if isinstance(content, dict) else {}
+            return content_of(file)
     return {}
+
+
+def content_of(file: Path) -> Mapping[str, Any]:
+    """Return what a file of a group holds; empty for something that is no mapping."""
+    content = from_yaml(file.read_text())
+    return content if isinstance(content, dict) else {}
 
 
 def _option_of(experiment: Mapping[str, Any], group: str) -> str | None:
@@ -54,3 +59,12 @@ def packaged_configs() -> Path:
     package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
+
+
+def known_groups(config_dir: Path | None) -> dict[str, list[str]]:
+    """List config groups and their options, the packaged ones and the user's."""
+    groups: dict[str, list[str]] = {}
+    for root in [packaged_configs(), *([config_dir] if config_dir else [])]:
+        for file in sorted(root.glob("*/*.yaml")):
+            groups.setdefault(file.parent.name, []).append(file.stem)
+    return {name: sorted(set(options)) for name, options in groups.items()}

@@ -26,5 +26,16 @@ class ConfigIssue:
         return f"{self.key}={self.value}: {self.why}"
 
 
+@dataclass(frozen=True)
+class Mistake:
+    """A key that is unknown or missing, or has a value that no such key can have."""
+
+    key: str
+    text: str
+    """What is wrong and the way out, in one line."""
+    meant: tuple[str, ...] = ()
+    """Keys that were probably meant by an unknown one, and by what is below it."""
+
+
 class ConfigError(UserError, ValueError):
     """The configuration cannot be used. One line per problem."""

@@ -1,14 +1,17 @@
 """A configuration made ready to run: paths absolute, gaps filled, refused where it cannot work. No torch."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.compose import compose_what_can_be
 from pipeline.config.evaluate_rules import missing_program
+from pipeline.config.findings import Findings
+from pipeline.config.home import why_no_home
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_dir import position_limit, text_settings
-from pipeline.config.model_rules import model_problems
+from pipeline.config.model_rules import model_problems, used_models
 from pipeline.config.notify_rules import missing_means
 from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.rules import contradictions
@@ -26,22 +29,70 @@ _COMPONENT_PATHS = {
 """The same below a component of the reward."""
 
 
+def configure(
+    overrides: Sequence[str], config_dir: Path | None = None, base: Mapping[str, Any] | None = None
+) -> Config:
+    """Compose and resolve in one pass, so that no problem hides another.
+
+    Args:
+        base: as of :func:`pipeline.config.compose.compose`.
+
+    Raises:
+        ConfigError: every problem, one per line.
+    """
+    found = Findings()
+    config = configure_what_can_be(overrides, config_dir, found, base)
+    found.refuse()
+    assert config is not None
+    return config
+
+
+def configure_what_can_be(
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    found: Findings,
+    base: Mapping[str, Any] | None = None,
+) -> Config | None:
+    """Configure as :func:`configure` does, and add what is wrong to ``found``. Returns the configuration,
+    with defaults in place of what is wrong, for other checks; None where nothing can be composed."""
+    config = compose_what_can_be(overrides, config_dir, found, base)
+    return None if config is None else resolve_what_can_be(config, found)
+
+
 def resolve(config: Config) -> Config:
     """Make paths absolute, fill in what follows from the models, and refuse contradictions.
 
     Raises:
         ConfigError: every problem, one per line.
     """
-    config = _absolute(config)
-    _refuse(missing_paths(config))
-    config = _with_context(config)
-    _refuse([*contradictions(config), *_vocabulary_problems(config)])
+    found = Findings()
+    config = resolve_what_can_be(config, found)
+    found.refuse()
     return config
 
 
-def _refuse(problems: Iterable[ConfigIssue]) -> None:
-    if lines := [str(problem) for problem in problems]:
-        raise ConfigError("\n".join(lines))
+def resolve_what_can_be(config: Config, found: Findings) -> Config:
+    """Resolve as :func:`resolve` does, and add what is wrong to ``found``."""
+    found.add(unknown_homes(config))
+    config = _absolute(config)
+    found.add(missing_paths(config))
+    with found.collecting():
+        config = _with_context(config)
+    found.add(contradictions(config))
+    with found.collecting():
+        found.add(list(_vocabulary_problems(config)))
+    return config
+
+
+def unknown_homes(config: Config) -> Iterator[ConfigIssue]:
+    """Yield paths that begin with a home directory that there is not. Others were put in their place."""
+    models = ((model.key, str(model.directory)) for model in used_models(config))
+    commands = {"notify.command": config.notify.command, "evaluate.command": config.evaluate.command}
+    programs = ((key, words[0]) for key, words in commands.items() if words)
+    of_notify = ("notify.webhook_file", config.notify.webhook_file)
+    for key, path in (*models, *_data_paths(config), *programs, of_notify, ("run_dir", config.run_dir)):
+        if path and (why := why_no_home(path)):
+            yield ConfigIssue(key, path, why)
 
 
 def missing_paths(config: Config) -> Iterator[ConfigIssue]:
@@ -71,7 +122,7 @@ def _with_context(config: Config) -> Config:
     context = config.model.context_length or limit
     if context is None:
         raise ConfigError(
-            "model.context_length: must be given; the policy's config.json has no max_position_embeddings"
+            "model.context_length: must be given; config.json of model.policy has no max_position_embeddings"
         )
     if limit is not None and context > limit:
         why = f"the policy has positions for {limit} tokens only"
@@ -130,4 +181,4 @@ def _with_absolute(owner: Any, keys: Sequence[str]) -> Any:
 
 
 def _full(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    return str(Path(path).absolute())

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.config.algorithm import Estimator, KLController
-from pipeline.config.compose import compose, to_mapping
+from pipeline.config.compose import to_mapping
+from pipeline.config.home import full_path
 from pipeline.config.issue import ConfigError, ConfigIssue
-from pipeline.config.resolve import resolve
+from pipeline.config.resolve import configure
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.run.adoption import adopt
@@ -46,11 +47,11 @@ def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_di
     """
     if any(text.lstrip("+").startswith("run_dir=") for text in overrides):
         raise ConfigError("run_dir: the fork's directory is the second argument; leave it out")
-    root = root.expanduser().absolute()
+    root = full_path(root)
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", root.name).lstrip("_.-")[:100]
     frozen = to_mapping(parent.run.config)
     base = frozen | {"run_dir": str(root), "name": name or parent.run.config.name}
-    config = resolve(compose(overrides, config_dir, base))
+    config = configure(overrides, config_dir, base)
     if problems := list(misfits(parent, config)):
         raise ConfigError("\n".join(map(str, problems)))
     return config

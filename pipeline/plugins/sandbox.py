@@ -218,6 +218,12 @@ def _unknown_argument(function: Any, arguments: Sequence[str]) -> str:
     return f"has no argument {unknown[0]!r}; it has: {', '.join(known)}" if unknown else ""
 
 
+def import_error(plugin: Plugin) -> PluginFailure | None:
+    """Return why the function cannot be imported; None where it can."""
+    function = loaded(plugin)
+    return function if isinstance(function, PluginFailure) else None
+
+
 def has_mark(plugin: Plugin, name: str) -> bool | PluginFailure:
     """Whether a decorator of slurm-ppo has marked the function with ``name``."""
     function = loaded(plugin)

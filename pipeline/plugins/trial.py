@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.findings import Findings
 from pipeline.config.reward import (
     PLAIN_RESPONSES,
     OnError,
@@ -24,6 +25,7 @@ from pipeline.plugins.sandbox import (
     Plugin,
     PluginFailure,
     has_mark,
+    import_error,
     open_calls,
     rule_error,
     score,
@@ -78,20 +80,32 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
     Yields a warning for one that fails there, where the configuration gives such responses a score.
 
     Raises:
-        PluginError: a rule is not there, does not take its arguments, or gives no number.
+        PluginError, ConfigError: rules are not there, do not take their arguments, or give no number.
     """
+    found = Findings()
     for rule in rules:
-        for sample in samples:
-            _check_signature(rule.calls, rule.config, config, sample)
-            if rule.config.trial:
-                yield from _try_rule(rule, config, sample)
+        with found.collecting():
+            for sample in samples:
+                _check_signature(rule.calls, rule.config, config, sample)
+                if rule.config.trial:
+                    yield from _try_rule(rule, config, sample)
+    found.refuse()
+
+
+def check_is_there(rule: OpenRule) -> None:
+    """Import a rule, where there is no row to try it on. Raises PluginError, as :func:`check_rules` does."""
+    _refuse_rule(rule.config, rule.calls.call(rule.config.time_limit, import_error))
 
 
 def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
-    """Refuse a rule that does not take its arguments. A module that is missing here is no error without a
-    trial: the rule's own jobs may have it."""
+    """Refuse a rule that does not take its arguments."""
     given = list(trial_row(rule, config, sample)), list(rule.arguments)
-    trouble: PluginFailure | None = calls.call(rule.time_limit, rule_error, *given)
+    _refuse_rule(rule, calls.call(rule.time_limit, rule_error, *given))
+
+
+def _refuse_rule(rule: RuleConfig, trouble: PluginFailure | None) -> None:
+    """Raise PluginError for what is wrong with a rule. A module that is missing here is no error without a
+    trial: the rule's own jobs may have it."""
     if trouble and (rule.trial or not trouble.is_elsewhere):
         raise PluginError(trouble.text)
 
@@ -137,7 +151,7 @@ def check_scheduler(config: Config) -> None:
 
 def check_engines(config: Config) -> Iterator[str]:
     """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
-    Raises PluginError for one that is missing, or no function of the right number of arguments."""
+    Raises PluginError for those that are missing, or no function of the right number of arguments."""
     components = config.reward.components.items()
     models = {name: one.engine for name, one in components if isinstance(one, RewardModelConfig)}
     given: dict[str, tuple[str | None, int]] = {
@@ -147,11 +161,14 @@ def check_engines(config: Config) -> Iterator[str]:
         "update.engine": (config.update.engine, 1),
         "model.tokenizer": (config.model.tokenizer, 1),
     }
+    wrong = []
     for trouble in tried({Plugin(key, n): num for key, (n, num) in given.items() if n and ":" in n}):
         if trouble.is_elsewhere:
             yield f"warning: {trouble.text}; compute nodes may have it"
         else:
-            raise PluginError(trouble.text)
+            wrong.append(trouble.text)
+    if wrong:
+        raise PluginError("\n".join(wrong))
     check_takes_ranks(config)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_dir import has_chat_template
 from pipeline.config.model_rules import model_notes
@@ -31,7 +32,15 @@ from pipeline.notify.secrets import is_secret_name
 from pipeline.plugins.first_look import NUM_ROWS, first_look
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
-from pipeline.plugins.trial import OpenRule, Sample, check_engines, check_rules, check_scheduler, open_rules
+from pipeline.plugins.trial import (
+    OpenRule,
+    Sample,
+    check_engines,
+    check_is_there,
+    check_rules,
+    check_scheduler,
+    open_rules,
+)
 from pipeline.preflight.disk_need import check_disk
 from pipeline.preflight.models import try_models
 from pipeline.preflight.reward_ping import why_silent
@@ -40,50 +49,78 @@ from pipeline.run.paths import RunPaths
 
 
 def validate_inputs(
-    config: Config, folder: Path | None = None, start: int = 0, with_weights: bool = False
+    config: Config,
+    found: Findings,
+    folder: Path | None = None,
+    start: int = 0,
+    with_weights: bool = False,
 ) -> Iterator[str]:
-    """Check everything the user gave. Yields lines for people.
+    """Check everything the user gave. Yields lines for people, and adds what cannot be used to ``found``: no
+    problem hides another.
 
     Args:
         folder: folder that rules are imported from. Default: the current one.
         start: number of iterations that a fork has from its parent.
         with_weights: try the models too, which takes seconds; else the run's first task does.
-
-    Raises:
-        PromptError, PluginError: something cannot be used.
-        ConfigError: what the run keeps does not fit on its disk, or a task needs more GPUs than there are.
     """
-    check_is_free(RunPaths(Path(config.run_dir)))
-    check_can_be_made(Path(config.run_dir))
+    with found.collecting(is_last=True):
+        check_is_free(RunPaths(Path(config.run_dir)))
+        check_can_be_made(Path(config.run_dir))
     make_importable(str(folder or Path.cwd()))
-    yield from describe_gpus(config)
-    yield from describe_allocation(config)
-    yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
-    yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
-    formats = (config.update.precision, config.rollout_precision, config.reward_precision)
-    yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
-    yield from check_disk(config, start)
-    yield from model_notes(config)
-    with open_rules(config) as rules:
-        files = yield from validate_prompts(config, rules)
-        samples = [sample for judged in files for sample in samples_of(judged, 1)]
-        yield from check_rules(config, rules, samples)
-        yield from first_look(config, rules, samples_of(files[0], NUM_ROWS))
-    check_scheduler(config)
-    yield from check_engines(config)
+    for lines_of in (describe_gpus, describe_allocation, describe_run):
+        with found.collecting():
+            yield from lines_of(config)
+    with found.collecting():
+        yield from check_disk(config, start)
+    with found.collecting():
+        yield from model_notes(config)
+    samples = yield from validate_rows(config, found)
+    with found.collecting():
+        check_scheduler(config)
+    with found.collecting():
+        yield from check_engines(config)
     for name, component in config.reward.components.items():
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
         if isinstance(component, RemoteConfig):
-            yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
+            with found.collecting():
+                yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
     yield from environment_warnings(config)
     if with_weights:
-        yield from try_models(config)
+        with found.collecting():
+            yield from try_models(config)
         yield "ok so far; no run was started"
     else:
         yield "ok so far; the numbers in the models are checked by the run's first task"
+
+
+def describe_run(config: Config) -> Iterator[str]:
+    """Yield the sizes and number formats of a run."""
+    yield f"configuration: {config.iterations} iterations of {config.responses_per_iteration} responses"
+    yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
+    formats = (config.update.precision, config.rollout_precision, config.reward_precision)
+    yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
+
+
+def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[Sample]]:
+    """Check the prompt files, and the rules on a row of each; rules that are not set rightly, or have no row,
+    are imported only. Yields lines for people. Returns these rows."""
+    files: list[Judged] = []
+    with open_rules(config) as rules:
+        sound = [rule for rule in rules if not found.names_below(f"reward.components.{rule.name}")]
+        with found.collecting():
+            files = yield from validate_prompts(config, sound)
+        samples = [sample for judged in files for sample in samples_of(judged, 1)]
+        with found.collecting():
+            if samples:
+                yield from check_rules(config, sound, samples)
+                yield from first_look(config, sound, samples_of(files[0], NUM_ROWS))
+        for rule in [rule for rule in rules if not samples or rule not in sound]:
+            with found.collecting():
+                check_is_there(rule)
+    return samples
 
 
 def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str, None, list[Judged]]:
@@ -148,7 +185,11 @@ def as_read(values: Chunk, schema: pa.Schema) -> Chunk:
 def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, str]:
     """Read the prompt files, or samples of large ones. Returns them, and the policy's tokenizer or why they
     were not tokenised. Raises PromptError where a whole file cannot be used."""
-    found = {(key, path): read_file(config, path, is_sample=True) for key, path in prompt_files(config)}
+    found, unreadable = {}, Findings()
+    for key, path in prompt_files(config):
+        with unreadable.collecting():
+            found[key, path] = read_file(config, path, is_sample=True)
+    unreadable.refuse()
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
     has_chats = any(not isinstance(row.prompt, str) for prompts in found.values() for row in prompts.rows)

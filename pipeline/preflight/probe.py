@@ -10,7 +10,7 @@ from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import ResourcesConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import Escalation, interpreter_words, sbatch_options
-from pipeline.preflight.cluster import check_cluster, gpus_wanted, job_kinds_used
+from pipeline.preflight.cluster import gpus_wanted, job_kinds_used
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.preflight.sight import image_key, image_of, paths_of, way_in, way_to_gpus
 from pipeline.run.directory import version
@@ -69,9 +69,9 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def validate_cluster(config: Config, with_probe: bool) -> Iterator[str]:
-    """Check the cluster for ``validate``. Yields lines for people. Raises ConfigError with every problem."""
-    yield from check_cluster(config)
+def probe_cluster(config: Config, with_probe: bool) -> Iterator[str]:
+    """Look at compute nodes of a cluster that allows what is asked for. Yields lines for people. Raises
+    ConfigError with every problem."""
     yield "cluster: partitions, limits and sizes allow what is asked for"
     if with_probe:
         judged = [(aim, answer, list(judge(aim, answer))) for aim, answer in ask_nodes(config)]

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
+from pipeline.config.home import full_path
 from pipeline.run.commits import FileEntry
 from pipeline.run.copies import copy_verified, new_folder
 from pipeline.run.directory import RunError
@@ -31,7 +32,7 @@ def export(source: str, target: Path, adapter: bool, say: Callable[[str], None])
     Raises:
         RunError: there is no such policy, it is damaged, it cannot be merged here, or ``target`` is taken.
     """
-    version, target = find_version(source, "policy", "policy"), target.expanduser().absolute()
+    version, target = find_version(source, "policy", "policy"), full_path(target)
     files = policy_files(version, adapter)
     is_merged = version.record.is_adapter and not adapter
     if is_merged:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import xxhash
 
-from pipeline.config.compose import compose, from_mapping, to_mapping
+from pipeline.config.compose import from_mapping, to_mapping
 from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
-from pipeline.config.resolve import resolve
+from pipeline.config.resolve import configure
 from pipeline.config.schema import Config
 from pipeline.run.directory import RunError, check_is_free, check_is_outside_runs, is_run, load_run, version
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
@@ -56,7 +56,7 @@ def drafts_of(grid: Grid, config_dir: Path | None) -> list[Draft]:
     """
     found: dict[str, Draft] = {}
     for settings, words in grid.points():
-        draft = Draft(settings, resolve(compose([*grid.fixed, *words], config_dir)))
+        draft = Draft(settings, configure([*grid.fixed, *words], config_dir))
         found.setdefault(draft.key, draft)
     drafts = list(found.values())
     if len({draft.config.run_dir for draft in drafts}) > 1:

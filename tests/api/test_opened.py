@@ -258,3 +258,49 @@ def test_no_torch_is_imported_to_look_at_a_run(complete_run):
         [sys.executable, "-c", code, str(complete_run)], capture_output=True, text=True, cwd=ROOT, timeout=60
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+# --- what is no iteration, no number, no path ---
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda run: run.samples("x"), "iteration='x' is of type str; give a whole number"),
+        (lambda run: run.samples(1.0), "iteration=1.0 is of type float; give a whole number"),
+        (lambda run: run.samples(True), "iteration=True is of type bool; give a whole number"),
+        (lambda run: run.samples([1]), r"iteration=\[1\] is of type list; give a whole number"),
+        (lambda run: run.samples(best="2"), "best='2' is of type str; give a whole number"),
+        (lambda run: run.samples(worst=None), "worst=None is of type NoneType; give a whole number"),
+        (lambda run: run.samples(at_random=0.5), "at_random=0.5 is of type float; give a whole number"),
+        (lambda run: run.samples(prompt=7), "prompt=7 is of type int; give a text"),
+        (lambda run: run.samples(seed="a"), "seed='a' is of type str; give a whole number"),
+        (lambda run: run.records("1"), "iteration='1' is of type str; give a whole number"),
+        (lambda run: run.records(None), "iteration=None is of type NoneType; give a whole number"),
+        (lambda run: open_run(7), "path=7 is of type int; give a path, as text or pathlib.Path"),
+        (lambda run: open_run(None), "path=None is of type NoneType; give a path"),
+        (lambda run: open_run(b"run"), "path=b'run' is of type bytes; give a path"),
+        (lambda run: open_run("~nobody-at-all/run"), "no user is called 'nobody-at-all'; for a folder"),
+    ],
+)
+def test_a_wrong_type_is_one_line_that_says_what_is_wanted(run, call, said):
+    with pytest.raises(ValueError, match=said) as refused:
+        call(open_run(run.paths.root))
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_numbers_of_numpy_and_pyarrow_columns_are_numbers(run):
+    opened = open_run(run.paths.root)
+    numpy = pytest.importorskip("numpy")
+    assert opened.samples(numpy.int64(1), best=numpy.int32(1)).iteration == 1
+    assert opened.records(numpy.int64(1)).iteration == 1
+
+
+def test_a_path_may_begin_with_the_home_directory(run, monkeypatch):
+    monkeypatch.setenv("HOME", str(run.paths.root.parent))
+    assert open_run("~/run").path == open_run(Path("~", "run")).path == run.paths.root
+
+
+def test_behind_the_run_that_may_be_meant_a_new_sentence_begins(run):
+    with pytest.raises(RunError, match=r"; did you mean \S*/run\? Start a run with: slurm-ppo run"):
+        open_run(run.paths.root.with_name("rum"))

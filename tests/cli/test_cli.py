@@ -16,6 +16,7 @@ import yaml
 
 from pipeline.cli.app import app
 from pipeline.config.compose import compose
+from pipeline.config.findings import Findings
 from pipeline.config.resolve import resolve
 from pipeline.preflight.inputs import judged_files, validate_inputs
 from pipeline.preflight.reward_ping import why_silent
@@ -541,7 +542,7 @@ def test_a_service_that_is_started_later_or_elsewhere_is_a_warning(
     inputs, tmp_path, slurm_ppo, words, said, monkeypatch
 ):
     config = resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words)))
-    assert any(said in line.replace("[Errno 111] ", "") for line in validate_inputs(config))
+    assert any(said in line.replace("[Errno 111] ", "") for line in validate_inputs(config, Findings()))
 
 
 def test_a_service_answers_whatever_it_says():

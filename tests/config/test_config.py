@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from pipeline.config import scheduler as schedulerconfig
 from pipeline.config import schema as config_module
 from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, KLPlacement
-from pipeline.config.compose import compose, from_mapping, known_groups, to_mapping, to_yaml
+from pipeline.config.choices import known_groups
+from pipeline.config.compose import compose, from_mapping, to_mapping, to_yaml
+from pipeline.config.findings import Findings
 from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
-from pipeline.config.resolve import resolve
+from pipeline.config.resolve import configure, resolve
 from pipeline.config.scheduler import resources_of
 from pipeline.config.schema import Config
 from tests.support import ROOT, tiny
@@ -35,7 +37,7 @@ COMPLETE = ("reward=rule", "reward.components.rule.function=a:b", "model.policy=
 def refusal(inputs: Path, run_dir: Path, *more: str, config_dir: Path | None = None) -> list[str]:
     """The lines with which a configuration is refused."""
     with pytest.raises(ConfigError) as refused:
-        resolve(compose(tiny.overrides(inputs, run_dir, *more), config_dir))
+        configure(tiny.overrides(inputs, run_dir, *more), config_dir)
     return str(refused.value).splitlines()
 
 
@@ -78,10 +80,10 @@ MISTAKES = [
     ("rollout.engine=vlm", ["rollout.engine", "'vlm'", "transformers, vllm, or module:function"]),
     ("rollout=vllmm", ["rollout=vllmm", "no such option", "transformers"]),
     ("update=zero4", ["update=zero4", "cpu, ", "did you mean 'zero"]),
-    ("tracking=null", ["tracking=None", "none, wandb"]),
+    ("tracking=null", ["tracking=None", "here: tracking=none"]),
     ("reward=[model,rule]", ["reward=", "legal: model, remote, rule"]),
     ("experimnt=quickstart", ["experimnt", "did you mean 'experiment'"]),
-    ("model=llama", ["model", "model.KEY=VALUE"]),
+    ("model=llama", ["model", "model.policy=VALUE"]),
     ("~update.epochs", ["~update.epochs", "cannot be deleted", "another value"]),
     ("seed=1,2", ["seed=1,2", "one value per key"]),
     ("seed=range(1,3)", ["seed=range(1,3)", "one value per key"]),
@@ -615,3 +617,58 @@ def test_an_experiment_of_ones_own_is_no_other(tmp_path):
     assert list(model.reward.components) == ["rm"]
     with pytest.raises(ConfigError, match=r"reward.components.mine: says no kind, only arguments"):
         compose([*given, RULE[1]], tmp_path)
+
+
+# --- everything at once ---
+
+
+def test_mistakes_of_every_kind_are_named_in_one_go_each_in_a_line(inputs, tmp_path):
+    lines = refusal(
+        inputs,
+        tmp_path / "run",
+        *("updte.epochs=2", "rollout.top_p=1.5", "iterations=0", "update.learning_rat=1"),
+        *(f"model.reference={tmp_path / 'absent'}", "data.prompts=absent.jsonl", "update.minibatches=3"),
+        "reward.components.other={kind: rule}",
+    )
+    assert [line.split(":")[0].split("=")[0] for line in lines] == [
+        *("updte.epochs", "update.learning_rat"),  # unknown
+        *("reward.components.other.function", "iterations", "rollout.top_p"),  # missing, wrong
+        *("model.reference", "data.prompts", "update.minibatches"),
+    ]
+    assert "did you mean 'update'" in lines[0]
+    assert "did you mean 'learning_rate'" in lines[1]
+
+
+def test_a_misspelt_section_of_a_file_is_not_said_to_be_missing(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nmodle:\n  policy: p\ndata:\n  prompts: d\n  prompt_colum: q\nsed: 1\n"
+    (tmp_path / "experiment" / "own.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        compose(["experiment=own", "reward=rule"], tmp_path)
+    lines = str(refused.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        *("data.prompt_colum", "modle", "sed"),
+        "reward.components.rule.function",
+    ]
+    assert "did you mean 'model'" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "word", ["rollout.sample_per_prompt=8", "rollout.samples_per_prompt=many", "experimnt=mine"]
+)
+def test_what_only_follows_from_a_mistake_is_not_said(inputs, tmp_path, word):
+    """With the default in its place, the number of samples would contradict the algorithm."""
+    (line,) = refusal(inputs, tmp_path / "run", "algorithm=grpo", "update.minibatches=3", word)
+    assert line.startswith(word.split("=")[0])
+
+
+def test_what_a_check_says_of_a_file_that_is_not_there_follows_too():
+    found = Findings()
+    found.add(["data.prompts=/d/rows.jsonl: no such file or directory"])
+    found.add(["/d/rows.jsonl does not exist", "data.prompts: is empty", "seed=1: too few of data.prompts=3"])
+    found.add(["/d/rows.jsonl2 does not exist", "data.prompts_per_iteration=0: too few", "data=1: x"])
+    with pytest.raises(ConfigError) as refused:
+        found.refuse()
+    assert [line.split(" ")[0] for line in str(refused.value).splitlines()] == [
+        *("data.prompts=/d/rows.jsonl:", "/d/rows.jsonl2", "data.prompts_per_iteration=0:", "data=1:")
+    ]

@@ -15,7 +15,7 @@ import typer.testing
 import yaml
 
 from pipeline.cli.app import app
-from pipeline.config.compose import known_groups
+from pipeline.config.choices import known_groups
 from tests.support import ROOT, documented, light, warm_client
 from tests.support.documented import Kind
 

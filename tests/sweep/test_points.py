@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.compose import known_groups, to_mapping
+from pipeline.config.choices import known_groups
+from pipeline.config.compose import to_mapping
 from pipeline.run.directory import create_run, load_run
 from pipeline.sweep.grid import SweepError, parse_grid
 from pipeline.sweep.manifest import Point, Sweep, is_sweep, read_sweep, without, write_sweep
