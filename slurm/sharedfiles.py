@@ -213,10 +213,6 @@ def make_folder(path: Path, below: Path | None = None) -> None:
         FolderGone: ``below`` is not there.
         OSError: it cannot be made, or for some seconds it exists for the client and not for the server.
     """
-    above = (
-        [] if below is None else [f for f in (*reversed(path.parents), path) if f.is_relative_to(below)][1:]
-    )
-
     def make() -> None:
         if below is None:
             path.mkdir(parents=True, exist_ok=True)

@@ -117,7 +117,7 @@ def to_yaml(config: Config) -> str:
 
 
 def _is_no_config_dir(folder: Path) -> str | None:
-    """Say why a folder can hold no groups: folders in it make groups of keys of their names. None if it can."""
+    """Say why a folder can hold no groups: a folder in it makes a group of the key of its name."""
     if not folder.is_dir():
         return "no such directory"
     hints = typing.get_type_hints(Config).items()
