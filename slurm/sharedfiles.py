@@ -213,6 +213,7 @@ def make_folder(path: Path, below: Path | None = None) -> None:
         FolderGone: ``below`` is not there.
         OSError: it cannot be made, or for some seconds it exists for the client and not for the server.
     """
+
     def make() -> None:
         if below is None:
             path.mkdir(parents=True, exist_ok=True)
