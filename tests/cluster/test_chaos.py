@@ -20,7 +20,7 @@ import pytest
 from slurm.devcluster import Layout
 from tests.cluster.scenario import SlurmRun, policy_of, processes_of, results_of, take
 from tests.support import tiny
-from tests.support.damage import flip_bit
+from tests.support.damage import DAMAGES, flip_bit
 
 IS_LONG = "SOAK_ROUNDS" in os.environ
 ITERATIONS, FAULTS, PAUSE = (6, 14, (2.0, 9.0)) if IS_LONG else (3, 6, (1.0, 4.0))
@@ -69,7 +69,8 @@ class Gremlin:
         print(self.told[-1], flush=True)
 
     def do_harm(self) -> None:
-        fault = self.chance.choice((kill, kill, cut_off, lose_node, freeze, freeze, flip, flip, flip, fill))
+        often = (kill, kill, freeze, freeze, flip, flip, spoil, spoil)
+        fault = self.chance.choice((*often, cut_off, lose_node, put_back, cancel, fill, type_at_once))
         with contextlib.suppress(FileNotFoundError, IndexError):  # the file or job has just gone
             fault(self)
 
@@ -95,17 +96,38 @@ class Gremlin:
 
 def kill(gremlin: Gremlin) -> None:
     job = gremlin.chance.choice(gremlin.run.jobs("RUNNING"))
-    gremlin.tell(f"kill -9 {job.name} {job.id}")
-    send(job, signal.SIGKILL)
+    if send(job, signal.SIGKILL):
+        gremlin.tell(f"kill -9 {job.name} {job.id}")
+
+
+def put_back(gremlin: Gremlin) -> None:
+    job = gremlin.chance.choice(gremlin.run.jobs("RUNNING"))
+    if not gremlin.run.cluster.call("scontrol", "requeue", job.id).returncode:
+        gremlin.tell(f"{job.name} {job.id} is put back into the queue")
+
+
+def cancel(gremlin: Gremlin) -> None:
+    """One job, and not by slurm-ppo."""
+    job = gremlin.chance.choice(gremlin.run.jobs())
+    if not gremlin.run.cluster.call("scancel", job.id).returncode:
+        gremlin.tell(f"scancel {job.name} {job.id}")
+
+
+def type_at_once(gremlin: Gremlin) -> None:
+    """Two people have the run go on, in the same moment."""
+    both = [gremlin.run.begin("submit", gremlin.run.root) for _ in range(2)]
+    gremlin.tell("submit is typed twice")
+    for one in both:
+        one.communicate(timeout=PATIENCE)
 
 
 def freeze(gremlin: Gremlin) -> None:
     """A job's processes stand still, longer than a lease lives or shorter, and wake."""
     job = gremlin.chance.choice(gremlin.run.jobs("RUNNING"))
     seconds = gremlin.chance.choice((2.0, 15.0, 140.0 if IS_LONG else 15.0))
-    gremlin.tell(f"{job.name} {job.id} stands still for {seconds:g} s")
-    pids = send(job, signal.SIGSTOP)
-    gremlin.mend_later(seconds, f"{job.name} wakes", lambda: wake(pids))
+    if pids := send(job, signal.SIGSTOP):
+        gremlin.tell(f"{job.name} {job.id} stands still for {seconds:g} s")
+        gremlin.mend_later(seconds, f"{job.name} wakes", lambda: wake(pids))
 
 
 def send(job, number: int) -> list[int]:
@@ -162,6 +184,21 @@ def flip(gremlin: Gremlin) -> None:
     path = gremlin.chance.choice(kinds[gremlin.chance.choice(sorted(kinds))])
     gremlin.tell(f"a bit of {path.relative_to(root)} flips")
     flip_bit(path)
+
+
+def spoil(gremlin: Gremlin) -> None:
+    """A file by which drivers and workers understand each other, in whatever way."""
+    root, what = gremlin.run.root, gremlin.chance.choice(sorted(DAMAGES))
+    patterns = (
+        "slurm/control.json",
+        "locks/0*.json",
+        "slurm/workers/*.json",
+        "iterations/*/*/*.claim-*.json",
+    )
+    path = gremlin.chance.choice(sorted(root.glob(gremlin.chance.choice(patterns))))
+    with contextlib.suppress(IsADirectoryError):  # it was spoilt before
+        DAMAGES[what](path)
+        gremlin.tell(f"{path.relative_to(root)}: {what}")
 
 
 def fill(gremlin: Gremlin) -> None:
