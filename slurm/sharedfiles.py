@@ -215,7 +215,7 @@ def make_folder(path: Path, below: Path | None = None) -> None:
     """
 
     def make() -> None:
-        if below is None:
+        if below is None or not path.is_relative_to(below):
             path.mkdir(parents=True, exist_ok=True)
         else:
             _make_below(below, path)

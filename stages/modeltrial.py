@@ -150,7 +150,7 @@ def _explained(key: str, directory: str | Path, what: str) -> Iterator[None]:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
             raise
         said = " ".join(str(error).split())[:_SHOWN] or type(error).__name__
-        way_out = "" if isinstance(error, ImportError) else "; copy its files again, or give another"
+        way_out = "" if isinstance(error, ImportError) else "; copy it again, or give another"
         raise UserError(f"{key}={directory}: cannot {what}: {said}{way_out}") from error
 
 

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm.sharedfiles import read_plainly
+
 ROUTER_LOGITS = "output_router_logits"
 """Setting of config.json with which a mixture of experts gives the logits of its routers too."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object that a file holds; None when it holds none."""
+    """Return the JSON object that a file holds; None when it holds none. A pipe is not waited for."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_plainly(path))
     except (ValueError, RecursionError):  # the latter for brackets in thousands
         return None
     return content if isinstance(content, dict) else None

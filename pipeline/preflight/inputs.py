@@ -88,7 +88,7 @@ def validate_inputs(
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
     yield from environment_warnings(config)
-    if with_weights:
+    if with_weights and not found:
         with found.collecting():
             yield from try_models(config)
         yield "ok so far; no run was started"

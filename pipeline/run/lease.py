@@ -166,7 +166,7 @@ def acquire(folder: Path) -> Lease:
         LeaseHeld: somebody has it.
         OSError: the folder is a link, or cannot be made.
     """
-    make_folder(folder, folder.parent)
+    make_folder(folder)
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "it is a link; nothing outside of the run is touched", str(folder))
     newest = _newest(folder)

@@ -52,7 +52,7 @@ SURFACE = {
         "--json",
     ],
     "report": ["RUN...", "--out"],
-    "sync": ["RUN", "--anew", "--timeout"],
+    "sync": ["RUN", "--anew", "--project", "--entity", "--timeout"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
     "sweep": ["OVERRIDES", "--config-dir", "--seeds", "--at-once", "--point", "--drop", "--dry-run"],

@@ -25,12 +25,24 @@ ITERATIONS = 3
 
 
 @pytest.fixture(scope="module")
-def run(inputs, slurm_ppo, tmp_path_factory) -> Run:
+def server() -> Iterator[WandbServer]:
+    with WandbServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def run(inputs, slurm_ppo, server, environment, tmp_path_factory) -> Run:
     """A run that W&B follows offline, with tables of the first and the last iteration."""
     root = tmp_path_factory.mktemp("tracked") / "run"
     heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=2")
     tracked = ("tracking=wandb", "tracking.wandb.mode=offline", f"iterations={ITERATIONS}")
-    done = slurm_ppo("run", *tiny.overrides(inputs, root), *heldout, *tracked)
+    done = slurm_ppo(
+        "run",
+        *tiny.overrides(inputs, root),
+        *heldout,
+        *tracked,
+        env=environment | {"WANDB_BASE_URL": server.url},
+    )
     assert done.returncode == 0, done.stderr
     return load_run(root)
 
@@ -79,11 +91,10 @@ def test_wandbs_files(items, rows):
     assert [numbers(item) for item in items] == rows
 
 
-def test_wandbs_server(run, rows, slurm_ppo, environment):
-    with WandbServer() as server:
-        done = slurm_ppo("sync", run.paths.root, env=environment | server.environment)
-        assert done.returncode == 0, done.stderr
-        assert [numbers(item) for item in server.rows(run.identity.id)] == rows
+def test_wandbs_server(run, rows, slurm_ppo, server, environment):
+    done = slurm_ppo("sync", run.paths.root, env=environment | server.environment)
+    assert done.returncode == 0, done.stderr
+    assert [numbers(item) for item in server.rows(run.identity.id)] == rows
 
 
 def test_status(run, rows, slurm_ppo):

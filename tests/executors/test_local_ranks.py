@@ -163,7 +163,9 @@ def test_ranks_that_find_an_input_spoilt_say_so_and_it_is_made_again(undisturbed
 
 def test_only_the_update_has_ranks(models, tmp_path):
     for name in ("rollout", "reward", "evaluate"):
-        with pytest.raises(ConfigError, match=rf"scheduler.{name}.ranks.*unknown key 'ranks'.*slots"):
+        with pytest.raises(
+            ConfigError, match=rf"scheduler.{name}.ranks: unknown key.*scheduler.update.ranks"
+        ):
             compose(tiny.overrides(models, tmp_path / "run", f"scheduler.{name}.ranks=2"))
     with pytest.raises(ConfigError, match=r"scheduler.update.ranks"):
         compose(tiny.overrides(models, tmp_path / "run", "scheduler.update.ranks=0"))

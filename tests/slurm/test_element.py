@@ -31,6 +31,7 @@ sys.exit(int(os.environ.get("EXIT", "0")))
 def tasks(tmp_path) -> Path:
     """The task list of an array of two shards, whose module only says how it was called."""
     run = imagined_run(tmp_path / "run")
+    run.paths.root.mkdir()
     (made,) = stage_submissions(run, 1, 3, [Task(2, Stage.ROLLOUT, shard) for shard in (1, 4)], 1000)
     Ledger(run.paths).begin(made)
     path = Ledger(run.paths).file(made)

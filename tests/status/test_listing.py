@@ -78,7 +78,7 @@ def test_what_a_line_says(tmp_path):
     (run.paths.policies / "00020.1-a").mkdir(parents=True)
     (run.paths.policies / "00020.1-a/weights").write_text("x" * 3000)
     (run.paths.policies / "00020").symlink_to("00020.1-a")
-    (run.paths.log_root).mkdir()
+    run.paths.log_root.mkdir(exist_ok=True)
     (run.paths.log_root / "log").write_text("x" * 5000)
     entry = entries(tmp_path)["run"]
     hours = sum(v for row in rows for name, v in row.items() if name.startswith("slurm/gpu_hours/"))

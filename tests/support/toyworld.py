@@ -184,7 +184,7 @@ class World:
         self.slurm.look()
         self.look()
         running = [e for e in self.slurm.elements(SlurmState.RUNNING) if not is_driver(e)]
-        free = [e for e in self.slurm.elements(SlurmState.PENDING) if e.is_free and not e.job.begin]
+        free = [e for e in self.slurm.elements(SlurmState.PENDING) if e.is_free and not self.is_guard(e)]
         if self.is_driving:  # there is one driver at a time
             free = [e for e in free if not is_driver(e)]
         if not running and not free:
@@ -192,6 +192,10 @@ class World:
         element = self.chance.choice(running + free)
         self.start(element) if element in free else self.end(element)
         return True
+
+    def is_guard(self, element: Element) -> bool:
+        """Whether it waits for its time, and not for a moment as what Slurm could not start."""
+        return bool(element.job.begin) and is_driver(element)
 
     def disturb(self) -> None:
         if not self.may("disturbances", 0.1):
@@ -212,7 +216,7 @@ class World:
             self.advance("somebody", is_worker=True)
 
     def wake_guard(self) -> None:
-        guards = [e for e in self.slurm.elements(SlurmState.PENDING) if e.job.begin]
+        guards = [e for e in self.slurm.elements(SlurmState.PENDING) if self.is_guard(e)]
         if not self.luck.kills and not self.luck.may_need_guard:
             raise StandsStill
         self.guards += 1

@@ -191,7 +191,7 @@ def into_log(run: Run, submission: Submission) -> list[str]:
     folders = shlex.join(["mkdir", str(folder.parent), str(folder)])
     return [
         *([] if submission.is_of_stage else [f"log={shlex.quote(str(run.paths.slurm_log))}", _INTO_LOG]),
-        f"{folders} 2>/dev/null; log={shlex.quote(str(folder))}/{_log_name(submission)}",
+        f"{folders} 2>/dev/null || :; log={shlex.quote(str(folder))}/{_log_name(submission)}",
         _INTO_LOG,
     ]
 
@@ -206,7 +206,7 @@ def _log_name(submission: Submission) -> str:
     if submission.job_kind == Stage.PREPARE:
         return f"{submission.task(0).file_stem}.log"
     first = submission.chunk * submission.chunk_size
-    return f'shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + {first})))".log'
+    return f'shard-"$(printf %05d $((${{SLURM_ARRAY_TASK_ID-0}} + {first})))".log'
 
 
 def log_folder(run: Run, submission: Submission) -> Path:

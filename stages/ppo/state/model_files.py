@@ -138,8 +138,7 @@ class ModelFiles:
         """
         error: Exception | None = None
         try:
-            for made in (folder.parent, folder):  # and not the run, where that was moved away
-                made.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             if ranks.is_first():
                 self._write_settings(folder)  # first, since transformers removes files of weights
         except OSError as problem:

@@ -16,7 +16,7 @@
 #SBATCH --output=/runs/r1/logs/slurm.log
 
 # Setup and environment, from the configuration.
-mkdir /runs/r1/logs/00000-prepare /runs/r1/logs/00000-prepare/attempt-1 2>/dev/null; log=/runs/r1/logs/00000-prepare/attempt-1/prompts.log
+mkdir /runs/r1/logs/00000-prepare /runs/r1/logs/00000-prepare/attempt-1 2>/dev/null || :; log=/runs/r1/logs/00000-prepare/attempt-1/prompts.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 
 # For submitit.JobEnvironment, in code of yours.

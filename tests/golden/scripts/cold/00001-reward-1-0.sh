@@ -19,7 +19,7 @@
 #SBATCH --output=/runs/r1/logs/slurm.log
 
 # Setup and environment, from the configuration.
-mkdir /runs/r1/logs/00001-reward /runs/r1/logs/00001-reward/attempt-1 2>/dev/null; log=/runs/r1/logs/00001-reward/attempt-1/shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + 0)))".log
+mkdir /runs/r1/logs/00001-reward /runs/r1/logs/00001-reward/attempt-1 2>/dev/null || :; log=/runs/r1/logs/00001-reward/attempt-1/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 
 # For submitit.JobEnvironment, in code of yours.

@@ -20,7 +20,7 @@
 # Setup and environment, from the configuration.
 log=/runs/r1/logs/slurm.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
-mkdir /runs/r1/logs /runs/r1/logs/guard 2>/dev/null; log=/runs/r1/logs/guard/guard.log
+mkdir /runs/r1/logs /runs/r1/logs/guard 2>/dev/null || :; log=/runs/r1/logs/guard/guard.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 module load gcc/12 cuda/12.4 python/3.11

@@ -20,7 +20,7 @@
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
-mkdir /runs/r1/logs/00000-prepare /runs/r1/logs/00000-prepare/worker-1 2>/dev/null; log=/runs/r1/logs/00000-prepare/worker-1/prompts.log
+mkdir /runs/r1/logs/00000-prepare /runs/r1/logs/00000-prepare/worker-1 2>/dev/null || :; log=/runs/r1/logs/00000-prepare/worker-1/prompts.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 module load gcc/12 cuda/12.4 python/3.11

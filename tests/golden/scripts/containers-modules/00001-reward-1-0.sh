@@ -21,7 +21,7 @@
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
-mkdir /runs/r1/logs/00001-reward /runs/r1/logs/00001-reward/worker-1 2>/dev/null; log=/runs/r1/logs/00001-reward/worker-1/shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + 0)))".log
+mkdir /runs/r1/logs/00001-reward /runs/r1/logs/00001-reward/worker-1 2>/dev/null || :; log=/runs/r1/logs/00001-reward/worker-1/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 module load gcc/12 cuda/12.4 python/3.11

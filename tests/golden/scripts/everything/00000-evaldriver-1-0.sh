@@ -31,7 +31,7 @@
 # Setup and environment, from the configuration.
 log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
-mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaldriver' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaldriver/attempt-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaldriver/attempt-1'/evaldriver.log
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaldriver' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaldriver/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaldriver/attempt-1'/evaldriver.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 source ~/env.sh # ours

@@ -28,7 +28,7 @@
 #SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 
 # Setup and environment, from the configuration.
-mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/attempt-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/attempt-1'/prompts.log
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-prepare/attempt-1'/prompts.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 source ~/env.sh # ours

@@ -29,7 +29,7 @@
 #SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 
 # Setup and environment, from the configuration.
-mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1'/shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + 0)))".log
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1'/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module purge
 source ~/env.sh # ours

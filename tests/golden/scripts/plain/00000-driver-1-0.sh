@@ -19,7 +19,7 @@
 # Setup and environment, from the configuration.
 log=/runs/r1/logs/slurm.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
-mkdir /runs/r1/logs/00000-driver /runs/r1/logs/00000-driver/attempt-1 2>/dev/null; log=/runs/r1/logs/00000-driver/attempt-1/driver.log
+mkdir /runs/r1/logs/00000-driver /runs/r1/logs/00000-driver/attempt-1 2>/dev/null || :; log=/runs/r1/logs/00000-driver/attempt-1/driver.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 
 # For submitit.JobEnvironment, in code of yours.

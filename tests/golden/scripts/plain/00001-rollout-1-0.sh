@@ -20,7 +20,7 @@
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
-mkdir /runs/r1/logs/00001-rollout /runs/r1/logs/00001-rollout/worker-1 2>/dev/null; log=/runs/r1/logs/00001-rollout/worker-1/shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + 0)))".log
+mkdir /runs/r1/logs/00001-rollout /runs/r1/logs/00001-rollout/worker-1 2>/dev/null || :; log=/runs/r1/logs/00001-rollout/worker-1/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 
 # For submitit.JobEnvironment, in code of yours.

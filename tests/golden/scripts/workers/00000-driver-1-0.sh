@@ -18,7 +18,7 @@
 # Setup and environment, from the configuration.
 log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
-mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver/attempt-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver/attempt-1'/driver.log
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver/attempt-1'/driver.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 module load slurm # ours
 export NASTY='it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!'

@@ -18,7 +18,7 @@
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
-mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/worker-1' 2>/dev/null; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/worker-1'/shard-"$(printf %05d $((SLURM_ARRAY_TASK_ID + 0)))".log
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/worker-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/worker-1'/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 # The task runs in a container, where Slurm's commands may be missing. This loop, outside of it, reads lines from a
 # FIFO until the task has ended: "pass" makes a pass, "ring 4711_0 4711_3" wakes the workers of these elements.
