@@ -19,7 +19,7 @@ from pipeline.doctor.disk import WRITING
 from pipeline.doctor.findings import Check, Finding, Group, milliseconds, ok, problem, warning
 from pipeline.doctor.place import filesystem_of, scratch
 from pipeline.run.lease import EXPIRY_SECONDS
-from slurm.sharedfiles import read_newest
+from slurm.sharedfiles import STALE, persistently, read_newest
 
 _FORK = multiprocessing.get_context("fork")
 _ROUNDS = 50
@@ -54,10 +54,13 @@ def file_checks(folder: Path, is_shared: bool) -> list[Check]:
         with scratch(folder) as made:
             return look(made)
 
+    def tried(look: Callable[[Path], Finding]) -> Finding:
+        return persistently(folder, lambda: within(look), STALE)  # as whoever works there does
+
     return [
         Check(Group.FILES, "filesystem", lambda: look_at_kind(folder, is_shared), place=place),
         *(
-            Check(Group.FILES, title, functools.partial(within, look), place=place, needs=WRITING)
+            Check(Group.FILES, title, functools.partial(tried, look), place=place, needs=WRITING)
             for title, look in looks.items()
         ),
     ]
@@ -279,6 +282,8 @@ def look_at_mmap(place: Path) -> Finding:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             is_same = mapped[:] == content
     except OSError as error:
+        if error.errno in STALE:
+            raise
         return problem("memory maps", f"they fail: {error.strerror}; weights are read by them", _ELSEWHERE)
     if not is_same:
         return problem("memory maps", "what was written is not what is read", _ELSEWHERE)

@@ -52,7 +52,7 @@ def thirds(*, prompts, responses, **columns):
 COMPONENTS = (
     "reward.components.rm.weight=0.7",
     "+reward.components.brevity={kind: rule, function: 'my_rules:brevity', weight: 0.1}",
-    "+reward.components.thirds={kind: rule, function: 'my_rules:thirds', weight: 0.3}",
+    "+reward.components.thirds={kind: rule, function: 'my_rules:thirds', weight: 0.3, trial: false}",
 )
 POOLS = (
     "reward.components.rm.pool=models",

@@ -133,7 +133,8 @@ def saved(case: Case, folder: Path) -> Path:
 
 
 def config_of(models: Path, case: Case, zero_stage: int) -> Config:
-    lora = LoraConfig(rank=4, alpha=8.0) if case.has_adapters else None
+    layers = ("q_proj", "v_proj") if case.config is mixtral else "all-linear"  # experts cannot be merged
+    lora = LoraConfig(rank=4, alpha=8.0, target_modules=layers) if case.has_adapters else None
     update = UpdateConfig(zero_stage=zero_stage, precision=case.precision, lora=lora)
     return dataclasses.replace(compose(tiny.overrides(models, models / "no-run")), update=update)
 

@@ -159,10 +159,11 @@ def test_rows_have_the_scores_that_they_have_alone(name):
     ]
     alone = [scorer.score([row])[0] for row in rows]
     assert max(alone) - min(alone) > 0.01
-    assert scorer.score(rows) == pytest.approx(alone, abs=EXACT)
+    assert scorer.score(rows) == pytest.approx(alone, rel=EXACT, abs=EXACT)
     assert scorer.batching() is SCORED[name]
     padded = scorer._score_batch(rows)
-    assert (padded == pytest.approx(alone, abs=EXACT)) == (SCORED[name] is Batching.PADDED)
+    is_exact = padded == pytest.approx(alone, rel=EXACT, abs=EXACT)
+    assert is_exact == (SCORED[name] is Batching.PADDED)
 
 
 def test_a_reward_model_without_an_id_of_padding_scores_row_by_row():
