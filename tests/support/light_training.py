@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.config.algorithm import Estimator
-from pipeline.run.commits import hash_file, hash_tree
+from pipeline.run.commits import BadCommit, hash_file, hash_tree
 from pipeline.run.durable import fsync_path
 from pipeline.run.plan import policy_maker
 from pipeline.run.schemas import FinishReason, component_column, is_sampled
@@ -64,7 +64,7 @@ class LightTrainer(Trainer):
         learnt = read_learnt(context, first)
         for lost in range(first + 1, iteration):
             print(f"iteration {lost} is learnt again", flush=True)
-            chain, count, *_ = learn(context, lost, learnt)
+            chain, count = learn_again(context, lost, learnt)
             check_is_committed(context, lost, chain)
             learnt = Learnt(digests_of(config, chain), count)
         chain, count, responses, rewards = learn(context, iteration, learnt)
@@ -95,6 +95,16 @@ def learn(context, iteration, learnt):
         parts = [weights_digest(policy), *learnt.digests]
         chain = digest(iteration, parts, contents(responses), contents(rewards), list(shards))
     return chain, learnt.count + responses.filter(is_sampled(responses)).num_rows, responses, rewards
+
+
+def learn_again(context, iteration, learnt):
+    """Where what it was learnt from is spoilt too, go on from what its commit says."""
+    try:
+        return learn(context, iteration, learnt)[:2]
+    except BadCommit as error:
+        print(f"iteration {iteration} cannot be learnt again ({error})", flush=True)
+        said = context.json(policy_maker(iteration), "learned")
+        return bytes.fromhex(said["chain"]), said["responses"]
 
 
 def wait_at_gate(iteration: int) -> None:
@@ -143,7 +153,8 @@ def read_learnt(context, version) -> Learnt:
 def write_learned(context, chain, count):
     """The small numbers, which the policy's commit holds."""
     path = context.files.data(context.attempt, "learned", "json")
-    path.write_text(json.dumps({"responses": count, "digest": digest("state", chain).hex()}))
+    said = {"responses": count, "digest": digest("state", chain).hex(), "chain": chain.hex()}
+    path.write_text(json.dumps(said))
     fsync_path(path)
     return hash_file(context.paths, path)
 
