@@ -66,16 +66,19 @@ def test_what_refuses_leaves_queue_processes_and_files_as_they_are(cluster, make
     hold.begin()
     run.submit()
     run.wait_for(lambda: list(tmp_path.glob("hold.*")), "rollouts that are held up")
-    run.wait_for(lambda: is_settled(run), "nothing that begins or ends")
-    before = Standing.of(run)
     for line in sample(REFUSED, 1 / 2):
         words = shlex.split(line.replace("RUN", str(root)))
         typed = [word for one in words for word in (run.words if one == "SETTINGS" else [one])]
-        done = run.command(*typed)
-        assert done.returncode == 2, (line, done.stderr, done.stdout)
-        now = Standing.of(run)
-        assert differences(before.files, now.files) == {}, (line, done.stderr)
-        assert now == before, (line, done.stderr)
+        for is_last in (False, False, True):
+            run.wait_for(lambda: is_settled(run), "nothing that begins or ends")
+            before = Standing.of(run)
+            done = run.command(*typed)
+            assert done.returncode == 2, (line, done.stderr, done.stdout)
+            now = Standing.of(run)
+            if now == before:
+                break
+            # A guard may have come in the same moment. What the command changes it changes each time.
+            assert not is_last, (line, done.stderr, differences(before.files, now.files))
     assert run.command("cancel", root).returncode == 0
     hold.end()
     run.wait_for(lambda: not run.jobs(), "an empty queue")

@@ -107,10 +107,10 @@ def test_validate_says_which_import_it_waits_for(inputs, tmp_path, project, monk
     monkeypatch.setattr(sys, "argv", ["slurm-ppo", "validate", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    first, second = capsys.readouterr().err.splitlines()
+    first, *_, last = capsys.readouterr().err.splitlines()  # other imports may take a third of a second too
     waits = f"waiting for the import of {key}.function=blocks_at_import:f; it is given up after 1 s"
     assert (ended.value.code, first) == (2, waits)
-    assert "its import took longer than 1 s, at " in second
+    assert "its import took longer than 1 s, at " in last
 
 
 def test_a_rule_that_needs_what_only_its_jobs_have_can_go_without_a_trial(validate, project):
