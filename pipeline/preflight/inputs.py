@@ -79,11 +79,7 @@ def validate_inputs(
         check_scheduler(config)
     with found.collecting():
         yield from check_engines(config)
-    for name, component in config.reward.components.items():
-        yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
-        if isinstance(component, RemoteConfig):
-            with found.collecting():
-                yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
+    yield from describe_components(config, samples, found)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
     yield from notify_warnings(config.notify)
@@ -94,6 +90,15 @@ def validate_inputs(
         yield "ok so far; no run was started"
     else:
         yield "ok so far; the numbers in the models are checked by the run's first task"
+
+
+def describe_components(config: Config, samples: Sequence[Sample], found: Findings) -> Iterator[str]:
+    """Yield a line for each component of the reward, and what services that are asked now answer."""
+    for name, component in config.reward.components.items():
+        yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
+        if isinstance(component, RemoteConfig):
+            with found.collecting():
+                yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
 
 
 def describe_run(config: Config) -> Iterator[str]:

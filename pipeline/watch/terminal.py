@@ -34,7 +34,7 @@ class Seen(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether what is watched has ended for good."""
+        """Whether nothing of it will change any more."""
 
 
 class Background(Protocol):
