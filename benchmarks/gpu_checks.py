@@ -1,4 +1,4 @@
-"""What a GPU shows and a CPU cannot: does it run, are its numbers right, does memory come back, how fast is it.
+"""What a GPU shows and a CPU cannot: does it run, are its numbers right, does memory come back, how fast.
 
     python benchmarks/gpu_checks.py [CHECK ...] [--demo .cache/quickstart] [--work .cache/gpu] [--limit 120]
 
@@ -94,7 +94,7 @@ def demo_places(demo: Path) -> list[str]:
 
 
 def vllm_numbers(given: argparse.Namespace) -> Facts:
-    """Log-probabilities against transformers, seeds alone and in a batch, new weights, memory that returns."""
+    """Log-probabilities against transformers, seeds alone and batched, new weights, memory that returns."""
     before = free_gib()
     policy = given.demo / "policy"
     facts: Facts = {}

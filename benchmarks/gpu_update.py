@@ -233,6 +233,8 @@ def main() -> None:
     given = arguments()
     os.environ.update(TASK_ENVIRONMENT)
     take_slurm_names(os.environ)
+    import torch
+
     from stages import ranks
     from stages.ppo.experience import build_experience
 
@@ -244,6 +246,7 @@ def main() -> None:
     seconds = timed_updates(learner, experience, given.updates)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in learner.policy.model.parameters())
     report(given, experience, seconds, parameters)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

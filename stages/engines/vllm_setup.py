@@ -66,6 +66,9 @@ def set_up(given: VllmConfig) -> None:
         # Its files are pickles named by the model's path, which is another for every policy.
         "VLLM_USE_AOT_COMPILE": "0",
     }
+    # FlashInfer's sampler takes no request that has a seed, as all of ours have; still, each engine would
+    # import it and try whether it can be compiled here, where there may be no compiler.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     # A port given to all tasks of a node would be fought for; without, each takes a free one.
     os.environ.pop("VLLM_PORT", None)
     # Memory that is about to be written need not be filled.

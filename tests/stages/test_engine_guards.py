@@ -119,6 +119,21 @@ def test_no_gpus_given_are_none_missed(given):
     assert missing_gpus(given, is_for_gpus=True, is_any_seen=False) is None
 
 
+@pytest.mark.parametrize(("given", "wanted"), [({}, "0"), ({"VLLM_USE_FLASHINFER_SAMPLER": "1"}, "1")])
+def test_a_node_without_a_compiler_starts_vllm_and_users_may_ask_for_its_other_sampler(
+    monkeypatch, given, wanted
+):
+    import torch._dynamo
+
+    from pipeline.config.engines import VllmConfig
+    from stages.engines.vllm_setup import set_up
+
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1", **given})
+    with torch._dynamo.config.patch(disable=torch._dynamo.config.disable):
+        set_up(VllmConfig())
+    assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == wanted
+
+
 @pytest.mark.parametrize("where", ["rollout", "reward"])
 def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(models, tmp_path, where, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
