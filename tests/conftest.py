@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from filelock import FileLock
 
-from tests.support import ROOT, light, tiny, warm
+from tests.support import ROOT, light, tables, tiny, warm
 
 if TYPE_CHECKING:
     from stages.ppo.training import Learner
@@ -45,6 +45,8 @@ adaptable modelcheck any_refusal planted two_people
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""
+WHOLE_SUITE = "WHOLE_SUITE"
+"""A variable that the test runner's own processes find when nobody has named files."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -64,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     hypothesis.settings.register_profile("busy machine", parent=hypothesis.settings(), deadline=None)
     hypothesis.settings.load_profile("busy machine")
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        os.environ.setdefault(WHOLE_SUITE, "1")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -87,6 +91,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--fast"):
         items[:] = [item for item in items if not COSTLY.intersection(getattr(item, "fixturenames", ()))]
+    for item in items:
+        if tables.is_trial(item):
+            item.add_marker("soak")
+    if WHOLE_SUITE in os.environ:
+        items[:] = tables.without_trials_left_out(items)
     ranks = {name: rank for rank, name in enumerate(SLOW_FILES, 1)}
     items.sort(key=lambda item: 0 if is_of_cluster(item) else ranks.get(item.path.name, len(ranks) + 1))
 

@@ -15,6 +15,7 @@ from slurm.devcluster import Cluster
 from tests.cluster.scenario import SHARDS, policy_of, processes, read_lines, results_of, room_on, wait_for
 from tests.support import ROOT, light, noting, tiny
 
+TRIAL = pytest.mark.trial(2 / 3)
 SCRIPT = ROOT / "examples/slurm/allocation.sh"
 Sbatch = Callable[..., str]
 
@@ -64,6 +65,7 @@ def words_of(inputs: Path, root: Path, *more: str) -> list[str]:
     return [word for word in words if not word.startswith("run_dir=")]
 
 
+@TRIAL
 def test_an_allocation_of_two_nodes_gives_the_bytes_of_one_machine(
     cluster, inputs, complete_run, sbatch, story, tmp_path
 ):
@@ -83,6 +85,7 @@ def test_an_allocation_of_two_nodes_gives_the_bytes_of_one_machine(
     assert places == {("update0", "0"), ("update1", "1")}
 
 
+@TRIAL
 def test_a_chain_of_allocations_ends_like_one_run_though_one_is_warned_and_one_is_killed(
     cluster, inputs, complete_run, sbatch, story, tmp_path
 ):
@@ -123,6 +126,7 @@ def test_more_than_the_allocation_has_is_refused_before_anything_starts(
     assert not root.exists()
 
 
+@TRIAL
 def test_cores_alone_make_an_allocation_too(cluster, inputs, complete_run, sbatch, story, tmp_path):
     root = room_on(cluster, tmp_path) / "run"
     cpus = [f"scheduler.{s}.gpus_per_node=null" for s in ("rollout", "reward", "update", "evaluate")]

@@ -37,6 +37,7 @@ from tests.cluster.scenario import (
     worker_who,
 )
 
+TRIAL = pytest.mark.trial(0.4)
 SHIMS = Path(__file__).parent / "shims"
 AT_WORK = [*take("0.6", "rollout"), *take("0.4", "reward"), *take("1.6", "update")]
 """Tasks that work for one or two seconds."""
@@ -105,7 +106,7 @@ def with_low_priority(own_cluster) -> Cluster:
     return own_cluster(Layout(partitions=partitions), has_runs=True)
 
 
-@pytest.mark.soak
+@TRIAL
 def test_jobs_are_preempted_cancelled_requeued_and_killed(
     with_low_priority, make_run, long_local_run, chance, tmp_path
 ):
@@ -166,6 +167,7 @@ def let_a_guard_come(run: SlurmRun) -> None:
     assert run.cluster.call("scontrol", "update", f"jobid={guard}", "StartTime=now").returncode == 0
 
 
+@TRIAL
 def test_what_slurm_says_of_a_job_that_it_ends_is_kept(cluster, make_run, tmp_path):
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", gate("prepare", tmp_path / "never"))
     run.submit()
@@ -179,7 +181,7 @@ def test_what_slurm_says_of_a_job_that_it_ends_is_kept(cluster, make_run, tmp_pa
 # --- the controller ---
 
 
-@pytest.mark.soak
+@TRIAL
 def test_a_controller_that_forgets_the_last_seconds(own_cluster, make_run, chance, tmp_path):
     """It saves its state every few seconds. What is lost now is everything that would go on by itself."""
     cluster = own_cluster(has_runs=True)
@@ -227,7 +229,7 @@ def assert_one_job_for_each_name(run: SlurmRun) -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.soak
+@TRIAL
 @pytest.mark.parametrize(("fault", "times"), [("answer-lost", 5), ("request-lost", 1)])
 def test_sbatch_times_out(cluster, make_run, chance, tmp_path, fault, times):
     """Jobs that were accepted all the same are found by their names, the others submitted again."""
@@ -242,7 +244,7 @@ def test_sbatch_times_out(cluster, make_run, chance, tmp_path, fault, times):
     assert not failed(run), run.story()
 
 
-@pytest.mark.soak
+@TRIAL
 def test_submit_is_killed_beside_sbatch(cluster, make_run, chance, tmp_path):
     """Before or after Slurm took the job, whose id is not noted yet in either case."""
     runs, room = [], room_on(cluster, tmp_path)
@@ -271,7 +273,7 @@ def accounting_away(cluster_with_accounting) -> Iterator[Cluster]:
         cluster.start_slurmdbd()
 
 
-@pytest.mark.soak
+@TRIAL
 def test_a_cancelled_run_goes_on_while_accounting_is_away(
     accounting_away, make_run, complete_run, chance, tmp_path
 ):
@@ -302,6 +304,7 @@ def has_failed(run: SlurmRun) -> bool:
     return json.loads(read_newest(run.root / "slurm" / "control.json"))["has_failed"]
 
 
+@TRIAL
 def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_run, complete_run, tmp_path):
     own = shutil.copytree(inputs / "policy", tmp_path / "policy")
     words = ["iterations=1", f"model.policy={own}"]
@@ -325,6 +328,7 @@ def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_ru
     assert_same_policy(run, complete_run)
 
 
+@TRIAL
 def test_a_folder_that_cannot_be_written_empties_no_queue(cluster, make_run, complete_run, tmp_path):
     """As on a full disk: workers can make no pass, and driver jobs whose passes fail wait in the queue once
     more, which needs no file."""

@@ -18,6 +18,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from tests.cluster.scenario import kill_job, policy_of, room_on
 from tests.support import COLD, light_training, tiny
 
+TRIAL = pytest.mark.trial(0.4)
 ITERATIONS = 3
 POOLS = [
     "+reward.components.rule={kind: rule, function: 'stages.rewards.ready:repetition_penalty', pool: small}",
@@ -48,6 +49,7 @@ def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tm
     assert not run.events("rewired")
 
 
+@TRIAL
 def test_a_run_is_submitted_while_nodes_are_drained_and_starts_when_they_are_back(
     cluster, make_run, tmp_path
 ):
@@ -74,6 +76,7 @@ def test_a_run_is_submitted_while_nodes_are_drained_and_starts_when_they_are_bac
     run.wait_until_complete()
 
 
+@TRIAL
 def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_update_when_it_has_ended(
     cluster, make_run, complete_run, tmp_path
 ):
@@ -91,6 +94,7 @@ def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_upd
     assert run.record(2, "rollout")["started"] < state["ended"] < run.record(2, "update")["started"]
 
 
+@TRIAL
 def test_an_update_that_ends_or_is_requeued_while_it_writes_the_state_does_not_train_again(
     cluster, make_run, complete_run, tmp_path
 ):
@@ -132,6 +136,7 @@ def shown(run, *command) -> list[str]:
     return run.command(*command, run.root).stdout.splitlines()
 
 
+@TRIAL
 def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_path):
     """With other settings each; what the second typed leaves no trace in the first one's run."""
     run = make_run(cluster, tmp_path / "run", "iterations=1")
@@ -147,7 +152,7 @@ def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_
     assert len(names) == len(set(names))
 
 
-@pytest.mark.soak
+@TRIAL
 def test_whatever_happens_to_jobs_the_run_ends(cluster, make_run, chance, tmp_path):
     """Elements are cancelled, killed and requeued at random, driver jobs too."""
     run = make_run.of_noops(

@@ -13,6 +13,7 @@ from pipeline.workers.reading import read_beats
 from tests.cluster.scenario import STAGES, SlurmRun, policy_of, staying
 from tests.support.tables import IS_SOAK, sample
 
+TRIAL = pytest.mark.trial(1 / 2)
 MADE_ROOM = {Reason.NEEDED, Reason.DONE, Reason.WARNED}
 """Why workers of these runs leave: never since a time was over, or since something is far."""
 
@@ -33,6 +34,7 @@ def assert_whoever_waited_made_room(run: SlurmRun, expected: Path) -> None:
     assert not run.events("failed"), run.story()
 
 
+@TRIAL
 @pytest.mark.parametrize("start_early", sample([False, True], 1 / 2), ids="early={}".format)
 def test_three_stages_share_one_place(cluster, make_run, complete_run, tmp_path, start_early):
     words = ["iterations=2", *staying(300, start_early), *sharing(gpus=2)]
@@ -42,7 +44,7 @@ def test_three_stages_share_one_place(cluster, make_run, complete_run, tmp_path,
     assert_whoever_waited_made_room(run, complete_run)
 
 
-@pytest.mark.soak
+@TRIAL
 def test_several_runs_share_two_places(cluster, make_run, complete_run, tmp_path):
     """Six of them, in the suite three."""
     words = ["iterations=2", *staying(300), *sharing(gpus=1)]

@@ -32,6 +32,7 @@ from tests.cluster.scenario import (
     worker_who,
 )
 
+TRIAL = pytest.mark.trial(1 / 2)
 ITERATIONS = 20
 STAYING = staying(300)
 
@@ -114,6 +115,7 @@ def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_ru
     assert {b.reason for b in left if is_used(b)} <= {Reason.DONE, Reason.FAR, Reason.LONG, for_other_runs}
 
 
+@TRIAL
 def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
     cluster, make_run, long_local_run, tmp_path
 ):
@@ -160,6 +162,7 @@ def newest(run: SlurmRun) -> int:
     return next((k for k in range(ITERATIONS, 0, -1) if run.has_committed(k, "update")), 0)
 
 
+@TRIAL
 def test_going_back_and_cancelling_end_the_workers(cluster, make_run, long_local_run, tmp_path):
     """Those that wait, and those that compute what is taken back."""
     root, hold = room_on(cluster, tmp_path) / "run", Hold(tmp_path / "hold")

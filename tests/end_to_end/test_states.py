@@ -15,6 +15,8 @@ from tests.support import light_training, tiny
 from tests.support.damage import edit, flip_bit
 from tests.support.killing import assert_same_end, events, hooked, policy_bytes, state_bytes
 
+TRIAL = pytest.mark.trial(1 / 2)
+
 
 def arguments(inputs: Path, run_dir: Path, *more: str) -> list[str]:
     """Exactly the words of the ``complete_run`` fixture, but for the directory."""
@@ -48,6 +50,7 @@ def test_rollouts_start_while_the_state_is_written_and_the_next_update_when_it_i
     assert (run_dir / "state" / "00002" / "critic" / "model.safetensors").exists()
 
 
+@TRIAL
 @pytest.mark.parametrize(
     ("point", "is_lost"),
     [
@@ -73,6 +76,7 @@ def test_killed_between_policy_and_state_an_update_is_not_repeated_and_the_run_e
     assert len(left) == (0 if is_lost else 2), "what was written in vain is removed"
 
 
+@TRIAL
 def test_what_the_last_update_wrote_of_a_state_in_vain_is_removed(
     inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
@@ -86,6 +90,7 @@ def test_what_the_last_update_wrote_of_a_state_in_vain_is_removed(
     assert not [path.name for path in (run_dir / "state").iterdir() if path.name.startswith("00002")]
 
 
+@TRIAL
 def test_states_that_cannot_be_written_end_nothing_not_even_the_last(
     inputs, slurm_ppo, environment, tmp_path
 ):
@@ -110,6 +115,7 @@ def test_states_that_cannot_be_written_end_nothing_not_even_the_last(
     assert "the trainer's state of iteration 3 was lost" in " ".join(status.stdout.split())
 
 
+@TRIAL
 def test_a_run_that_fails_meanwhile_lets_the_state_be_written(inputs, slurm_ppo, environment, tmp_path):
     run_dir = tmp_path / "run"
     point = "before-link:iterations/00002/rollout/shard-00000.json"
@@ -121,6 +127,7 @@ def test_a_run_that_fails_meanwhile_lets_the_state_be_written(inputs, slurm_ppo,
     assert lost(run_dir) == []
 
 
+@TRIAL
 def test_a_state_that_has_rotted_is_moved_aside_and_learnt_again(copied_run, complete_run, slurm_ppo):
     state = copied_run / "state" / "00001"
     flip_bit(state.resolve() / "moments" / "policy.safetensors")
@@ -144,6 +151,7 @@ def test_a_fork_needs_a_state_and_is_told_which_iterations_have_one(copied_run, 
     assert exported.returncode == 0, "an export needs none"
 
 
+@TRIAL
 def test_going_back_behind_a_lost_state_learns_it_again(copied_run, complete_run, slurm_ppo):
     load_run(copied_run).paths.task(state_of(1)).record.unlink()
     done = slurm_ppo("resume", copied_run, "--from", "update@2")

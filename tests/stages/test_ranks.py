@@ -46,6 +46,7 @@ from tests.support.ranks import (
 )
 from tests.support.trainers import same_bytes, save_state, state_of, whole_state
 
+TRIAL = pytest.mark.trial(1 / 2)
 KINDS = {
     "gae": ["update.tokens_per_micro_batch=64"],
     "grpo": [
@@ -120,6 +121,7 @@ def test_two_ranks_learn_what_one_learns(first_update, kind, zero_stage):
     assert_close(run, record, *first_update(kind, 0, 1))
 
 
+@TRIAL
 def test_three_ranks_of_which_one_has_nothing_to_do_in_some_passes(scored, first_update):
     run = scored("grpo", 2)
     assert_close(run, updated(run, 3), *first_update("grpo", 0, 1))
@@ -135,6 +137,7 @@ def test_bf16_by_two_ranks_is_fp32_by_one_but_for_its_rounding(first_update, zer
         assert two.metrics[name] == pytest.approx(one.metrics[name], rel=0.02, abs=2e-3), name
 
 
+@TRIAL
 def test_the_same_two_ranks_give_the_same_bytes(scored, first_update):
     records = [first_update("gae", 3, 2)[1], updated(scored("gae", 3), 2)]
     assert records[0].fingerprint == records[1].fingerprint
@@ -163,6 +166,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(new_run, second_update, befo
     assert_close(run, updated(run, after, 2), other, expected)
 
 
+@TRIAL
 def test_any_ranks_hold_exactly_what_one_wrote_and_write_the_same_policy(first_update):
     """The state of bf16 has fp32 weights in it; the policy is made of many files here."""
     root = first_update("gae", 2, 1, "bf16")[0].paths.root
@@ -207,6 +211,7 @@ def read_and_write_state(root: Path, rank: int) -> None:
 # failures
 
 
+@TRIAL
 def test_ranks_meet_at_a_given_address(scored):
     """The other way to meet, and a rank that comes too late finds the task done."""
     run = scored("gae", 1)
@@ -228,6 +233,7 @@ def test_ranks_meet_at_a_given_address(scored):
     assert "nothing to do" in (run.paths.root / "rank-2.log").read_text()
 
 
+@TRIAL
 def test_ranks_that_find_a_corrupt_input_all_say_so_and_commit_nothing(scored):
     run = scored("grpo", 0)
     (shard,) = (run.paths.root / "iterations/00001/rollout").glob("shard-00001.*.arrow")
@@ -252,6 +258,7 @@ def join(limit: float, folder: Path, dies: int, rank: int) -> None:
         raise SystemExit(3) from None
 
 
+@TRIAL
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_rank_that_never_comes_is_not_waited_for_without_end(tmp_path, dies):
     meeting = tmp_path / "nowhere" / "meeting.json"
@@ -300,6 +307,7 @@ def die_in_the_middle(folder: Path, rank: int) -> None:
         raise SystemExit(3) from None
 
 
+@TRIAL
 def test_a_rank_that_dies_later_makes_the_other_fail(tmp_path):
     begin = time.monotonic()
     assert ended(start_ranks(2, tmp_path / "meeting", die_in_the_middle, tmp_path)) == [3, 9]
@@ -340,6 +348,7 @@ def spoil_one_gradient(policy: Path, folder: Path, rank: int) -> None:
     (folder / f"seen-{rank}").write_text(json.dumps(seen))
 
 
+@TRIAL
 def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_skip_the_step_at_any_zero_stage(
     models, tmp_path
 ):
@@ -365,6 +374,7 @@ def spoil_one_score(policy: Path, folder: Path, rank: int) -> None:
         (folder / f"error-{rank}").write_text(str(error))
 
 
+@TRIAL
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_the_same_words(models, tmp_path):
     given = (models / "policy", tmp_path)
     assert ended(start_ranks(2, tmp_path / "meeting", spoil_one_score, *given)) == [0, 0]

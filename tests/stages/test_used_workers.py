@@ -14,6 +14,7 @@ from tests.support.processes import make_run, stage
 from tests.support.staying import memory_of_updates, scored_run
 from tests.support.used import commit_policy, done_by_each, done_by_one, outputs, task_of
 
+TRIAL = pytest.mark.trial(1 / 2)
 GENERATED = ["rollout 1 0", "rollout 1 1", "evaluate 0", "rollout 2 0", "evaluate 1", "rollout 3 0"]
 SCORED = [
     "score 1 0 judges",
@@ -80,6 +81,7 @@ def plain(models, tmp_path_factory) -> tuple[Run, Path]:
     return run, fresh
 
 
+@TRIAL
 def test_rollouts_and_evaluations_take_turns(plain, tmp_path):
     """The policy goes into the model that is there, and nothing of a greedy evaluation stays."""
     run, fresh = plain
@@ -91,6 +93,7 @@ def test_rollouts_and_evaluations_take_turns(plain, tmp_path):
     assert said["loads"][-1] == generating + 1
 
 
+@TRIAL
 def test_what_was_loaded_ahead_is_what_the_task_computes_with(plain, tmp_path):
     """Also where it is an older policy, as the next one is still to come."""
     run, fresh = plain
@@ -104,6 +107,7 @@ def test_what_was_loaded_ahead_is_what_the_task_computes_with(plain, tmp_path):
     assert before[0] == 1
 
 
+@TRIAL
 def test_a_failed_task_and_earlier_policies_leave_nothing_behind(plain, tmp_path):
     run, fresh = plain
     used = copy_of(run, tmp_path / "used")
@@ -120,6 +124,7 @@ def test_a_failed_task_and_earlier_policies_leave_nothing_behind(plain, tmp_path
     assert outputs(used, tasks) == outputs(fresh, tasks)
 
 
+@TRIAL
 def test_a_policy_that_was_taken_back_and_made_again_is_not_mistaken_for_it(plain, tmp_path):
     run, fresh = plain
     used = copy_of(run, tmp_path / "used")
@@ -133,6 +138,7 @@ def test_a_policy_that_was_taken_back_and_made_again_is_not_mistaken_for_it(plai
     assert outputs(used, ["rollout 2 0"]) != outputs(fresh, ["rollout 2 0"])
 
 
+@TRIAL
 def test_reward_models_and_the_reference_stay_for_all_shards(plain, tmp_path):
     _, fresh = plain
     used = without(fresh, SCORED, tmp_path / "used")
@@ -141,6 +147,7 @@ def test_reward_models_and_the_reference_stay_for_all_shards(plain, tmp_path):
     assert said["loads"][-1] == 2
 
 
+@TRIAL
 def test_vllm_scores_beside_the_reference_that_stays(models, tmp_path):
     run = prepared(models, tmp_path, "reward.engine=vllm", *(f"reward.vllm.{word}" for word in VLLM))
     done_by_one(run.paths.root, ["rollout 1 0", "rollout 1 1"])
@@ -174,6 +181,7 @@ def test_many_updates_of_a_learner_that_stays_grow_no_memory(models, tmp_path):
     assert max(sizes) <= 1.05 * sizes[9], sizes
 
 
+@TRIAL
 def test_adapters_are_put_on_one_after_the_other_and_conversations_leave_nothing_behind(models, tmp_path):
     run = prepared(models, tmp_path, *CONVERSATIONS, "+update.lora={rank: 4, alpha: 8}", is_adapter=True)
     tasks = ["rollout 2 0", "evaluate 2", "rollout 3 0", "evaluate 0", "rollout 1 0", "evaluate 1"]

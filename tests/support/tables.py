@@ -1,6 +1,7 @@
 """Tables of cases: a sample of each is tried in the suite, all of it by ``make soak``.
 
-Which ones is said by the commit that is checked out, so that every row has its turn.
+Which ones is said by the commit that is checked out, so that every row has its turn. Whole tests are rows
+where they have the mark ``trial``; whoever names files or tests gets all of these.
 """
 
 import math
@@ -9,6 +10,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import TypeVar
+
+import pytest
 
 from tests.support import ROOT
 
@@ -38,3 +41,26 @@ def sample(table: Sequence[_Any], share: float, key: Callable[[_Any], str] = rep
     by_chance = sorted(table, key=lambda row: blake2b(f"{SEED}/{key(row)}".encode()).digest())
     chosen = {key(row) for row in by_chance[: max(1, math.ceil(share * len(table)))]}
     return [row for row in table if key(row) in chosen]
+
+
+def without_trials_left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the tests of the whole suite: of each file's trials a share. All rows of a chosen test stay."""
+    tables: dict[tuple[str, float], set[str]] = {}
+    for item in items:
+        if mark := item.get_closest_marker("trial"):
+            tables.setdefault((item.path.name, *mark.args), set()).add(name_of(item))
+    chosen = {
+        (file, name)
+        for (file, share), names in tables.items()
+        for name in sample(sorted(names), share, key=f"{file}/{{}}".format)
+    }
+    return [one for one in items if not is_trial(one) or (one.path.name, name_of(one)) in chosen]
+
+
+def is_trial(item: pytest.Item) -> bool:
+    return item.get_closest_marker("trial") is not None
+
+
+def name_of(item: pytest.Item) -> str:
+    """Return the test's name without its row."""
+    return item.name.partition("[")[0]

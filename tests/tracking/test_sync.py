@@ -27,6 +27,8 @@ from tests.support.mirrored import (
 )
 from tests.support.wandb_server import StoredRun, WandbServer
 
+TRIAL = pytest.mark.trial(1 / 2)
+
 
 @pytest.fixture
 def server(home: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
@@ -66,6 +68,7 @@ def offline(run: Run, monkeypatch: pytest.MonkeyPatch, *iterations: int) -> None
 # --- drivers with a server ---
 
 
+@TRIAL
 def test_killed_again_and_again_is_one_run_and_one_row_per_iteration(run, server):
     for iteration in range(1, 4):
         append(run, iteration)
@@ -97,6 +100,7 @@ def test_a_refusing_server_means_files_and_a_note(run, server):
     assert logged(run) == [1]
 
 
+@TRIAL
 def test_rows_that_were_taken_back_are_in_another_run(run, server):
     append(run, 1, 2, 3)
     follow(run)
@@ -108,6 +112,7 @@ def test_rows_that_were_taken_back_are_in_another_run(run, server):
     assert [r["iteration"] for r in server.rows(f"{run.identity.id}-2")] == [1, 2]
 
 
+@TRIAL
 def test_taken_back_behind_the_mirrors_back(run, server):
     """The run directory was copied back from yesterday: the server knows rows that the run does not."""
     append(run, 1, 2, 3)
@@ -131,6 +136,7 @@ def sync(slurm_ppo, environment, run):
     return call
 
 
+@TRIAL
 def test_days_offline_then_sync(run, server, sync, monkeypatch):
     offline(run, monkeypatch, 1, 2)
     offline(run, monkeypatch, 3)
@@ -143,6 +149,7 @@ def test_days_offline_then_sync(run, server, sync, monkeypatch):
     assert on_server(server, run) == [1, 2, 3]
 
 
+@TRIAL
 def test_wandbs_own_sync_and_ours_do_not_add_up(run, server, sync, monkeypatch, tmp_path):
     offline(run, monkeypatch, 1, 2)
     command = [WANDB, "sync", *mirrorstate.segment_folders(run.paths)]
@@ -155,6 +162,7 @@ def test_wandbs_own_sync_and_ours_do_not_add_up(run, server, sync, monkeypatch, 
     assert on_server(server, run) == [1, 2, 3]
 
 
+@TRIAL
 def test_cut_segments_and_killed_online_drivers(run, server, sync, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
@@ -177,6 +185,7 @@ def cut(run: Run) -> None:
     os.truncate(data, data.stat().st_size - 20)
 
 
+@TRIAL
 def test_an_outage_in_the_middle(run, server, sync):
     """Rows that the server lost or refused follow with sync."""
     append(run, 1, 2)
@@ -194,6 +203,7 @@ def test_an_outage_in_the_middle(run, server, sync):
     assert on_server(server, run) == [1, 2, 3]
 
 
+@TRIAL
 def test_rows_that_another_program_sent_twice(run, server, sync):
     append(run, 1, 2)
     follow(run)
