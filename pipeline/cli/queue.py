@@ -122,6 +122,8 @@ def driver_job(root: Path) -> int:
     except (LeaseHeld, LeaseLost, RunError):
         raise  # another driver is at it, or a person has to act
     except Exception:  # whatever it is, this job must not be the last that advances the run
+        if not job:
+            raise
         with contextlib.suppress(OSError):  # its log may be on the disk that is full
             traceback.print_exc()
         _wait_once_more(job, "this job waits in the queue once more, and tries again", watcher)

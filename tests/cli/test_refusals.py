@@ -3,7 +3,9 @@
 import pytest
 
 from pipeline.cli.run import resume_run
+from pipeline.run.control import Control, write_control
 from pipeline.run.directory import RunError
+from tests.support.processes import make_run
 from tests.support.toyworkers import make_worker_world
 from tests.support.toyworld import Luck
 
@@ -24,3 +26,11 @@ def test_a_point_that_a_run_cannot_go_back_to_costs_it_none_of_its_jobs(tmp_path
     with pytest.raises(RunError):
         resume_run(world.run, watch=False, back_to=point)
     assert everything() == before
+
+
+def test_who_types_a_driver_s_command_where_slurm_does_not_answer_reads_one_line(inputs, slurm_ppo, tmp_path):
+    run = make_run(inputs, tmp_path / "run", "scheduler=slurm")
+    write_control(run.paths, Control(1))
+    done = slurm_ppo("advance", run.paths.root)
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr

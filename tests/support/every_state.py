@@ -192,7 +192,8 @@ def _at_work(
     waiting = environment | {light_training.GATE: f"2:{gate}"}
     ended = []
     words = ("run", *tiny.overrides(inputs, root, "evaluate.every=0"))
-    thread = threading.Thread(target=lambda: ended.append(slurm_ppo(*words, env=waiting)))
+    hours = {"timeout": 4 * 3600.0}  # make soak types at it for long
+    thread = threading.Thread(target=lambda: ended.append(slurm_ppo(*words, env=waiting, **hours)))
     thread.start()
     try:
         log = root / "logs/00002-update/attempt-1/shard-00000.log"
