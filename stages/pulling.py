@@ -261,7 +261,7 @@ class Pulling:
         return replace(view, attempts={**attempts, **saved})
 
     def _attempts(self, claims: Iterable[Claim]) -> tuple[Attempt, ...]:
-        """Return what has become of claims, with how far the clocks of those who work are ahead of this one."""
+        """Return what has become of claims, with how far their workers' clocks are ahead of this one."""
         found, ahead = attempts_of(self.run.paths, claims, self._live, self._invocation), self.crew.ahead
         return tuple(replace(one, ahead=ahead.get(one.claim.worker, 0.0)) for one in found)
 

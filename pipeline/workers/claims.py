@@ -253,8 +253,8 @@ Saves = dict[str, tuple[float, float]]
 
 
 def with_saves(paths: RunPaths, attempts: Iterable[Attempt], seen: Saves, now: float) -> tuple[Attempt, ...]:
-    """Look when attempts that run have last saved what they have, and return them with that. A save counts from
-    when it is first seen: the file's time is by another clock.
+    """Look when attempts that run have last saved what they have, and return them with that. A save counts
+    from when it is first seen: the file's time is by another clock.
 
     Args:
         seen: saves seen before; this function adds to it.

@@ -40,8 +40,8 @@ class Crew:
 
     @property
     def ahead(self) -> Mapping[str, float]:
-        """Seconds by which the clock of each worker is ahead of this machine's, as of the last look. It is more
-        by what a beat is old when it is first seen: a beat's time at most."""
+        """Seconds by which the clock of each worker is ahead of this machine's, as of the last look. It is
+        more by what a beat is old when it is first seen: a beat's time at most."""
         return {name: heard.ahead for name, heard in self._heard.items()}
 
     def live(self, now: float) -> dict[str, Beat]:

@@ -86,8 +86,8 @@ def test_workers_of_a_node_whose_clock_is_behind_live_as_long_as_they_beat(tmp_p
 
 
 def test_who_saves_what_it_has_is_not_overtaken(run, monkeypatch):
-    """On GPUs others take tasks over that have lasted for twice the median, here 10 s, without progress: a save
-    that is first seen, of whatever time by the clock of the file server."""
+    """On GPUs others take tasks over that have lasted for twice the median, here 10 s, without progress: a
+    save that is first seen, of whatever time by the clock of the file server."""
     now, paths = time.time(), run.paths
     slow = at_work_for(paths, 1000.0)
     idle = look_for_work(run, Task(1, Stage.ROLLOUT, 1), gpus_per_node="1")
@@ -118,7 +118,7 @@ def test_a_slow_task_is_taken_over_whatever_the_clock_of_its_node_says(run, ahea
 
 
 def at_work_for(paths: RunPaths, seconds: float, ahead: float = 0.0) -> Claim:
-    """Have a worker of another node, with a clock of its own, at the first of two shards; the other is done."""
+    """Have a worker of another node, with its own clock, at the first of two shards; the other is done."""
     now = time.time() + ahead
     made = claim("4_0r0", time=now - seconds)
     assert take(paths, made)
