@@ -66,7 +66,7 @@ def compose_what_can_be(
         return None
     sound, mistakes = sorted_out(overrides, known_groups(config_dir))
     found.add_mistakes(mistakes)
-    with found.collecting():
+    with found.collecting("files of settings"):
         data, choices = _hydra_compose(sound, config_dir, base)
         elsewhere = list(misplaced(chosen_files(config_dir, choices)))
         found.add_mistakes(elsewhere)

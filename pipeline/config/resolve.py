@@ -76,10 +76,10 @@ def resolve_what_can_be(config: Config, found: Findings) -> Config:
     found.add(unknown_homes(config))
     config = _absolute(config)
     found.add(missing_paths(config))
-    with found.collecting():
+    with found.collecting("the context of the policy"):
         config = _with_context(config)
     found.add(contradictions(config))
-    with found.collecting():
+    with found.collecting("vocabularies of the models"):
         found.add(list(_vocabulary_problems(config)))
     return config
 
