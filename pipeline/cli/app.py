@@ -20,6 +20,7 @@ from pipeline.cli.arguments import (
     is_sweep,
     load,
     planned_run,
+    run_to_come,
     typed_words,
 )
 from pipeline.cli.completion import commands as completion_cli
@@ -97,9 +98,8 @@ def submit(
     existing = existing_run(overrides)
     if dry_run:
         from pipeline.preflight.dry_run import scripts
-        from pipeline.run.directory import imagined_run
 
-        typer.echo(scripts(existing or imagined_run(config_of(overrides, config_dir))))
+        typer.echo(scripts(existing or run_to_come(config_of(overrides, config_dir))))
         return
     if existing:
         raise typer.Exit(resume_run(existing, watch=False))

@@ -166,6 +166,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("validate SETTINGS data.prompts=FILE", "name a .jsonl"),
     ("validate SETTINGS run_dir=RUN", "already holds a run"),
     ("validate SETTINGS run_dir=RUN/inner", "lies inside the directory of another run"),
+    ("plan SETTINGS run_dir=RUN/inner", "lies inside the directory of another run"),
+    ("submit --dry-run SETTINGS scheduler=slurm run_dir=RUN/in", "lies inside the directory of another run"),
     ("run SETTINGS run_dir=RUN/policy/deep/inner", "lies inside the directory of another run"),
     ("run SETTINGS run_dir=/proc/x", "/proc/x"),
     ("validate SETTINGS 'tracking.wandb.tags=[\"\"]'", "tracking.wandb.tags"),
