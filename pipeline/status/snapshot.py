@@ -18,7 +18,7 @@ from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run, RunError, slurm_settings
 from pipeline.run.journal import ROWS_BYTES
-from pipeline.run.lease import holder_of
+from pipeline.run.lease import holder_of, is_spoilt
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import kept_versions, read_best
 from pipeline.run.tasks import Task
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _TAKEN_BACK = ("retracted", "went_back")
 """Events after which a commit that was read before may be gone."""
-_ONLY_SHOWN = ("missing_state", "time", "created", "answered", "finish", "lanes", "rows", "events")
+_ONLY_SHOWN = ("missing_state", "time", "created", "awaited", "answered", "finish", "lanes", "rows", "events")
 """Attributes of a status that are not in its JSON."""
 
 
@@ -111,6 +111,8 @@ class Status:
     time: float = 0.0
     """Unix time of the look."""
     created: float = 0.0
+    awaited: str | None = None
+    """Lease that cannot be read and may be somebody's, in words: who looks on waits for its end."""
     answered: float | None = None
     """Unix time of Slurm's last answer; None: it was not asked yet, or never answered."""
     finish: float | None = None
@@ -229,6 +231,7 @@ class StatusReader:
             troubles=self._troubles,
             time=now,
             created=run.identity.created,
+            awaited=holder if holder and is_spoilt(run.paths.locks) else None,
             answered=answered,
             finish=finish_of(run.identity.created, rows),
             rows=tuple(rows),
