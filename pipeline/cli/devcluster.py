@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.options import EXIT_FAILED
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Bring a real Slurm up and down on this machine, to develop and test on.",
 )
 
-EXIT_FAILED = 1
 DEFAULT_FOLDER = Path(".slurm-ppo-devcluster")
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="As ``sinfo`` calls it.")]
 
