@@ -72,9 +72,10 @@ class Findings:
             self._skip(what, error)
 
     def _skip(self, what: str, error: Exception) -> None:
+        """Note that a check was not made; but not for a file that is missing: the checks of paths, which come
+        first, have named that."""
         said = next(iter(str(error).splitlines()), "")
-        is_below = any(name.startswith("/") and f"{name}/" in said for name in self._named)
-        if not is_below and not self._follows(said):
+        if not isinstance(error, FileNotFoundError) and not self._follows(said):
             reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
             self._skipped.append(f"not looked at: {what}: {reason}")
 
