@@ -2,13 +2,15 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from pipeline.config.issue import ConfigError, Mistake
 from pipeline.config.keys import fields_of
 from pipeline.config.schema import Config
 from slurm.errors import UserError
 
+_Made = TypeVar("_Made")
 EXPERIMENT = "experiment"
 """Group whose options set keys of any section."""
 
@@ -72,10 +74,11 @@ class Findings:
             self._skip(what, error)
 
     def _skip(self, what: str, error: Exception) -> None:
-        """Note that a check was not made; but not for a file that is missing: the checks of paths, which come
-        first, have named that."""
+        """Note that a check was not made; but not for what another has said, nor for a file that is missing:
+        the checks of paths, which come first, have named that."""
         said = next(iter(str(error).splitlines()), "")
-        if not isinstance(error, FileNotFoundError) and not self._follows(said):
+        is_said = bool(said) and any(said in line for line in (*self._lines, *self._last))
+        if not (is_said or isinstance(error, FileNotFoundError) or self._follows(said)):
             reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
             self._skipped.append(f"not looked at: {what}: {reason}")
 
@@ -89,6 +92,15 @@ class Findings:
 
     def _follows(self, line: str) -> bool:
         return EXPERIMENT in self._named or any(_is_about(line, key) for key in self._named)
+
+
+def without_problems(make: Callable[[Findings], _Made | None]) -> _Made:
+    """Return what is made where nothing is wrong. Raises ConfigError with every problem that was found."""
+    found = Findings()
+    made = make(found)
+    found.refuse()
+    assert made is not None
+    return made
 
 
 def _names_in(line: str) -> Iterator[str]:
