@@ -1,6 +1,7 @@
 """Nodes as machines of their own: two of one name, clocks that are off, one that dies and is brought back."""
 
 import os
+import sys
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from slurm.devcluster import DevclusterError, Layout, Node, PackagesMissing, Par
 from slurm.devcluster import start as start_cluster
 from tests.cluster.scenario import SlurmRun, assert_same_policy, failed, room_on
 from tests.cluster.test_devcluster import field, related_to, submit, wait_for, wait_until
+from tests.support import ROOT
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 and "CI" not in os.environ, reason="host names of their own need root"
@@ -26,6 +28,10 @@ TWINS = Layout(
         Partition("all", ("rest", *PLACES)),
     ),
 ).with_machines([], [f"right={AHEAD}", f"rest=-{AHEAD}"])
+PAIR = Layout(
+    nodes=(Node("one", gpus=0), Node("two", gpus=0)),
+    partitions=(Partition("cpu", ("one", "two"), default=True),),
+)
 WITHOUT_GPUS = [
     word
     for stage in ("rollout", "reward")
@@ -96,6 +102,18 @@ def test_a_node_dies_with_all_that_ran_on_it_and_is_another_boot_when_it_is_back
     assert after[0] == before[0] == "twin"
     assert after[1] != before[1]
     assert slurm_ppo("devcluster", "kill", "elsewhere", cluster.folder).returncode == 2
+
+
+def test_a_job_that_goes_back_for_another_node_gets_it(own_cluster, tmp_path):
+    """Slurm alone gives it the same one, which may be the only one that does not see the run's folder."""
+    cluster = own_cluster(PAIR)
+    go = "import os; from slurm.elsewhere import requeue_elsewhere as go; e = os.environ; "
+    go += "go(e['SLURM_JOB_ID'], e['SLURMD_NODENAME'])"
+    script = f'echo $SLURMD_NODENAME; test -n "$SLURM_RESTART_COUNT" || {sys.executable} -c "{go}"'
+    job = submit(cluster, f"cd {ROOT}; {script}", "--requeue", "--open-mode=append", output=tmp_path / "out")
+    wait_for(cluster, job, "COMPLETED", 60)
+    said = (tmp_path / "out").read_text().splitlines()
+    assert {"one", "two"} == {line for line in said if line in ("one", "two")}, said
 
 
 @needs_root
