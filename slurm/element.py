@@ -112,12 +112,13 @@ def read_tasks(path: Path, environment: Mapping[str, str]) -> TaskList:
 
 
 def go_back(job: str) -> None:
-    """Requeue this job, if Slurm lets it: otherwise its exit code says that it failed."""
+    """Requeue this job, if Slurm lets it, for another node: this one may not see what others do. Otherwise
+    its exit code says that it failed."""
     from slurm.commands import SlurmError, SlurmMissing
-    from slurm.submission import requeue
+    from slurm.elsewhere import requeue_elsewhere
 
     with contextlib.suppress(SlurmError, SlurmMissing):
-        requeue(job)
+        requeue_elsewhere(job, os.environ.get("SLURMD_NODENAME", ""))
 
 
 def _note(line: str) -> None:

@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -27,15 +27,17 @@ from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason, process_space
 from pipeline.workers.choosing import Step, View
 from pipeline.workers.claims import (
+    Attempt,
     Claim,
     Known,
+    Saves,
     attempts_of,
     claims_of,
     is_unlisted,
     next_number,
     standing,
     take,
-    with_progress,
+    with_saves,
 )
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment, started_at
@@ -77,6 +79,7 @@ class Pulling:
     has_loaded: bool = False
     """Whether it has loaded what its tasks need."""
     known: Known = field(default_factory=dict)
+    _saves: Saves = field(default_factory=dict)
     crew: Crew = field(init=False)
     frontier: FrontierFinder = field(init=False)
     _live: dict[str, Beat] = field(default_factory=dict)
@@ -249,13 +252,18 @@ class Pulling:
         if claims or time.monotonic() - self._looked > self._beats_seconds:
             self._looked = time.monotonic()
             self._live = self.crew.live(self._looked)
-        attempts = {task: attempts_of(paths, claims[task], self._live, self._invocation) for task in claims}
+        attempts = {task: self._attempts(claims[task]) for task in claims}
         seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
         view = replace(seen, attempts=attempts, median_seconds=seconds)
         slow = [task for task in attempts if self.worker.takes_over and choosing.is_slow(view, task)]
-        saved = {task: with_progress(paths, attempts[task]) for task in slow}
+        saved = {task: with_saves(paths, attempts[task], self._saves, view.now) for task in slow}
         self.waiting.look_seconds = time.thread_time() - began
         return replace(view, attempts={**attempts, **saved})
+
+    def _attempts(self, claims: Iterable[Claim]) -> tuple[Attempt, ...]:
+        """Return what has become of claims, with how far their workers' clocks are ahead of this one."""
+        found, ahead = attempts_of(self.run.paths, claims, self._live, self._invocation), self.crew.ahead
+        return tuple(replace(one, ahead=ahead.get(one.claim.worker, 0.0)) for one in found)
 
     @property
     def _beats_seconds(self) -> float:

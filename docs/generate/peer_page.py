@@ -1,7 +1,8 @@
 """docs/reference/peers.md: words of other systems, from the table that a mistyped key is looked up in."""
 
 from docs.generate.markdown import code, page, table
-from pipeline.config.peer_table import PEERS, TABLE
+from pipeline.config.peer_table import TABLE
+from pipeline.config.peer_words import PEERS
 from pipeline.config.peers import OPTIONS
 
 ABOUT = """\

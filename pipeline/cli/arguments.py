@@ -20,19 +20,27 @@ def typed_words(words: list[str]) -> list[str]:
 
 def planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
     """Return the run of a directory, or one that the overrides would make."""
-    from pipeline.run.directory import RunError, imagined_run, is_run
+    from pipeline.run.directory import RunError, is_run
 
     if existing := existing_run(overrides):
         return existing
     composed = config_of(overrides, config_dir)
     root = Path(composed.run_dir)
     if not is_run(root):
-        return imagined_run(composed)
+        return run_to_come(composed)
     if (found := load(root)).config != composed:
         raise RunError(
             f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
         )
     return found
+
+
+def run_to_come(config: "Config") -> "Run":
+    """Return the run that a configuration would make. Raises RunError where it may not lie."""
+    from pipeline.run.directory import check_is_outside_runs, imagined_run
+
+    check_is_outside_runs(Path(config.run_dir))
+    return imagined_run(config)
 
 
 def existing_run(overrides: list[str] | None) -> "Run | None":

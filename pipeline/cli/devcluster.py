@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.options import EXIT_FAILED
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Bring a real Slurm up and down on this machine, to develop and test on.",
 )
 
-EXIT_FAILED = 1
 DEFAULT_FOLDER = Path(".slurm-ppo-devcluster")
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="As ``sinfo`` calls it.")]
 
 Folder = Annotated[
     Path,
@@ -35,12 +37,29 @@ def up(
             help="With a GlusterFS volume in DIR/shared, mounted by each node for itself. Needs root.",
         ),
     ] = False,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE=NAME",
+            help="Host name of a node, which is then a machine of its own to its jobs: its process ids and "
+            "boot are nobody else's, even where another has the same name. May be repeated. Needs root.",
+        ),
+    ] = None,
+    clock: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NODE=SECONDS",
+            help="Seconds by which the clock is ahead that jobs on a node see. May be repeated. Needs a C "
+            "compiler.",
+        ),
+    ] = None,
 ) -> None:
     """Start a cluster in a new folder: four nodes with pretended GPUs."""
     from slurm.devcluster import Layout, start
 
     began = time.monotonic()
-    cluster = start(folder, Layout(network_filesystem=network_filesystem), accounting)
+    layout = Layout(network_filesystem=network_filesystem).with_machines(host or (), clock or ())
+    cluster = start(folder, layout, accounting)
     partitions = ", ".join(partition.name for partition in cluster.layout.partitions)
     typer.echo(f"{len(cluster.layout.nodes)} nodes are up after {time.monotonic() - began:.1f} s")
     typer.echo(f"partitions: {partitions}")
@@ -60,6 +79,26 @@ def down(folder: Folder = DEFAULT_FOLDER) -> None:
     cluster = attach(folder)
     cluster.stop()
     typer.echo(f"removed {cluster.folder}")
+
+
+@app.command()
+def kill(node: NodeName, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Kill a node: its daemon and every process of its jobs, at once, as when its power fails."""
+    from slurm.devcluster import attach
+
+    attach(folder).kill_node(node)
+    where = "" if folder == DEFAULT_FOLDER else f" {shlex.quote(str(folder))}"
+    typer.echo(f"{node} is dead; the controller finds that out within half a minute")
+    typer.echo(f"bring it back:  slurm-ppo devcluster revive {node}{where}")
+
+
+@app.command()
+def revive(node: NodeName, folder: Folder = DEFAULT_FOLDER) -> None:
+    """Start a node that was killed, and return it to service."""
+    from slurm.devcluster import attach
+
+    attach(folder).start_node(node)
+    typer.echo(f"{node} is up")
 
 
 @app.command()

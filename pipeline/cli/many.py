@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-ConfigDir = Annotated[
-    Path | None, typer.Option("--config-dir", help="Folder with config groups of your own, searched first.")
-]
+from pipeline.cli.options import ConfigDir
 
 
 def sweep(
@@ -80,9 +78,3 @@ def clean(
     from pipeline.cli.clean import clean_runs
 
     raise typer.Exit(clean_runs(folder, yes, only or []))
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    for command in (sweep, ls, clean):
-        app.command()(command)

@@ -1,6 +1,7 @@
 """Runs on Slurm: submit, follow and cancel them, and make a pass as a driver job."""
 
 import contextlib
+import errno
 import os
 import shlex
 import sys
@@ -25,7 +26,8 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
 from pipeline.status.progress import Bars, Lines, watcher_for
 from pipeline.workers.looking import FROM_NOW, PASS_AGE
-from slurm.submission import Refused, requeue
+from slurm.elsewhere import requeue_elsewhere
+from slurm.submission import Refused
 
 _GONE_PATIENCE = 60.0
 """Seconds for jobs that were cancelled to end: Slurm gives them 30 to do so by themselves."""
@@ -121,12 +123,13 @@ def driver_job(root: Path) -> int:
         done = make_pass(run, watcher, FROM_NOW if may_rest else 0.0)
     except (LeaseHeld, LeaseLost, RunError):
         raise  # another driver is at it, or a person has to act
-    except Exception:  # whatever it is, this job must not be the last that advances the run
+    except Exception as error:  # whatever it is, this job must not be the last that advances the run
         if not job:
             raise
         with contextlib.suppress(OSError):  # its log may be on the disk that is full
             traceback.print_exc()
-        _wait_once_more(job, "this job waits in the queue once more, and tries again", watcher)
+        why = "this job waits in the queue once more, and tries again"
+        _wait_once_more(job, why, watcher, is_at_fault=_may_be_of_this_node(error))
         return 1
     if done.outcome:
         return _say_outcome(run, done, watcher)
@@ -184,9 +187,19 @@ def asked_passes(root: Path) -> int:
     return 0
 
 
-def _wait_once_more(job: str, why: str, watcher: Lines) -> None:
-    """Put this job back into the queue; outside of one, where a person types, do nothing."""
+def _may_be_of_this_node(error: Exception) -> bool:
+    """Whether another node may be able to do what this one was refused: write the run's folder, say. A disk
+    that is full is so everywhere."""
+    return isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _wait_once_more(job: str, why: str, watcher: Lines, is_at_fault: bool = False) -> None:
+    """Put this job back into the queue; outside of one, where a person types, do nothing.
+
+    Args:
+        is_at_fault: whether this node may be, so that it is to start on another.
+    """
     if job:
         with contextlib.suppress(OSError):
             watcher.note(why)
-        requeue(job)
+        requeue_elsewhere(job, os.environ.get("SLURMD_NODENAME", "") if is_at_fault else "")

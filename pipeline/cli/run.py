@@ -40,7 +40,7 @@ def start(config: Config, found: Findings, watch: bool) -> int:
         found: what is wrong with ``config`` so far; a run begins only where nothing is.
     """
     executor = None
-    with found.collecting():
+    with found.collecting("the scheduler"):
         executor = executor_of(config, watch)
     check(config, found)
     with claimed_run(config) as (run, lease):
@@ -97,7 +97,7 @@ def check(
         if not found:
             say(line)
     if config.slurm:
-        with found.collecting():
+        with found.collecting("the cluster"):
             for line in check_cluster(config):
                 say(line)
     found.refuse()

@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 
 from pipeline.config.choices import known_groups, packaged_configs, without_superseded
 from pipeline.config.conversion import converted, from_yaml, plain
-from pipeline.config.findings import Findings
+from pipeline.config.findings import Findings, without_problems
 from pipeline.config.home import with_homes
 from pipeline.config.issue import ConfigError
 from pipeline.config.keys import alternatives, fields_of
@@ -46,11 +46,7 @@ def compose(
     Raises:
         ConfigError: anything wrong with a key, a type, a value or a group.
     """
-    found = Findings()
-    config = compose_what_can_be(overrides, config_dir, found, base)
-    found.refuse()
-    assert config is not None
-    return config
+    return without_problems(lambda found: compose_what_can_be(overrides, config_dir, found, base))
 
 
 def compose_what_can_be(
@@ -66,7 +62,7 @@ def compose_what_can_be(
         return None
     sound, mistakes = sorted_out(overrides, known_groups(config_dir))
     found.add_mistakes(mistakes)
-    with found.collecting():
+    with found.collecting("files of settings"):
         data, choices = _hydra_compose(sound, config_dir, base)
         elsewhere = list(misplaced(chosen_files(config_dir, choices)))
         found.add_mistakes(elsewhere)
@@ -78,11 +74,7 @@ def compose_what_can_be(
 
 def from_mapping(data: Mapping[str, Any]) -> Config:
     """Convert a plain mapping. Raises ConfigError naming every unknown key and illegal value."""
-    found = Findings()
-    config = _converted(data, found)
-    found.refuse()
-    assert config is not None
-    return config
+    return without_problems(lambda found: _converted(data, found))
 
 
 def _converted(data: Mapping[str, Any], found: Findings) -> Config | None:

@@ -2,13 +2,15 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from pipeline.config.issue import ConfigError, Mistake
 from pipeline.config.keys import fields_of
 from pipeline.config.schema import Config
 from slurm.errors import UserError
 
+_Made = TypeVar("_Made")
 EXPERIMENT = "experiment"
 """Group whose options set keys of any section."""
 
@@ -23,6 +25,7 @@ class Findings:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._last: list[str] = []
+        self._skipped: list[str] = []
         self._named: set[str] = set()
         self._errors: list[UserError] = []
 
@@ -50,23 +53,38 @@ class Findings:
         self._named.update(key for one in new for key in (one.key, *one.meant) if key)
 
     @contextlib.contextmanager
-    def collecting(self, is_last: bool = False) -> Iterator[None]:
-        """Add the problem that a check raises, instead of passing it on."""
+    def collecting(self, what: str, is_last: bool = False) -> Iterator[None]:
+        """Add the problem that a check raises, instead of passing it on.
+
+        Args:
+            what: what the check looks at, for people.
+            is_last: say it behind what other checks find.
+        """
         try:
             yield
         except UserError as error:
             before = len(self._lines) + len(self._last)
             self.add(str(error).splitlines(), is_last)
             self._errors += [error] if len(self._lines) + len(self._last) > before else []
-        except Exception:
+        except Exception as error:
             # A configuration with holes, made whole by defaults, is nobody's: what a check stumbles over
-            # there is said when the holes are mended.
+            # there may be gone when the holes are mended.
             if not self:
                 raise
+            self._skip(what, error)
+
+    def _skip(self, what: str, error: Exception) -> None:
+        """Note that a check was not made; but not for what another has said, nor for a file that is missing:
+        the checks of paths, which come first, have named that."""
+        said = next(iter(str(error).splitlines()), "")
+        is_said = bool(said) and any(said in line for line in (*self._lines, *self._last))
+        if not (is_said or isinstance(error, FileNotFoundError) or self._follows(said)):
+            reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+            self._skipped.append(f"not looked at: {what}: {reason}")
 
     def refuse(self) -> None:
         """Raise a ConfigError with all problems, or the one error that has them all."""
-        lines = [*self._lines, *self._last]
+        lines = [*self._lines, *self._last, *self._skipped]
         if len(self._errors) == 1 and str(self._errors[0]).splitlines() == lines:
             raise self._errors[0]
         if lines:
@@ -74,6 +92,15 @@ class Findings:
 
     def _follows(self, line: str) -> bool:
         return EXPERIMENT in self._named or any(_is_about(line, key) for key in self._named)
+
+
+def without_problems(make: Callable[[Findings], _Made | None]) -> _Made:
+    """Return what is made where nothing is wrong. Raises ConfigError with every problem that was found."""
+    found = Findings()
+    made = make(found)
+    found.refuse()
+    assert made is not None
+    return made
 
 
 def _names_in(line: str) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from functools import cache
 
-from pipeline.config.peer_table import TABLE, PeerWords
+from pipeline.config.peer_table import TABLE
+from pipeline.config.peer_words import PeerWords
 
 OPTIONS = {
     "algorithm=gae": "algorithm=ppo",

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config.compose import compose_what_can_be
 from pipeline.config.evaluate_rules import missing_program
-from pipeline.config.findings import Findings
+from pipeline.config.findings import Findings, without_problems
 from pipeline.config.home import why_no_home
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_dir import position_limit, text_settings
@@ -40,11 +40,7 @@ def configure(
     Raises:
         ConfigError: every problem, one per line.
     """
-    found = Findings()
-    config = configure_what_can_be(overrides, config_dir, found, base)
-    found.refuse()
-    assert config is not None
-    return config
+    return without_problems(lambda found: configure_what_can_be(overrides, config_dir, found, base))
 
 
 def configure_what_can_be(
@@ -65,10 +61,7 @@ def resolve(config: Config) -> Config:
     Raises:
         ConfigError: every problem, one per line.
     """
-    found = Findings()
-    config = resolve_what_can_be(config, found)
-    found.refuse()
-    return config
+    return without_problems(lambda found: resolve_what_can_be(config, found))
 
 
 def resolve_what_can_be(config: Config, found: Findings) -> Config:
@@ -76,10 +69,10 @@ def resolve_what_can_be(config: Config, found: Findings) -> Config:
     found.add(unknown_homes(config))
     config = _absolute(config)
     found.add(missing_paths(config))
-    with found.collecting():
+    with found.collecting("the context of the policy"):
         config = _with_context(config)
     found.add(contradictions(config))
-    with found.collecting():
+    with found.collecting("vocabularies of the models"):
         found.add(list(_vocabulary_problems(config)))
     return config
 

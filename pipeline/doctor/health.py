@@ -28,7 +28,8 @@ from pipeline.run.retention import in_words
 from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.status.snapshot import how_it_stopped, is_complete, read_status, troubles_in_words
+from pipeline.status.journal_end import how_it_stopped, troubles_in_words
+from pipeline.status.snapshot import is_complete, read_status
 from pipeline.text import printable, size
 from pipeline.tracking.state import offline_lease, read_offline, segment_folders
 from pipeline.workers.looking import PERSON_AGE

@@ -84,7 +84,7 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
     """
     found = Findings()
     for rule in rules:
-        with found.collecting():
+        with found.collecting(f"the rule {rule.name}"):
             for sample in samples:
                 _check_signature(rule.calls, rule.config, config, sample)
                 if rule.config.trial:

@@ -63,21 +63,25 @@ def validate_inputs(
         start: number of iterations that a fork has from its parent.
         with_weights: try the models too, which takes seconds; else the run's first task does.
     """
-    with found.collecting(is_last=True):
+    with found.collecting("run_dir", is_last=True):
         check_is_free(RunPaths(Path(config.run_dir)))
         check_can_be_made(Path(config.run_dir))
     make_importable(str(folder or Path.cwd()))
-    for lines_of in (describe_gpus, describe_allocation, describe_run):
-        with found.collecting():
+    for what, lines_of in (
+        ("GPUs", describe_gpus),
+        ("the allocation", describe_allocation),
+        ("sizes and number formats", describe_run),
+    ):
+        with found.collecting(what):
             yield from lines_of(config)
-    with found.collecting():
+    with found.collecting("disk space"):
         yield from check_disk(config, start)
-    with found.collecting():
+    with found.collecting("config.json of the models"):
         yield from model_notes(config)
     samples = yield from validate_rows(config, found)
-    with found.collecting():
+    with found.collecting("the scheduler"):
         check_scheduler(config)
-    with found.collecting():
+    with found.collecting("engines"):
         yield from check_engines(config)
     yield from describe_components(config, samples, found)
     if config.model.trust_remote_code:
@@ -85,7 +89,7 @@ def validate_inputs(
     yield from notify_warnings(config.notify)
     yield from environment_warnings(config)
     if with_weights and not found:
-        with found.collecting():
+        with found.collecting("weights of the models"):
             yield from try_models(config)
         yield "ok so far; no run was started"
     else:
@@ -97,7 +101,7 @@ def describe_components(config: Config, samples: Sequence[Sample], found: Findin
     for name, component in config.reward.components.items():
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
         if isinstance(component, RemoteConfig):
-            with found.collecting():
+            with found.collecting(f"reward.components.{name}"):
                 yield from remote_warnings(name, component, samples, is_here=config.slurm is None)
 
 
@@ -115,15 +119,15 @@ def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[
     files: list[Judged] = []
     with open_rules(config) as rules:
         sound = [rule for rule in rules if not found.names_below(f"reward.components.{rule.name}")]
-        with found.collecting():
+        with found.collecting("prompts"):
             files = yield from validate_prompts(config, sound)
         samples = [sample for judged in files for sample in samples_of(judged, 1)]
-        with found.collecting():
+        with found.collecting("rules on rows"):
             if samples:
                 yield from check_rules(config, sound, samples)
                 yield from first_look(config, sound, samples_of(files[0], NUM_ROWS))
         for rule in [rule for rule in rules if not samples or rule not in sound]:
-            with found.collecting():
+            with found.collecting(f"the rule {rule.name}"):
                 check_is_there(rule)
     return samples
 
@@ -192,7 +196,7 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     were not tokenised. Raises PromptError where a whole file cannot be used."""
     found, unreadable = {}, Findings()
     for key, path in prompt_files(config):
-        with unreadable.collecting():
+        with unreadable.collecting(f"{key}={path}"):
             found[key, path] = read_file(config, path, is_sample=True)
     unreadable.refuse()
     for (key, path), prompts in found.items():

@@ -86,7 +86,7 @@ class Progress:
 
     def claim(self, claim: Claim) -> None:
         self.claims.setdefault(claim.task, []).append(claim)
-        self.attempts.setdefault(claim.task, []).append(Attempt(claim, True, progress=claim.time))
+        self.attempts.setdefault(claim.task, []).append(Attempt(claim, True))
         self.open.get(claim.task.job_kind, {}).pop(claim.task, None)
 
     def end(self, claim: Claim, failure: FailureKind | None = None, is_known: bool = True) -> None:

@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import Advice, Evidence, advise
-from pipeline.orchestrate.lost_states import LOST
 from pipeline.run import journal
 from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run, RunError, slurm_settings
 from pipeline.run.journal import ROWS_BYTES
-from pipeline.run.lease import holder_of
+from pipeline.run.lease import holder_of, is_spoilt
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import kept_versions, read_best
 from pipeline.run.tasks import Task
-from pipeline.run.troubles import Trouble, outstanding
+from pipeline.status.journal_end import how_it_stopped, machine_state, states_lost, troubles_in_words
 from pipeline.status.lanes import Lane, TaskState, lanes_of
 from pipeline.status.local import task_states
-from pipeline.status.text import moment
 from pipeline.status.trainer_state import Missing, Writer, missing_state, promising
 from pipeline.text import printable
 from pipeline.workers.beats import Beat
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
 _TAKEN_BACK = ("retracted", "went_back")
 """Events after which a commit that was read before may be gone."""
-_ONLY_SHOWN = ("missing_state", "time", "created", "answered", "finish", "lanes", "rows", "events")
+_ONLY_SHOWN = ("missing_state", "time", "created", "awaited", "answered", "finish", "lanes", "rows", "events")
 """Attributes of a status that are not in its JSON."""
 
 
@@ -111,6 +109,8 @@ class Status:
     time: float = 0.0
     """Unix time of the look."""
     created: float = 0.0
+    awaited: str | None = None
+    """Lease that cannot be read and may be somebody's, in words: who looks on waits for its end."""
     answered: float | None = None
     """Unix time of Slurm's last answer; None: it was not asked yet, or never answered."""
     finish: float | None = None
@@ -229,6 +229,7 @@ class StatusReader:
             troubles=self._troubles,
             time=now,
             created=run.identity.created,
+            awaited=holder if holder and is_spoilt(run.paths.locks) else None,
             answered=answered,
             finish=finish_of(run.identity.created, rows),
             rows=tuple(rows),
@@ -375,27 +376,6 @@ def is_complete(run: Run) -> bool:
     return frontier.is_complete(run.plan, newest_row(rows, run.plan.start))
 
 
-_FAILS = {
-    Trouble.PACK: "old iterations cannot be packed, while training goes on",
-    Trouble.PASS: "a driver's pass failed",
-    Trouble.ROWS: "rows cannot be written, while training goes on",
-}
-
-
-def troubles_in_words(events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield failures of drivers that are not overcome yet, in words."""
-    for trouble, event in outstanding(events).items():
-        yield f"{_FAILS[trouble]}, last {moment(event['time'])}: {printable(event.get('message', ''))}"
-
-
-def states_lost(events: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-    """Yield the iterations whose trainer's state was lost since the run last went back."""
-    moves = [index for index, event in enumerate(events) if event["event"] == "went_back"]
-    for event in events[moves[-1] if moves else 0 :]:
-        if event["event"] == LOST and isinstance(event.get("iteration"), int):
-            yield event["iteration"]
-
-
 def _all_costs(run: Run) -> "Costs":
     from pipeline.metrics.costs import read_costs
     from slurm.ended import NoAccounting
@@ -406,25 +386,3 @@ def _all_costs(run: Run) -> "Costs":
         return read_costs(run, range(run.plan.iterations + 1))
     except NoAccounting as error:
         raise RunError(f"accounting does not answer, so costs are not known: {error}") from None
-
-
-def machine_state(is_complete: bool, holder: str | None, events: Sequence[Mapping[str, Any]]) -> str:
-    """Return the state of a run of this machine. ``events`` are the journal's end."""
-    if is_complete or holder:
-        return "complete" if is_complete else "running"
-    return "failed" if _last_end(events).get("outcome") == "failed" else "incomplete"
-
-
-def how_it_stopped(events: Sequence[Mapping[str, Any]]) -> str | None:
-    """Describe from the journal's end the outcome that the last driver wrote, or that it wrote none."""
-    if not events:
-        return None
-    end = _last_end(events)
-    outcome = end.get("outcome", "killed, or the machine went down, after")
-    return f"{outcome} {moment((end or events[-1])['time'])}"
-
-
-def _last_end(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Find the event with which the last driver ended; empty without one, or if the run went back since."""
-    moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]
-    return moves[-1] if moves and moves[-1]["event"] == "driver_ended" else {}

@@ -1,14 +1,11 @@
 """The command ``slurm-ppo watch``."""
 
-import os
-import sys
-
-from pipeline.process import interruptible
 from pipeline.run.directory import Run
-from pipeline.status.snapshot import Status, read_status
+from pipeline.status.snapshot import read_status
 from pipeline.status.text import describe, standing
+from pipeline.watch.loop import look_on, tell_changes
 from pipeline.watch.plain import changes
-from pipeline.watch.reading import SILENT_SECONDS, Reading
+from pipeline.watch.reading import Reading
 
 
 def watch(run: Run, interval: float) -> str:
@@ -21,20 +18,7 @@ def watch(run: Run, interval: float) -> str:
         The run's state, as :attr:`pipeline.status.snapshot.Status.state`.
     """
     reading = Reading(run, interval)
-    reading.start()
-    has_ended = False
-    try:
-        with interruptible():
-            if has_terminal():
-                from pipeline.watch.terminal import RunWindow, show
-
-                has_ended = show(RunWindow(reading))
-            else:
-                has_ended = _tell(reading)
-    except KeyboardInterrupt:
-        pass  # one way to quit
-    finally:
-        reading.stop()
+    has_ended = look_on(reading, lambda: _draw(reading), lambda: tell_changes(reading, "the run", changes))
     status = read_status(run) if has_ended else reading.seen.look
     if status is None:
         return "unknown"
@@ -43,26 +27,7 @@ def watch(run: Run, interval: float) -> str:
     return status.state
 
 
-def has_terminal() -> bool:
-    """Whether a screen can be drawn where this process prints."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+def _draw(reading: Reading) -> bool:
+    from pipeline.watch.terminal import RunWindow, show
 
-
-def _tell(reading: Reading) -> bool:
-    """Print lines, until the run has ended."""
-    last: Status | None = None
-    trouble: str | None = None
-    while True:
-        reading.arrived.wait(SILENT_SECONDS)
-        reading.arrived.clear()
-        reading.check()
-        seen = reading.seen
-        if seen.trouble != trouble:
-            trouble = seen.trouble
-            print(trouble or "the run can be read again", flush=True)
-        if seen.look and seen.look is not last:
-            for line in changes(last, seen.look):
-                print(line, flush=True)
-            last = seen.look
-        if seen.is_settled:
-            return True
+    return show(RunWindow(reading))

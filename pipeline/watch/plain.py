@@ -25,6 +25,8 @@ def _states(before: Status | None, after: Status) -> Iterator[str]:
     was, now = (look.slurm.unanswered if look and look.slurm else None for look in (before, after))
     if was != now:
         yield f"Slurm does not answer: {' '.join(now.split())}" if now else "Slurm answers again"
+    if after.awaited and not (before and before.awaited):
+        yield f"waiting: {after.awaited}"
     known = {(one.rule, one.title) for one in before.advice} if before else set()
     for one in worst(after.advice, len(after.advice)):
         if (one.rule, one.title) not in known:

@@ -20,8 +20,6 @@ _DISK_SECONDS = 2.0
 _REST_FACTOR = 4.0
 """Rest after a look, in multiples of its duration: a look at thousands of shards takes a while."""
 _LONGEST_REST = 60.0
-SILENT_SECONDS = 10.0
-"""Seconds after which an unfinished look is reported: the file system does not answer."""
 _LOG_LINES = 200
 _TRIED_AGAIN = {ShardState.FAILED, ShardState.AGAIN}
 

@@ -157,7 +157,7 @@ def _header(look: Status, view: View, width: int) -> Lines:
     room = width - len(right) - 2
     path = look.run if len(look.run) <= room else f"…{look.run[1 - room :]}"
     first = Text.assemble((path, "bold"), " " * (room + 2 - len(path)), right)
-    trouble = view.trouble or _silence(look)
+    trouble = view.trouble or _silence(look) or look.awaited
     warning = [Text(trouble, "yellow")] if trouble else []
     state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
     said = (

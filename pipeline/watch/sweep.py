@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-from pipeline.process import interruptible
 from pipeline.status.listing import Entry, LiveIds
 from pipeline.status.sweep import (
     SweepStatus,
@@ -22,7 +21,7 @@ from pipeline.status.sweep import (
 )
 from pipeline.status.text import clock
 from pipeline.text import number, printable
-from pipeline.watch.command import has_terminal
+from pipeline.watch.loop import look_on, tell_changes
 from pipeline.watch.screen import LEAST_HEIGHT, LEAST_WIDTH
 from pipeline.watch.terminal import STEPS, Window, show
 
@@ -36,7 +35,7 @@ _STYLES = {"running": "cyan", "failed": "bold red", "spoilt": "bold red", "not b
 class SeenSweep:
     """The newest of everything that was read."""
 
-    status: SweepStatus | None = None
+    look: SweepStatus | None = None
     time: float = 0.0
     """Unix time of that look."""
     trouble: str | None = None
@@ -75,7 +74,7 @@ class SweepReading:
         except OSError as error:
             self.seen = replace(self.seen, trouble=f"cannot read the sweep now: {error}")
             return
-        before = self.seen.status
+        before = self.seen.look
         is_over = has_ended(status) and before is not None and has_ended(before)
         is_settled = is_over or status.state == "complete"
         self.seen = SeenSweep(status, time.time(), is_settled=is_settled)
@@ -111,16 +110,16 @@ def watch_sweep(root: Path, interval: float, live_ids: LiveIds) -> str:
         SweepError: the manifest cannot be read.
     """
     reading = SweepReading(root, interval, live_ids)
-    reading.start()
-    is_over = False
-    try:
-        with interruptible():
-            is_over = show(SweepWindow(reading)) if has_terminal() else _tell(reading)
-    except KeyboardInterrupt:
-        pass  # one way to quit
-    finally:
-        reading.stop()
-    status = reading.seen.status
+    is_over = look_on(
+        reading,
+        lambda: show(SweepWindow(reading)),
+        lambda: tell_changes(
+            reading,
+            "the sweep",
+            lambda before, after: sweep_changes(before, after, reading.seen.time),
+        ),
+    )
+    status = reading.seen.look
     if status is None:
         return "unknown"
     goes_on = "; it goes on without this view" if status.state == "running" else ""
@@ -129,26 +128,6 @@ def watch_sweep(root: Path, interval: float, live_ids: LiveIds) -> str:
 
 
 # --- a line for each change ------------------------------------------------------------------------------
-
-
-def _tell(reading: SweepReading) -> bool:
-    """Print lines, until nothing is at work."""
-    last: SweepStatus | None = None
-    trouble: str | None = None
-    while True:
-        reading.arrived.wait()
-        reading.arrived.clear()
-        reading.check()
-        seen = reading.seen
-        if seen.trouble != trouble:
-            trouble = seen.trouble
-            print(trouble or "the sweep can be read again", flush=True)
-        if seen.status and seen.status is not last:
-            for line in sweep_changes(last, seen.status, seen.time):
-                print(line, flush=True)
-            last = seen.status
-        if seen.is_settled:
-            return True
 
 
 def sweep_changes(before: SweepStatus | None, after: SweepStatus, now: float) -> list[str]:
@@ -193,7 +172,7 @@ class SweepWindow(Window):
         return sweep_screen(self.reading.seen, self.first, width, height)
 
     def take(self, keys: Sequence[str]) -> bool:
-        status = self.reading.seen.status
+        status = self.reading.seen.look
         last = max(0, len(status.entries) - 1) if status else 0
         for key in keys:
             if key == "q":
@@ -209,7 +188,7 @@ def sweep_screen(seen: SeenSweep, first: int, width: int, height: int) -> list[T
         first: number of runs above the first that is shown, where not all of them fit.
     """
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
-    lines, where = _page(seen.status, first, height - 2) if seen.status else ([Text("reading ...")], "")
+    lines, where = _page(seen.look, first, height - 2) if seen.look else ([Text("reading ...")], "")
     lines += [Text()] * (height - 2 - len(lines))
     trouble = seen.trouble or (f"as of {clock(seen.time)}" if seen.time else "")
     shown = [*lines, Text(trouble, "bold" if seen.trouble else "dim"), Text(f"{_KEYS}{where}", "dim")]

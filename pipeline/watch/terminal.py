@@ -12,7 +12,7 @@ import tty
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -20,31 +20,14 @@ from rich.text import Text
 
 from pipeline.config.job_kinds import parts_of
 from pipeline.status.snapshot import Status
-from pipeline.watch.reading import SILENT_SECONDS, Reading
+from pipeline.watch.loop import SILENT_SECONDS, Background
+from pipeline.watch.reading import Reading
 from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
 
 _TICK_SECONDS = 0.2
 """Seconds within which a new size, or something that was read, is noticed; keys are noticed at once."""
 STAGE_KEYS = {"r": "rollout", "s": "score", "w": "reward", "u": "update", "e": "evaluate"}
 STEPS = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
-
-
-class Seen(Protocol):
-    """The newest of what was read in the background."""
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing of it will change any more."""
-
-
-class Background(Protocol):
-    """Threads that read."""
-
-    @property
-    def seen(self) -> Seen: ...
-
-    def check(self) -> None:
-        """Raise the error that ended a thread."""
 
 
 def show(window: "Window") -> bool:
@@ -69,7 +52,7 @@ def show(window: "Window") -> bool:
 class Window(ABC):
     """Contents of the screen, and keys."""
 
-    def __init__(self, reading: Background) -> None:
+    def __init__(self, reading: Background[Any]) -> None:
         self.background = reading
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
         self.is_leaving = False

@@ -220,5 +220,5 @@ def is_slow(view: View, task: Task) -> bool:
     running = [attempt for attempt in view.attempts.get(task, ()) if attempt.is_running]
     if not task.stage.is_sharded or len(running) != 1 or view.median_seconds is None:
         return False
-    taken, progress = running[0].claim.time, running[0].progress
-    return view.now - taken > SLOW_FACTOR * view.median_seconds and view.now - progress > view.median_seconds
+    age, silence = view.now - running[0].taken, view.now - running[0].saved
+    return age > SLOW_FACTOR * view.median_seconds and silence > view.median_seconds

@@ -61,9 +61,15 @@ class Attempt:
     """Whether its worker lives, and does it. If not, the attempt has failed."""
     failure: FailureKind | None = None
     """Why it failed, if it said so; a warning in vain is what a pass has found it to be."""
-    progress: float = 0.0
-    """Unix time at which it last showed progress: when it was taken, or its latest save
-    (:func:`with_progress`)."""
+    ahead: float = 0.0
+    """Seconds by which the clock of its worker is ahead of that of who looks (:attr:`Crew.ahead`)."""
+    saved: float = 0.0
+    """Unix time at which its latest save was first seen (:func:`with_saves`); 0: there is none."""
+
+    @property
+    def taken(self) -> float:
+        """Unix time at which it was taken, by the clock of who looks."""
+        return self.claim.time - self.ahead
 
 
 @dataclass(frozen=True)
@@ -228,8 +234,8 @@ def attempts_of(
 
 def _attempt(paths: RunPaths, claim: Claim, live: Mapping[str, Beat]) -> Attempt:
     if is_running(claim, live):
-        return Attempt(claim, is_running=True, progress=claim.time)
-    return Attempt(claim, is_running=False, failure=_why(paths, claim), progress=claim.time)
+        return Attempt(claim, is_running=True)
+    return Attempt(claim, is_running=False, failure=_why(paths, claim))
 
 
 def _why(paths: RunPaths, claim: Claim) -> FailureKind | None:
@@ -242,9 +248,26 @@ def _why(paths: RunPaths, claim: Claim) -> FailureKind | None:
     return judged.kind if judged else own
 
 
-def with_progress(paths: RunPaths, attempts: Iterable[Attempt]) -> tuple[Attempt, ...]:
-    """Look when attempts that run have last saved what they have, and return them with that."""
-    return tuple(replace(a, progress=max(a.progress, _saved_at(paths, a.claim))) for a in attempts)
+Saves = dict[str, tuple[float, float]]
+"""Latest saves by attempt: the file's time, and when that was first seen."""
+
+
+def with_saves(paths: RunPaths, attempts: Iterable[Attempt], seen: Saves, now: float) -> tuple[Attempt, ...]:
+    """Look when attempts that run have last saved what they have, and return them with that. A save counts
+    from when it is first seen: the file's time is by another clock.
+
+    Args:
+        seen: saves seen before; this function adds to it.
+        now: unix time.
+    """
+    return tuple(replace(a, saved=_save_seen(paths, a.claim, seen, now)) for a in attempts)
+
+
+def _save_seen(paths: RunPaths, claim: Claim, seen: Saves, now: float) -> float:
+    known, saved = seen.get(claim.attempt, (0.0, 0.0)), _saved_at(paths, claim)
+    if saved != known[0]:
+        seen[claim.attempt] = known = (saved, now)
+    return known[1]
 
 
 def _saved_at(paths: RunPaths, claim: Claim) -> float:

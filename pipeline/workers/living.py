@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,7 @@ class Crew:
 
     paths: RunPaths
     reader: BeatReader = field(init=False)
-    _heard: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Newest beat of each worker, by its own clock, and when it was first seen, by that of whoever looks."""
+    _heard: dict[str, "_Heard"] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.reader = BeatReader(self.paths)
@@ -38,6 +38,12 @@ class Crew:
         """Newest beats of all workers by name, those that have left too, as of the last look."""
         return self.reader.known
 
+    @property
+    def ahead(self) -> Mapping[str, float]:
+        """Seconds by which the clock of each worker is ahead of this machine's, as of the last look. It is
+        more by what a beat is old when it is first seen: a beat's time at most."""
+        return {name: heard.ahead for name, heard in self._heard.items()}
+
     def live(self, now: float) -> dict[str, Beat]:
         """Look, and return the newest beats of the workers that live, by name.
 
@@ -46,12 +52,24 @@ class Crew:
         """
         beats = self.reader.read()
         self._heard = {name: self._heard_of(name, beat, now) for name, beat in beats.items()}
-        silent = {name for name, (_, since) in self._heard.items() if now - since > SILENT_SECONDS}
+        silent = {name for name, heard in self._heard.items() if now - heard.since > SILENT_SECONDS}
         return living(beats, self.reader.gone | silent, is_dead_here)
 
-    def _heard_of(self, name: str, beat: Beat, now: float) -> tuple[float, float]:
+    def _heard_of(self, name: str, beat: Beat, now: float) -> "_Heard":
         known = self._heard.get(name)
-        return known if known and known[0] == beat.beat else (beat.beat, now)
+        return known if known and known.beat == beat.beat else _Heard(beat.beat, now, beat.beat - time.time())
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """Newest beat of a worker."""
+
+    beat: float
+    """Unix time, by the worker's clock."""
+    since: float
+    """When it was first seen, by the clock of whoever looks."""
+    ahead: float
+    """Seconds by which it was of the future then."""
 
 
 def mark_gone(paths: RunPaths, worker: str) -> None:

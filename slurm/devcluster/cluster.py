@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.devcluster import database, jobs, network, programs
+from slurm.devcluster import database, jobs, machines, network, programs
 from slurm.devcluster import folder as files
 from slurm.devcluster.errors import DevclusterError
-from slurm.devcluster.layout import Identity, Layout
+from slurm.devcluster.layout import Identity, Layout, Node
 from slurm.devcluster.processes import Process, end, recorded, start_daemon
 
 _PATIENCE_SECONDS = 2.0
@@ -68,29 +68,37 @@ class Cluster:
             network.unmount(self.folder)  # of a client that mounted in between
         self._end(*(_slurmd(node.name) for node in self.layout.nodes))
         jobs.kill(self.identity.name, self.folder / "log")
+        self._end(*self._machine_names(), patience=0)
         self._end("slurmdbd")
         self._end("mariadbd", "munged")
         files.remove(self.folder, self.identity)
 
     def inside(self, node: str, command: list[str]) -> list[str]:
-        """Wrap a command to run as a node's processes do, with the node's mount of the filesystem."""
-        self._checked(node)
-        return network.inside(self._mounted(network.client_of(node)), command)
+        """Wrap a command to run as a node's processes do: with its mount of the network filesystem, on its
+        machine, where it has them."""
+        found = self.layout.node(node)
+        if found.host:
+            return machines.inside(self._machine(found), command)
+        return self._with_mount(node, command)
 
     def kill_node(self, name: str) -> None:
         """Kill a node's daemon and every process of its jobs, as when the node is lost."""
         self.kill_slurmd(name)
         jobs.kill(self.identity.name, self.folder / "log", name)
-        self._end(network.client_of(name), patience=0)
+        self._end(machines.machine_of(name), network.client_of(name), patience=0)
+
+    def start_node(self, name: str) -> None:
+        """Start a node again, and return it to service if the controller has taken it out."""
+        self.start_slurmd(name)
+        self.call("scontrol", "update", f"nodename={name}", "state=resume")
 
     def kill_slurmd(self, name: str) -> None:
         """Kill a node's daemon. Its jobs go on, as when the network fails."""
-        self._end(self._checked(name), patience=0)
+        self._end(_slurmd(self.layout.node(name).name), patience=0)
 
     def start_slurmd(self, name: str) -> None:
         """Start a node's daemon again. Returns once the controller reports the node as up."""
-        self._checked(name)
-        self._start_slurmd(name)
+        self._start_slurmd(self.layout.node(name).name)
         self._wait(_slurmd(name), "listens", lambda: _listens(self.identity.ports.slurmd[name]))
         self._wait_for_nodes({name})
 
@@ -130,7 +138,8 @@ class Cluster:
         """Return the daemons that run now, and the states of the nodes."""
         accounting = ["mariadbd", "slurmdbd"] if self.accounting else []
         slurmds = [_slurmd(node.name) for node in self.layout.nodes]
-        names = ["munged", *accounting, *self._filesystem_names(), "slurmctld", *slurmds]
+        held = [*self._filesystem_names(), *self._machine_names()]
+        names = ["munged", *accounting, *held, "slurmctld", *slurmds]
         found = {name: self._process(name) for name in names}
         daemons = tuple(DaemonStatus(name, one.pid if one else None) for name, one in found.items())
         controller = found["slurmctld"] and found["munged"]
@@ -176,10 +185,23 @@ class Cluster:
         self._wait_for_nodes({node.name for node in self.layout.nodes})
 
     def _start_slurmd(self, name: str) -> None:
-        command = [programs.program("slurmd"), "-D", "-N", name]
-        if self.layout.network_filesystem:
-            command = network.inside(self._mounted(network.client_of(name)), command)
-        self._start(_slurmd(name), command)
+        self._start(_slurmd(name), self.inside(name, [programs.program("slurmd"), "-D", "-N", name]))
+
+    def _machine(self, node: Node) -> int:
+        """Return the id of the process that holds a node's machine, which is started if it is not alive."""
+        name, boot = machines.machine_of(node.name), machines.boot(self.identity, node)
+        if self._process(name) is None:
+            boot.unlink(missing_ok=True)
+            self._start(name, self._with_mount(node.name, machines.command(self.identity, node)))
+        self._wait(name, "has booted", boot.exists)
+        process = self._process(name)
+        assert process is not None, f"{name} has just been seen alive"
+        return process.pid
+
+    def _with_mount(self, node: str, command: list[str]) -> list[str]:
+        if not self.layout.network_filesystem:
+            return command
+        return network.inside(self._mounted(network.client_of(node)), command)
 
     def _start_filesystem(self) -> None:
         """Start server and clients, the nodes' first: their namespaces must not copy the user's mount."""
@@ -211,6 +233,9 @@ class Cluster:
         clients = [network.client_of(node.name) for node in self.layout.nodes]
         return [network.OUTSIDE, *clients, network.BRICK]
 
+    def _machine_names(self) -> list[str]:
+        return [machines.machine_of(node.name) for node in self.layout.nodes if node.host]
+
     def _start(self, name: str, command: list[str], more: Mapping[str, str] | None = None) -> None:
         if self._process(name):
             raise DevclusterError(f"{name} of {self.folder} is running already")
@@ -223,12 +248,6 @@ class Cluster:
 
     def _process(self, name: str) -> Process | None:
         return recorded(self.folder / "run" / f"{name}.process")
-
-    def _checked(self, node: str) -> str:
-        names = [known.name for known in self.layout.nodes]
-        if node not in names:
-            raise DevclusterError(f"no node {node!r}; the nodes are {', '.join(names)}")
-        return _slurmd(node)
 
     def _wait_for_nodes(self, names: set[str]) -> None:
         def ready() -> bool:
@@ -262,7 +281,8 @@ def start(folder: Path, layout: Layout | None = None, accounting: bool = False) 
     up. Nothing is left running then.
     """
     layout = layout or Layout()
-    programs.check(accounting, layout.network_filesystem)
+    programs.check(layout, accounting)
+    machines.check(layout)
     if layout.network_filesystem:
         network.check()
     folder = folder.absolute()

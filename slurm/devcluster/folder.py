@@ -10,7 +10,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from slurm.devcluster import network, programs
+from slurm.devcluster import machines, network, programs
 from slurm.devcluster.errors import DevclusterError
 from slurm.devcluster.layout import (
     Identity,
@@ -83,6 +83,8 @@ def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> N
     _write(folder / "munge.key", os.urandom(128))
     if layout.network_filesystem:
         network.write(chosen, chosen.ports.filesystem)
+    if layout.has_clocks:
+        machines.write_clocks(chosen.root, layout.nodes)
     for node in layout.nodes:
         (folder / "spool" / node.name).mkdir()
         (folder / "dev" / node.name).mkdir()

@@ -1,10 +1,18 @@
 """Layout of a development cluster, and its configuration files as text. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any
+
+from slurm.devcluster.errors import DevclusterError
+
+TASK_PROLOG = "task_prolog"
+"""Name of the program in a cluster's folder that Slurm runs before each task, where clocks are off."""
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_SECONDS = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,11 @@ class Node:
     """Number of pretended GPUs: they are counted, and jobs see ``CUDA_VISIBLE_DEVICES``."""
     cpus: int = 32
     memory_mb: int = 64_000
+    host: str = ""
+    """Host name that jobs see, of a machine of its own: process ids and boot are other than those of every
+    node, even of one with the same name. Empty: this machine's, which nodes share."""
+    clock_seconds: int = 0
+    """Seconds by which the clock that jobs see is ahead; negative if it is behind."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,42 @@ class Layout:
     more: tuple[str, ...] = ()
     """Lines appended to slurm.conf, e.g. ``EnforcePartLimits=ALL``."""
 
+    @property
+    def has_clocks(self) -> bool:
+        """Whether the clock of a node is off."""
+        return any(node.clock_seconds for node in self.nodes)
+
+    def node(self, name: str) -> Node:
+        """Return the node of a name. Raises DevclusterError."""
+        if found := [node for node in self.nodes if node.name == name]:
+            return found[0]
+        names = ", ".join(node.name for node in self.nodes)
+        raise DevclusterError(f"no node {name!r}; the nodes are {names}")
+
+    def with_node(self, name: str, **changes: Any) -> "Layout":
+        """Return a layout in which fields of a node are changed. Raises DevclusterError if there is none."""
+        changed = replace(self.node(name), **changes)
+        return replace(self, nodes=tuple(changed if node.name == name else node for node in self.nodes))
+
+    def with_machines(self, hosts: Iterable[str], clocks: Iterable[str]) -> "Layout":
+        """Return a layout in which some nodes have a host name or a clock of their own.
+
+        Args:
+            hosts: words of the form NODE=NAME.
+            clocks: words of the form NODE=SECONDS, see :attr:`Node.clock_seconds`.
+
+        Raises:
+            DevclusterError: another word, or a node that does not exist.
+        """
+        layout = self
+        for word in hosts:
+            node, name = _halves(word, _HOST, "NODE=NAME, with a host name of letters, digits and hyphens")
+            layout = layout.with_node(node, host=name)
+        for word in clocks:
+            node, seconds = _halves(word, _SECONDS, "NODE=SECONDS, with a whole number")
+            layout = layout.with_node(node, clock_seconds=int(seconds))
+        return layout
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -107,9 +156,14 @@ class Identity:
     """Version of Slurm, e.g. (22, 5)."""
 
 
-def filled(template: str, **values: object) -> str:
+def template(name: str) -> Path:
+    """Return the path of a file of templates/."""
+    return Path(__file__).parent / "templates" / name
+
+
+def filled(name: str, /, **values: object) -> str:
     """Fill in a file of templates/. Its comments and empty lines are left out."""
-    text = Template((Path(__file__).parent / "templates" / template).read_text()).substitute(values)
+    text = Template(template(name).read_text()).substitute(values)
     return "".join(f"{line}\n" for line in text.splitlines() if line and not line.startswith("#"))
 
 
@@ -124,7 +178,8 @@ def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
     )
     nodes = [_node(node, identity) for node in layout.nodes]
     gres = ["GresTypes=gpu"] if types else []
-    machines = "\n".join([*gres, *nodes, *map(_partition, layout.partitions), *layout.more])
+    clocks = [f"TaskProlog={identity.root}/{TASK_PROLOG}"] if layout.has_clocks else []
+    machines = "\n".join([*gres, *nodes, *map(_partition, layout.partitions), *clocks, *layout.more])
     # The option that sends a preempted job its --signal was renamed.
     moved = identity.version >= (23, 2)
     signal = "PreemptParameters=send_user_signal" if moved else "SlurmctldParameters=preempt_send_user_signal"
@@ -167,6 +222,13 @@ def _partition(partition: Partition) -> str:
         f"PriorityTier={partition.priority_tier} "
         f"PreemptMode={'REQUEUE' if partition.preemptible else 'OFF'} GraceTime={partition.grace_seconds}"
     )
+
+
+def _halves(word: str, form: re.Pattern[str], expected: str) -> tuple[str, str]:
+    node, _, value = word.partition("=")
+    if not form.fullmatch(value):
+        raise DevclusterError(f"{word!r} must be {expected}")
+    return node, value
 
 
 def layout_from_json(record: Mapping[str, Any]) -> Layout:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from slurm.devcluster.errors import DevclusterError, PackagesMissing
+from slurm.devcluster.layout import Layout
 
 # Daemons lie in folders that are not in an ordinary user's PATH.
 _MORE_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/libexec")
@@ -19,6 +20,13 @@ _NETWORK = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
 }
+_MACHINES = {
+    "hostname": "hostname",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+}
+_CLOCKS = {"cc": "gcc libc6-dev"}
 
 
 def search_path() -> str:
@@ -40,10 +48,16 @@ def program(name: str) -> str:
     return str(found)
 
 
-def check(accounting: bool, network_filesystem: bool = False) -> None:
+def check(layout: Layout, accounting: bool) -> None:
     """Raise PackagesMissing, with the command that installs them, unless every program is there."""
-    needed = _SLURM | (_ACCOUNTING if accounting else {}) | (_NETWORK if network_filesystem else {})
-    packages = dict.fromkeys(package for name, package in needed.items() if find(name) is None)
+    asked = {
+        **_SLURM,
+        **(_ACCOUNTING if accounting else {}),
+        **(_NETWORK if layout.network_filesystem else {}),
+        **(_MACHINES if any(node.host for node in layout.nodes) else {}),
+        **(_CLOCKS if layout.has_clocks else {}),
+    }
+    packages = dict.fromkeys(package for name, package in asked.items() if find(name) is None)
     if packages:
         raise PackagesMissing(
             "a development cluster needs packages that are not installed; on Debian or Ubuntu: "

@@ -1,7 +1,11 @@
 """Several mistakes of one command: each is a line of its own, all in one go, and none hides another."""
 
+import sys
+
 import pytest
 
+from pipeline.cli.app import main
+from pipeline.preflight import inputs as preflight
 from tests.support import tiny
 
 EXPERIMENT = """\
@@ -67,3 +71,25 @@ def test_where_nothing_is_wrong_with_the_rest_it_is_not_spoken_of(inputs, tmp_pa
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: model.policy=")
     assert done.stdout == ""
+
+
+def test_a_check_that_stumbles_after_a_problem_is_named_with_what_it_stumbled_over(
+    inputs, tmp_path, monkeypatch, capsys
+):
+    """Without a problem before it the same is a mistake of the program, and not hidden."""
+
+    def stumble(*_: object) -> None:
+        raise KeyError("blocks")
+
+    monkeypatch.setattr(preflight, "check_disk", stumble)
+    words = ["slurm-ppo", "validate", *tiny.overrides(inputs, tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", [*words, "seeed=1"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert "seeed" in first
+    assert last == "error: not looked at: disk space: KeyError: 'blocks'"
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(KeyError):
+        main()

@@ -1,5 +1,6 @@
 """Passes that workers ask for, where Slurm does not take what they submit."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -48,6 +49,32 @@ def test_a_pass_that_fails_in_any_other_way_is_wished_for_again(run, monkeypatch
     assert "no space left" in capfd.readouterr().err
     assert is_wanted(run.paths)
     assert (read_last(run.paths).number, read_last(run.paths).failures) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "avoided"),
+    [
+        (OSError(errno.EROFS, "read-only file system", "locks"), "gpu07"),
+        (OSError(errno.EACCES, "permission denied", "locks"), "gpu07"),
+        (OSError(errno.ENOSPC, "no space left on device", "locks"), ""),
+        (RuntimeError("a mistake"), ""),
+    ],
+)
+def test_a_driver_job_whose_node_may_be_at_fault_asks_for_another(run, monkeypatch, capfd, error, avoided):
+    """A disk that is full, and what is a mistake, are so on every node."""
+
+    def fail(run, watcher, max_age):
+        raise error
+
+    told = []
+    monkeypatch.setattr(queue, "make_pass", fail)
+    monkeypatch.setattr(queue, "requeue_elsewhere", lambda job, node: told.append((job, node)))
+    monkeypatch.setattr(queue, "log_output", lambda: sys.stderr)
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu07")
+    assert queue.driver_job(run.paths.root) == 1
+    assert told == [("78", avoided)]
+    assert "waits in the queue once more" in capfd.readouterr().err
 
 
 def test_a_workers_pass_says_how_the_run_has_ended(run, monkeypatch, capfd):

@@ -133,7 +133,7 @@ def test_commands_arguments_and_options_are_an_interface():
 
 def test_the_commands_of_a_cluster_of_ones_own():
     group = typer.main.get_command(app).commands["devcluster"]
-    assert sorted(group.commands) == ["down", "env", "status", "up"]
+    assert sorted(group.commands) == ["down", "env", "kill", "revive", "status", "up"]
 
 
 def test_the_commands_of_the_tab_key():

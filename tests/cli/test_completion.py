@@ -91,7 +91,7 @@ OFFERED = [
     ("slurm-ppo run --config-dir=my experiment=q", ["experiment=quickstart", "experiment=quickstart_vllm"]),
     ("slurm-ppo submit runs/f", ["runs/first"]),
     ("slurm-ppo submit runs/first run_d", ["run_dir="]),
-    ("slurm-ppo devcluster ", ["up", "down", "status", "env"]),
+    ("slurm-ppo devcluster ", ["up", "down", "kill", "revive", "status", "env"]),
     ("slurm-ppo completion install f", ["fish"]),
     ("slurm-ppo nonsense ", []),
 ]

@@ -23,7 +23,7 @@ def without_network() -> str:
     if os.environ.get("TEST_FILESYSTEM") == "local":
         return "TEST_FILESYSTEM=local asks for the local disk"
     try:
-        programs.check(accounting=False, network_filesystem=True)
+        programs.check(Layout(network_filesystem=True), accounting=False)
         network.check()
     except DevclusterError as error:
         return str(error)

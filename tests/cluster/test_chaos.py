@@ -12,12 +12,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from slurm.devcluster import Layout
+from slurm.devcluster.layout import NODES
 from tests.cluster.scenario import SlurmRun, policy_of, processes_of, results_of, take
 from tests.support import tiny
 from tests.support.damage import DAMAGES, flip_bit
@@ -27,6 +28,10 @@ ITERATIONS, FAULTS, PAUSE = (6, 14, (2.0, 9.0)) if IS_LONG else (3, 6, (1.0, 4.0
 FULL_SECONDS = (60.0, 150.0) if IS_LONG else (5.0, 15.0)
 WORDS = (f"iterations={ITERATIONS}", "rollout.num_shards=4", "evaluate.every=2")
 PATIENCE = 1500
+LAYOUT = Layout(slurmd_timeout=5, more=("MessageTimeout=5",)).with_machines(
+    ["rollout0=twin", "reward0=twin"], ["reward0=90"]
+)
+"""Two nodes of one name, one of them with a clock that is ahead; where there is no root, one machine."""
 WITHOUT_A_COPY = ("run.json", "config.yaml")
 """What nothing else says: a flipped bit there stops the run with a message, see tests/run/test_runs.py."""
 
@@ -159,13 +164,7 @@ def lose(gremlin: Gremlin, how: str, do: Callable[[str], None]) -> None:
         return
     gremlin.tell(f"{node} {how}")
     do(node)
-    gremlin.mend_later(gremlin.chance.uniform(5, 40), node, lambda: bring_back(gremlin.run, node))
-
-
-def bring_back(run: SlurmRun, node: str) -> None:
-    """As an administrator does, who also gives back what Slurm has taken out of service."""
-    run.cluster.start_slurmd(node)
-    run.cluster.call("scontrol", "update", f"nodename={node}", "state=resume")
+    gremlin.mend_later(gremlin.chance.uniform(5, 40), node, lambda: gremlin.run.cluster.start_node(node))
 
 
 def flip(gremlin: Gremlin) -> None:
@@ -236,7 +235,7 @@ def hurry(run: SlurmRun) -> None:
 def test_whatever_happens_a_run_ends_by_itself_as_it_would_have(
     own_cluster, make_run, inputs, undisturbed, chance, small_disk
 ):
-    cluster = own_cluster(Layout(slurmd_timeout=5, more=("MessageTimeout=5",)))
+    cluster = own_cluster(LAYOUT if os.geteuid() == 0 else replace(LAYOUT, nodes=NODES))
     run = make_run(
         cluster,
         small_disk / "run",

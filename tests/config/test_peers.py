@@ -9,7 +9,8 @@ from pipeline.config.choices import known_groups
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.keys import fields_of, is_mapping, mistake_in_key
-from pipeline.config.peer_table import PEERS, TABLE
+from pipeline.config.peer_table import TABLE
+from pipeline.config.peer_words import PEERS
 from pipeline.config.peers import OPTIONS
 from pipeline.config.schema import Config
 

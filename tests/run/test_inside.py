@@ -88,12 +88,28 @@ def test_a_run_with_a_link_where_it_writes_neither_goes_back_nor_on(copied_run, 
         assert done.returncode == 2, done.stderr
         told = f"error: {link} is a link, and a run touches nothing outside"
         assert done.stderr.startswith(told)
+        assert f"mv {copied_run} STORAGE/, and ln -s STORAGE/run in its place" in done.stderr
         assert done.stderr.endswith("nothing was changed\n")
         assert every_name(tmp_path) == before
 
 
 def every_name(folder: Path) -> set[str]:
     return {str(path) for path in folder.rglob("*") if "locks" not in path.parts}
+
+
+def test_a_run_that_was_moved_whole_to_other_storage_goes_back_and_is_cleaned_through_a_link(
+    copied_run, complete_run, tmp_path, slurm_ppo
+):
+    """As the refusal of a link within it says."""
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    link, moved = copied_run, copied_run.rename(storage / "run")
+    link.symlink_to(moved)
+    back = slurm_ppo("resume", link, "--from", "update@2")
+    assert back.returncode == 0, back.stderr
+    assert slurm_ppo("clean", link, "--yes").returncode == 0
+    assert list((moved / "superseded").iterdir()) == []
+    assert contents(link / "policy/00002") == contents(complete_run / "policy/00002")
 
 
 def test_links_beside_what_a_run_makes_are_the_users_own(copied_run, tmp_path, slurm_ppo):

@@ -259,7 +259,7 @@ def test_a_job_whose_list_cannot_be_read_waits_in_the_queue_once_more(tasks, sco
     tasks.unlink()
     done = element(tasks, 1)
     assert done.returncode == 1
-    assert told.read_text() == "requeue 78\n"
+    assert told.read_text().splitlines()[-1] == "requeue 78"
     assert "this job waits in the queue once more" in done.stdout
     tasks.write_bytes(content)
     assert told_of_again(tasks) == "3-77_1r1"

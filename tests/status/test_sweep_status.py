@@ -120,7 +120,7 @@ def test_while_its_command_is_at_work_a_sweep_is_running_between_two_runs_too(ro
     with hold(locks_of(root)):
         for _ in range(2):
             reading.look()
-        assert reading.seen.status.state == "running"
+        assert reading.seen.look.state == "running"
         assert not reading.seen.is_settled
     reading.look()
     assert not reading.seen.is_settled, "one look may fall between two commands"
@@ -161,14 +161,14 @@ def test_a_screen_is_filled_and_never_exceeded_and_all_runs_can_be_reached(width
 def test_what_cannot_be_read_for_now_is_said_and_what_was_seen_stays(root, monkeypatch):
     reading = SweepReading(root, 1.0, nothing)
     reading.look()
-    before = reading.seen.status
+    before = reading.seen.look
 
     def refuse(*ignored: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("pipeline.watch.sweep.read_sweep_status", refuse)
     reading.look()
-    assert reading.seen.status is before
+    assert reading.seen.look is before
     assert "cannot read the sweep now" in sweep_screen(reading.seen, 0, 80, 24)[-2].plain
 
 

@@ -51,6 +51,14 @@ ELSEWHERE = {
     "slurm-ppo export runs/lora exported/adapter --adapter": "tests/end_to_end/test_lora_run.py",
     "slurm-ppo dashboard push runs/first": "tests/tracking/test_dashboard.py",
     "sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
+    "sudo slurm-ppo devcluster up --host update0=twin --host update1=twin --clock reward0=90": (
+        "tests/cluster/test_machines.py"
+    ),
+    "sudo slurm-ppo devcluster kill update1": "tests/cluster/test_machines.py",
+    "sudo slurm-ppo devcluster revive update1": "tests/cluster/test_machines.py",
+    "slurm-ppo cancel runs/first": "tests/run/test_inside.py",
+    "mv runs/first /project/runs/ && ln -s /project/runs/first runs/first": "tests/run/test_inside.py",
+    "slurm-ppo resume runs/first": "tests/run/test_inside.py",
     "chromium --headless --print-to-pdf=report.pdf runs/first/report.html": BROWSER,
     "chromium --headless --window-size=1200,8000 --screenshot=report.png runs/first/report.html": BROWSER,
     "source .venv/bin/activate": "Makefile",

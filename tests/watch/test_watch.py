@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.metrics.advice import Advice, Rule, Severity
-from pipeline.run.lease import hold
+from pipeline.run.lease import EXPIRY_SECONDS, hold
 from pipeline.status.lanes import Lane, ShardState, StageProgress
 from pipeline.status.local import last_attempts
 from pipeline.status.slurm import DriverJob, SlurmStatus
@@ -672,6 +672,21 @@ def test_a_run_that_nobody_drives_ends_the_view_with_the_way_on(complete_run, tm
     done = slurm_ppo("watch", root, "--interval", "1")
     assert done.returncode == 3
     assert done.stdout.splitlines()[-1] == f"next: slurm-ppo resume {root}"
+
+
+def test_a_lease_that_is_spoilt_is_named_while_the_view_waits_for_its_end(complete_run, tmp_path, slurm_ppo):
+    """It may be of a driver at work, until it is two minutes old: here in five seconds."""
+    folder = Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
+    (folder / "iterations/00002/update/shard-00000.json").unlink()
+    (lease,) = (folder / "locks").glob("0*.json")
+    lease.write_text(lease.read_text()[:40])
+    nearly = time.time() - EXPIRY_SECONDS + 5
+    os.utime(lease, (nearly, nearly))
+    done = slurm_ppo("watch", folder, "--interval", "1", timeout=60)
+    assert done.returncode == 3
+    (said,) = [line for line in done.stdout.splitlines() if "waiting: " in line]
+    assert f"the lease {lease} cannot be read" in said
+    assert "takes it over in" in said
 
 
 def test_a_person_looks_at_a_sweep_moves_through_its_runs_and_quits(environment, tmp_path):

@@ -134,9 +134,7 @@ def test_what_a_pass_has_given_is_so_until_another_tries_it():
 @given(st.floats(0, 100), st.floats(0, 100), st.integers(1, 2))
 def test_a_slow_task_is_taken_over_by_one_other_at_most(age, silence, running):
     task = rollout(1, 0)
-    at = [
-        attempt(task, n, is_running=True, progress=100.0 - silence, time=100.0 - age) for n in range(running)
-    ]
+    at = [attempt(task, n, is_running=True, saved=100.0 - silence, time=100.0 - age) for n in range(running)]
     seen = view({PREPARE}, {task: at}, now=100.0, median_seconds=10.0)
     assert is_slow(seen, task) == (running == 1 and age > 20 and silence > 10)
     others = {

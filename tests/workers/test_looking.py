@@ -85,21 +85,46 @@ def test_workers_of_a_node_whose_clock_is_behind_live_as_long_as_they_beat(tmp_p
         assert ("4_1r0" in live) == (seconds <= SILENT_SECONDS), "its clock is ahead, and it beats no more"
 
 
-def test_who_saves_what_it_has_is_not_overtaken(run):
-    """On GPUs others take tasks over that have lasted for twice the median, here 10 s, without progress."""
+def test_who_saves_what_it_has_is_not_overtaken(run, monkeypatch):
+    """On GPUs others take tasks over that have lasted for twice the median, here 10 s, without progress: a
+    save that is first seen, of whatever time by the clock of the file server."""
     now, paths = time.time(), run.paths
-    slow = claim("4_0r0", time=now - 1000.0)
-    assert take(paths, slow)
-    write_beat(paths, beat("4_0r0", ROLLOUT, busy_seconds=100.0, tasks=10))
-    commit(paths, Task(1, Stage.ROLLOUT, 1))
+    slow = at_work_for(paths, 1000.0)
     idle = look_for_work(run, Task(1, Stage.ROLLOUT, 1), gpus_per_node="1")
     saved = paths.task(ROLLOUT).partial_record(slow.attempt)
-    saved.touch()
-    assert choose(idle.look(), idle.worker).step is Step.WAIT
-    os.utime(saved, (now - 20.0, now - 20.0))
-    assert choose(idle.look(), idle.worker) == Choice(Step.TAKE, ROLLOUT)
+    for seconds_before in (90.0, 0.0, -90.0):
+        saved.touch()
+        os.utime(saved, (now - seconds_before, now - seconds_before))
+        assert choose(idle.look(), idle.worker).step is Step.WAIT
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: now + 20.0)
+        assert choose(idle.look(), idle.worker) == Choice(Step.TAKE, ROLLOUT)
     on_cpus = look_for_work(run, Task(1, Stage.ROLLOUT, 1))
     assert choose(on_cpus.look(), on_cpus.worker).step is Step.WAIT
+
+
+@pytest.mark.parametrize("ahead", [-90.0, 0.0, 90.0])
+def test_how_long_a_task_has_lasted_is_known_whatever_the_clock_of_its_node_says(run, ahead):
+    at_work_for(run.paths, 15.0, ahead)
+    idle = look_for_work(run, Task(1, Stage.ROLLOUT, 1), gpus_per_node="1")
+    assert choose(idle.look(), idle.worker).step is Step.WAIT, "not twice the median yet"
+
+
+@pytest.mark.parametrize("ahead", [-90.0, 0.0, 90.0])
+def test_a_slow_task_is_taken_over_whatever_the_clock_of_its_node_says(run, ahead):
+    at_work_for(run.paths, 25.0, ahead)
+    idle = look_for_work(run, Task(1, Stage.ROLLOUT, 1), gpus_per_node="1")
+    assert choose(idle.look(), idle.worker) == Choice(Step.TAKE, ROLLOUT)
+
+
+def at_work_for(paths: RunPaths, seconds: float, ahead: float = 0.0) -> Claim:
+    """Have a worker of another node, with its own clock, at the first of two shards; the other is done."""
+    now = time.time() + ahead
+    made = claim("4_0r0", time=now - seconds)
+    assert take(paths, made)
+    write_beat(paths, beat("4_0r0", ROLLOUT, busy_seconds=100.0, tasks=10, beat=now))
+    commit(paths, Task(1, Stage.ROLLOUT, 1))
+    return made
 
 
 def test_claims_of_iterations_that_are_over_are_forgotten(tmp_path):
