@@ -20,7 +20,7 @@ from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
-from pipeline.run.twofold import read_either, read_one, why_spoilt, write_both
+from pipeline.run.twofold import both_of, read_either, read_one, why_spoilt, write_both
 from slurm.sealing import sealed
 
 
@@ -187,7 +187,7 @@ def move_endings(paths: RunPaths, tasks: Iterable[Task], target: Path) -> None:
 
 def spoilt_endings(paths: RunPaths, iterations: Iterable[int]) -> str | None:
     """Return why a file of some iterations cannot be read; None where all can."""
-    files = (paths.endings(iteration) for iteration in sorted(set(iterations)))
+    files = (one for iteration in sorted(set(iterations)) for one in both_of(paths.endings(iteration)))
     return next((why for path in files if isinstance(why := read_one(path, _parse), str)), None)
 
 
@@ -270,5 +270,9 @@ def _content(endings: Endings) -> dict[str, Any]:
 
 
 def _parse(content: dict[str, Any]) -> Endings:
+    """Raises ValueError, TypeError or AttributeError where it holds no endings."""
     named = {name: {**one, "attempt": name} for name, one in content.get("attempts", {}).items()}
-    return Endings(converted(_Content, {"attempts": named}).attempts)
+    attempts = converted(_Content, {"attempts": named}).attempts
+    for ending in attempts.values():
+        parse_task(ending.task)
+    return Endings(attempts)

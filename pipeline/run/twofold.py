@@ -14,7 +14,8 @@ from slurm.sharedfiles import make_folder, read_newest
 
 Content = TypeVar("Content")
 Parse = Callable[[dict[str, Any]], Content]
-"""Function that makes a content of a JSON object. Raises ValueError or TypeError where it holds none."""
+"""Function that makes a content of a JSON object. Raises ValueError, TypeError or AttributeError where it
+holds none."""
 
 
 def both_of(path: Path) -> tuple[Path, Path]:

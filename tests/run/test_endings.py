@@ -154,6 +154,20 @@ def test_where_neither_can_be_read_attempts_are_judged_again(run, damage):
     assert mend_endings(run.paths, [2]) == []
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"attempts": []}', '{"attempts": {"1-7_0r0": 3}}', '{"attempts": {"1-7_0r0": {}}}', "[]"),
+        '{"attempts": {"1-7_0r0": {"task": "nonsense"}}}',
+        '{"attempts": {"1-7_0r0": {"task": "2/rollout/1", "kind": "of a later version"}}}',
+    ],
+)
+def test_what_holds_no_ends_is_spoilt_whatever_it_is(run, content):
+    write_former(run.paths.endings(2), content)
+    assert not read_endings(run.paths, [2])
+    assert str(run.paths.endings(2)) in spoilt_endings(run.paths, [2])
+
+
 # --- what earlier versions wrote ---
 
 STATE = (
