@@ -8,6 +8,7 @@ from pipeline.run.chunks import LISTING
 from pipeline.run.packed import archives
 from pipeline.run.paths import BASE, RunPaths
 from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.twofold import both_of
 
 _RUN = RunPaths(Path("RUN"))
 _TASK = _RUN.task(Task(7, Stage.ROLLOUT, 3))
@@ -63,7 +64,9 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_UPDATE.thinned, "which folders of this commit were removed to save space"),
         (archives(_RUN, 7)[1], "shards, records and logs of the iteration, once it is packed: a plain zip"),
         (_TASK.log(1), "what the first attempt printed"),
-        (_TASK.failure(1), "why it failed"),
+        (_TASK.failure(1), "why it failed, by its own word"),
+        (_RUN.endings(7), "how attempts at the iteration's tasks ended without a commit that stands"),
+        (both_of(_RUN.endings(7))[1], "the other copy"),
     ],
     "What an update commits": [
         (
@@ -85,15 +88,14 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
     ],
     "On Slurm": [
         (_RUN.control, "what people asked for; twice, since nothing else says the same"),
-        (_RUN.control.with_suffix(".copy.json"), "the other copy"),
+        (both_of(_RUN.control)[1], "the other copy"),
         (_RUN.slurm / "cluster.json", "what the cluster allows"),
         (_RUN.slurm / "queue.json", "squeue's last answer, where no folder of the user's can hold it"),
         (_RUN.slurm / "queue.claim", "who asks squeue now, or got no answer; beside either"),
         (_RUN.slurm / "accounting.json", "when sacct was asked last, and whether there is any accounting"),
         (_RUN.submissions(7) / "rollout-1-0.json", "a submission: its task list"),
         (_RUN.submissions(7) / "rollout-1-0.sh", "its batch script"),
-        (_RUN.submissions(7) / "rollout-1-0.state.json", "what became of it: job id, failures"),
-        (_RUN.submissions(7) / "endings.json", "how attempts ended that workers took and did not commit"),
+        (_RUN.submissions(7) / "rollout-1-0.state.json", "its job id, and what it waits for"),
         (
             _RUN.slurm / "workers" / "4711_3r0.json",
             "what a [worker](../explanation/workers.md) says of itself",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.resolve import missing_paths
+from pipeline.doctor.attempts import look_at_attempts
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.doctor.workers import look_at_workers
 from pipeline.executors.slurm.queue import ask_for_queue
@@ -63,6 +64,7 @@ def health_checks(run: Run) -> list[Check]:
         "commits at hand": look_at_commits,
         "last policy": look_at_last_policy,
         "trainer's state": look_at_state,
+        "attempts": look_at_attempts,
         "benchmarks": look_at_benchmarks,
         "left-overs": look_at_leftovers,
         "W&B segments": look_at_segments,

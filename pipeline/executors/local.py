@@ -4,7 +4,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipeline.config.allocation import AllocationConfig
 from pipeline.config.schema import Config
@@ -19,7 +19,8 @@ from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run, upgrade
-from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure, last_attempt_number
+from pipeline.run.endings import Ending, Evidence, note_endings, retraction
+from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, Said, last_attempt_number, read_said
 from pipeline.run.invocation import stage_arguments
 from pipeline.run.lease import HEARTBEAT_SECONDS, Lease, hold
 from pipeline.run.tasks import URGENCY, Stage, Task, task_key
@@ -29,7 +30,8 @@ from pipeline.tracking.tracker import open_tracker
 
 @dataclass
 class LocalJobs:
-    """Attempts as processes of this machine. They end with the driver, and state is kept in memory only."""
+    """Attempts as processes of this machine. They end with the driver, and what counts against their tasks is
+    kept in memory: of an earlier driver nothing does."""
 
     run: Run
     executor: LocalExecutor
@@ -54,23 +56,29 @@ class LocalJobs:
         for key, end in self._ended.items():
             task, number = self._attempts.pop(key)
             if task not in committed:
-                found.append(self._explain(task, number, end))
+                found.append(self._explain(task, key.partition("#")[2], number, end))
         self._ended.clear()
+        note_endings(self.run.paths, (ended.ending for ended in found))
         return found
 
-    def _explain(self, task: Task, number: int, end: JobEnd) -> Ended:
+    def _explain(self, task: Task, attempt: str, number: int, end: JobEnd) -> Ended:
         log = rank_log(self.run.paths.task(task).log(number), end.rank)
-        unspoken = " and said nothing" if end.exit_code >= 0 else ""
-        why = end.note or f"{exit_in_words(end.exit_code)}{unspoken}"
-        kind = FailureKind.DISK if end.exit_code == DISK_EXIT else FailureKind.KILLED
-        unsaid = Failure(task, number, kind, why, str(log))
-        failure, suspect = explain_failure(self.run.paths, unsaid)
-        if failure is not unsaid and ranks_of(self.run.config, task) > 1:
-            failure, suspect = _of_ranks(failure, suspect, unsaid, end)
+        said = read_said(self.run.paths, task, number)
+        kind, message, evidence = judge(said, end, ranks_of(self.run.config, task))
+        ending = Ending(
+            *(attempt, task_key(task), number, 0, kind, evidence, message),
+            node=said.host if said else "",
+            started=said.started if said else None,
+            time=(said.ended if said else None) or time.time(),
+            log=self.run.paths.relative(log),
+        )
+        failure = ending.failure(self.run.paths)
         self.failures.setdefault(task, []).append(failure)
-        return Ended(failure, suspect)
+        suspect = said.suspected if said and evidence is Evidence.FAILURE_FILE else None
+        return Ended(failure, ending, suspect)
 
-    def note_retracted(self, failure: Failure) -> None:
+    def note_retracted(self, failure: Failure, attempt: str) -> None:
+        note_endings(self.run.paths, retraction(failure, attempt, 0, time.time()))
         self.failures.setdefault(failure.task, []).append(failure)
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
@@ -103,16 +111,21 @@ def ranks_of(config: Config, task: Task) -> int:
     return config.scheduler.num_update_ranks if task.stage is Stage.UPDATE else 1
 
 
-def _of_ranks(
-    said: Failure, suspect: Task | None, unsaid: Failure, end: JobEnd
-) -> tuple[Failure, Task | None]:
-    """Return the failure of a task of several ranks, one of which left a failure file.
+def judge(said: Said | None, end: JobEnd, ranks: int) -> tuple[FailureKind, str, Evidence]:
+    """Decide why an attempt of this machine ended without a commit. Pure.
 
-    A rank that was killed leaves none: the file is then another rank's, which only found its peer gone.
+    Args:
+        said: its failure file. A rank that was killed leaves none: of several ranks the file is then
+            another's, which only found its peer gone.
+        ranks: number of its processes.
     """
-    if was_killed(end.exit_code):
-        return unsaid, None
-    return replace(said, message=f"{said.message} ({unsaid.message})"), suspect
+    unspoken = " and said nothing" if end.exit_code >= 0 else ""
+    why = end.note or f"{exit_in_words(end.exit_code)}{unspoken}"
+    if said is None or (ranks > 1 and was_killed(end.exit_code)):
+        kind = FailureKind.DISK if end.exit_code == DISK_EXIT else FailureKind.KILLED
+        return kind, why, Evidence.EXIT_CODE
+    message = f"{said.message} ({why})" if ranks > 1 else said.message
+    return said.kind, message, Evidence.FAILURE_FILE
 
 
 _LONG_PASS_SECONDS, _REST_FACTOR = 0.1, 4

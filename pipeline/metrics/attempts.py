@@ -1,11 +1,10 @@
 """Every attempt at an iteration's tasks, as spans.
 
-Sources are commit records, failures, submissions, and Slurm's accounting where it answers.
+Sources are commit records, endings, submissions, and Slurm's accounting where it answers.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import resources_of
@@ -14,15 +13,12 @@ from pipeline.metrics.worker_spans import Staying, job_id, worker_spans
 from pipeline.run import journal
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
-from pipeline.run.control import read_control
 from pipeline.run.directory import Run
-from pipeline.run.plan import policy_maker
+from pipeline.run.endings import Endings, read_endings
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, parse_task
 from pipeline.workers.beats import Beat
 from slurm import accounting
-from slurm.sealing import from_json
-from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, phase_of
 from slurm.tasklist import attempt_id
 
@@ -45,17 +41,6 @@ class Facts:
     """What workers say of themselves."""
 
 
-@dataclass(frozen=True)
-class _Failed:
-    """An attempt that ended without a commit, from the journal and the attempt's own failure file."""
-
-    message: str
-    job: str
-    node: str
-    started: float | None
-    ended: float
-
-
 @dataclass
 class _Gathering:
     """Sources of spans, and which attempts have one already."""
@@ -64,9 +49,7 @@ class _Gathering:
     iteration: int
     record_of: RecordOf
     submissions: Mapping[str, Submission]
-    failed: Mapping[TaskAttempt, _Failed]
-    emptied: int = 0
-    """Number of the newest invocation of which all jobs were cancelled."""
+    endings: Endings
     seen: set[TaskAttempt] = field(default_factory=set)
     """Attempts that have a span."""
     submission_of: Mapping[TaskAttempt, tuple[Submission, int]] = field(init=False)
@@ -85,15 +68,13 @@ def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, sin
         since: driver jobs that ended later than this unix time have no span yet.
     """
     by_name = {s.name: s for s in facts.submissions}
-    failed = read_failures(run, iteration, _begin(run, iteration, record_of, facts))
-    emptied = read_control(run.paths).emptied if run.config.slurm else 0
-    gathering = _Gathering(run, iteration, record_of, by_name, failed, emptied)
+    gathering = _Gathering(run, iteration, record_of, by_name, _endings_of(run, iteration, facts))
     staying = Staying.of(facts.beats, facts.jobs)
     spans = [*_from_workers(gathering, staying)]
     workers = {job_id(beat) for beats in staying.beats.values() for beat in beats}
     jobs = [job for job in facts.jobs if job.job_id not in workers]
     spans += _from_accounting(gathering, jobs, since)
-    spans += [*_from_records(gathering), *_from_failures(gathering), *_open(gathering)]
+    spans += [*_from_records(gathering), *_from_endings(gathering), *_open(gathering)]
     return _in_turn(spans)
 
 
@@ -104,34 +85,8 @@ def last_written(run: Run, iteration: int) -> float:
     return float(times[-1]) if times else run.identity.created
 
 
-def _begin(run: Run, iteration: int, record_of: RecordOf, facts: Facts) -> float:
-    """Return a time before which nothing of an iteration can have failed."""
-    before = record_of(policy_maker(iteration - 1))
-    created = [s.created for s in facts.submissions if s.iteration == iteration and s.is_of_stage]
-    return min([before.ended if before else run.identity.created, *created])
-
-
-def read_failures(run: Run, iteration: int, since: float) -> dict[TaskAttempt, _Failed]:
-    """Read the failed attempts at the tasks of an iteration from the end of the journal."""
-    found: dict[TaskAttempt, _Failed] = {}
-    for event in journal.read_since(run.paths.events, since):
-        if event.get("event") == "failed" and event["task"].startswith(f"{iteration}/"):
-            task, number = parse_task(event["task"]), int(event["attempt"])
-            said = _said(run, task, number)
-            node, ended = event.get("node") or said.get("host", ""), float(said.get("ended", event["time"]))
-            job, started = event.get("job", ""), said.get("started")
-            found[task, number] = _Failed(event["message"], job, node, started, ended)
-    return found
-
-
-def _said(run: Run, task: Task, number: int) -> dict[str, Any]:
-    """Read the attempt's own failure file; empty if it left none (was killed) or it cannot be parsed."""
-    path = run.paths.task(task).failure(number)
-    try:
-        said = from_json(read_shared(path))
-    except (FileNotFoundError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+def _endings_of(run: Run, iteration: int, facts: Facts) -> Endings:
+    return read_endings(run.paths, [iteration], (s for s in facts.submissions if s.is_of_stage))
 
 
 def ready_time(run: Run, task: Task, record_of: RecordOf) -> float | None:
@@ -191,7 +146,8 @@ def _task_spans(
     record = gathering.record_of(task)
     is_winner = record is not None and _is_of(record, submission.number, array, restart, is_last)
     ready = job.eligible or ready_time(gathering.run, task, gathering.record_of)
-    is_ours = submission.invocation <= gathering.emptied
+    ending = gathering.endings.of_element(submission, int(index)) if is_last else None
+    is_ours = submission.state.is_withdrawn or (ending is not None and not ending.is_failure)
     span = Span(task.job_kind, task.shard, attempt, _end(job, is_winner, is_ours), ready=ready)
     if job.started is None and phase_of(job.state) is Phase.ENDED:
         return  # cancelled before it had started
@@ -199,9 +155,8 @@ def _task_spans(
     span = _accounted(job, span)
     if record is not None and is_winner:
         span = replace(_with_record(span, record), attempt=record.attempt)
-    failed = gathering.failed.get((task, submission.number))
     if span.end is SpanEnd.FAILED:
-        span = replace(span, note=failed.message if failed and is_last else str(job.state))
+        span = replace(span, note=ending.message if ending else str(job.state))
     yield span
 
 
@@ -214,7 +169,7 @@ def _is_of(record: Record, number: int, array: str, restart: int, is_last: bool)
 
 
 def _end(job: accounting.Record, is_winner: bool, is_ours: bool) -> SpanEnd:
-    """Return how a run of a job ended. ``is_ours``: slurm-ppo cancelled all jobs of its invocation."""
+    """Return how a run of a job ended. ``is_ours``: slurm-ppo cancelled it, which is no failure."""
     if is_winner:
         return SpanEnd.COMMITTED
     if is_ours and job.state is SlurmState.CANCELLED:
@@ -232,7 +187,7 @@ def _accounted(job: accounting.Record, span: Span) -> Span:
     return replace(span, node=job.nodes, lane=job.partition, job=job.job_id)
 
 
-# --- records, failures, and what is open -----------------------------------------------------------------
+# --- records, endings, and what is open -----------------------------------------------------------------
 
 
 def _from_records(gathering: _Gathering) -> Iterator[Span]:
@@ -273,19 +228,23 @@ def _with_record(span: Span, record: Record) -> Span:
     )
 
 
-def _from_failures(gathering: _Gathering) -> Iterator[Span]:
-    for (task, number), failed in gathering.failed.items():
-        if (task, number) not in gathering.seen:
-            gathering.seen.add((task, number))
+def _from_endings(gathering: _Gathering) -> Iterator[Span]:
+    for ending in gathering.endings.values():
+        key = task, number = parse_task(ending.task), ending.number
+        if ending.is_failure and key not in gathering.seen:
+            gathering.seen.add(key)
             span = _plain(gathering, task, number, SpanEnd.FAILED)
-            span = replace(span, started=failed.started, ended=failed.ended, node=failed.node)
-            yield replace(span, job=failed.job or span.job, note=failed.message)
+            span = replace(span, started=ending.started, ended=ending.time or None, node=ending.node)
+            # A worker that took no task has no attempt's id.
+            attempt = ending.attempt if AttemptId.parse(ending.attempt).number == number else span.attempt
+            yield replace(span, attempt=attempt, job=ending.job or span.job, note=ending.message)
 
 
 def _open(gathering: _Gathering) -> Iterator[Span]:
     """Yield spans of submitted attempts of which nothing more is known."""
     for (task, number), (submission, index) in gathering.submission_of.items():
-        is_over = submission.state.is_withdrawn or str(index) in submission.state.ended
+        is_judged = gathering.endings.of_element(submission, index) is not None
+        is_over = submission.state.is_withdrawn or index in submission.state.withdrawn or is_judged
         is_known = (task, number) in gathering.seen or gathering.record_of(task) is not None
         if not is_over and not is_known:
             yield _plain(gathering, task, number, SpanEnd.OPEN)

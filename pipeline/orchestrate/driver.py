@@ -270,6 +270,7 @@ class Driver:
             attempt=failure.attempt,
             kind=failure.kind,
             message=failure.message,
+            evidence=ended.ending.evidence,
             job=failure.job,
             node=failure.node,
         )
@@ -291,11 +292,13 @@ class Driver:
         more = f"-and-{len(retracts) - 1}-more" if len(retracts) > 1 else ""
         for iteration in {retract.task.iteration for retract in retracts if retract.task.stage.is_sharded}:
             unpack(paths, iteration)
+        records = {one.task: record for one in retracts if (record := self.records.readable(one.task))}
         target = str(move_aside(paths, [retract.task for retract in retracts], label + more))
         for task, reason in ((retract.task, retract.reason) for retract in retracts):
             self.records.forget(task)
             # Counted like an attempt that failed for its inputs: a disk that spoils all commits ends the run.
-            self.jobs.note_retracted(Failure(task, 0, FailureKind.INPUTS, reason))
+            attempt = records[task].attempt if task in records else ""
+            self.jobs.note_retracted(Failure(task, 0, FailureKind.INPUTS, reason), attempt)
             journal.event(paths.events, "retracted", task=task_key(task), reason=reason, moved_to=target)
             if task.stage is Stage.STATE:
                 self.watcher.note(f"{task} is moved aside, and the next update learns it again: {reason}")

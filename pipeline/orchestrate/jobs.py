@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.orchestrate.reconcile import Launch, Observation
+from pipeline.run.endings import Ending
 from pipeline.run.failures import Failure
 from pipeline.run.tasks import Task
 
@@ -17,6 +18,8 @@ class Ended:
     """An attempt that ended without a commit since the last look."""
 
     failure: Failure
+    ending: Ending
+    """The same as the store has it."""
     suspect: Task | None
     """The input that the attempt found to be at fault."""
 
@@ -48,8 +51,12 @@ class Jobs(Protocol):
     def failures(self) -> Mapping[Task, Sequence[Failure]]:
         """Attempts that ended without a commit in this invocation, oldest first."""
 
-    def note_retracted(self, failure: Failure) -> None:
-        """Count a commit that was taken back as a failure of its task."""
+    def note_retracted(self, failure: Failure, attempt: str) -> None:
+        """Count a commit that was taken back as a failure of its task.
+
+        Args:
+            attempt: id of the attempt that had made it; empty where its record cannot be read.
+        """
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
         """Start attempts."""

@@ -10,6 +10,7 @@ from pipeline.run.benchmarks import trim_measured
 from pipeline.run.best import keep_best
 from pipeline.run.commits import BadCommit, require_record
 from pipeline.run.directory import Run, RunError, resume_command
+from pipeline.run.endings import move_endings
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.journal import Row
 from pipeline.run.lease import hold
@@ -118,6 +119,7 @@ def take_back(run: Run, point: Point) -> Path | None:
         trim_best(run, iteration, (), folder)
     move_history(folder, run.paths, tasks)
     withdraw_submissions(run, tasks)
+    move_endings(run.paths, tasks, folder)
     names = [task_key(task) for task in done]
     journal.event(run.paths.events, "went_back", tasks=names, moved_to=str(folder))
     return folder

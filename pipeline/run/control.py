@@ -3,17 +3,14 @@
 import shlex
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from pipeline.config.conversion import converted, plain
-from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
+from pipeline.run.twofold import read_either, why_spoilt, write_both
 from slurm.errors import UserError
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, read_newest
 
 
 class SpoiltControl(UserError, ValueError):
@@ -30,10 +27,12 @@ class Control:
     """Cancellation by a person: driver jobs that start nevertheless do nothing."""
     has_failed: bool = False
     """Failure of this invocation: a task was given up."""
-    retracted: tuple[tuple[str, str], ...] = ()
-    """Pairs (task key, reason) of commits that were taken back in this invocation."""
+    former_retracted: Annotated[tuple[tuple[str, str], ...], Field(alias="retracted")] = ()
+    """Pairs (task key, reason) of commits that were taken back in this invocation, until a pass moves them to
+    where such are now (:mod:`pipeline.run.endings`)."""
     emptied: int = 0
-    """Number of the newest invocation of which all jobs were cancelled, by ``cancel`` or to go back."""
+    """Number of the newest invocation of which all jobs were cancelled, by ``cancel`` or to go back. It is
+    what was asked for, written before any of them has ended: how each ended, passes judge."""
     begun: float = field(default=0.0, compare=False)
     """Unix time when the invocation began."""
 
@@ -44,30 +43,18 @@ def read_control(paths: RunPaths) -> Control:
     Raises:
         SpoiltControl: a copy is there, but none that can be read.
     """
-    spoilt = None
-    for path in _controls(paths):
-        match _read(path):
-            case Control() as control:
-                return control
-            case str() as why:
-                spoilt = why
-    if spoilt:
+    found = read_either(paths.control, _parse)
+    if isinstance(found, str):
         raise SpoiltControl(
-            f"{spoilt}, nor can its copy, so whether the run was cancelled is not known; remove both, "
+            f"{found}, nor can its copy, so whether the run was cancelled is not known; remove both, "
             f"and then: slurm-ppo submit {shlex.quote(str(paths.root))}"
         )
-    return Control()
+    return found or Control()
 
 
 def spoilt_control(paths: RunPaths) -> str | None:
     """Return what is wrong with one of the two files, in words; None where both say the same."""
-    first, copy = map(_read, _controls(paths))
-    for path, found in zip(_controls(paths), (first, copy), strict=True):
-        if isinstance(found, str):
-            return found
-        if found is None and first != copy:
-            return f"{path} is missing"
-    return None if first == copy else f"{_controls(paths)[1]} is older than what it is a copy of"
+    return why_spoilt(paths.control, _parse)
 
 
 def mend_control(paths: RunPaths) -> str | None:
@@ -81,24 +68,12 @@ def mend_control(paths: RunPaths) -> str | None:
     return why
 
 
-def _read(path: Path) -> Control | str | None:
-    """Return what a file says, why it cannot be read, or None where there is none."""
-    try:
-        return converted(Control, unsealed(read_newest(path)))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        return f"{path} cannot be read ({' '.join(str(error).split())})"
+def _parse(content: dict[str, Any]) -> Control:
+    return converted(Control, content)
 
 
 def write_control(paths: RunPaths, control: Control) -> None:
-    make_folder(paths.control.parent, paths.root)
-    for path in _controls(paths):
-        replace_durably(path, sealed(plain(control)))
-
-
-def _controls(paths: RunPaths) -> tuple[Path, Path]:
-    return paths.control, paths.control.with_suffix(".copy.json")
+    write_both(paths.control, paths.root, plain(control))
 
 
 def begin_invocation(paths: RunPaths) -> Control:

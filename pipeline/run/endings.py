@@ -1,82 +1,278 @@
-"""Ends of claimed attempts that left no commit, on disk: ``<run>/slurm/00007/endings.json``.
+"""The one store of ended attempts: what ended, how it is judged, and by what evidence.
 
-Where workers stay, an attempt is no array element's, so that how it ended is not noted with a submission. The
-file is written by passes that hold the lease, and each failure is judged once.
+``<run>/slurm/00007/endings.json``, which is kept twice, holds for each attempt at a task of iteration 7 that
+left no commit, or whose commit was taken back, one :class:`Ending`. It is written by passes that hold the
+lease, each attempt is judged once, and all others read it here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.conversion import converted, plain
-from pipeline.run.durable import replace_durably
+from pipeline.run.attempts import AttemptId, new_attempt
+from pipeline.run.control import read_control, write_control
+from pipeline.run.durable import make_folder, replace_durably
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
-from pipeline.run.tasks import parse_task
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, read_newest
+from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.tasks import Stage, Task, parse_task, task_key
+from pipeline.run.twofold import both_of, read_either, read_one, why_spoilt, write_both
+from slurm.sealing import sealed
+
+
+class Evidence(StrEnum):
+    """What the judgement of an ended attempt rests on."""
+
+    FAILURE_FILE = "failure_file"
+    """The attempt's own word: its failure file."""
+    EXIT_CODE = "exit_code"
+    """Exit code or signal of its process or job, which said no more."""
+    SLURM = "slurm"
+    """Slurm's state of its job."""
+    MISSING = "missing"
+    """Job that neither Slurm's queue nor its accounting knows."""
+    BEAT = "beat"
+    """Word of its worker, which left, or went on with something else."""
+    SILENCE = "silence"
+    """Worker that was not heard of for minutes, and was cancelled for that."""
+    CANCELLATION = "cancellation"
+    """Cancellation of all jobs of the run by slurm-ppo."""
+    RETRACTION = "retraction"
+    """Commit that was taken back."""
+
+
+BY_EVIDENCE = {
+    Evidence.FAILURE_FILE: "by its own word",
+    Evidence.EXIT_CODE: "by its exit code",
+    Evidence.SLURM: "by Slurm's state",
+    Evidence.MISSING: "as Slurm does not know its job",
+    Evidence.BEAT: "by its worker's word",
+    Evidence.SILENCE: "by its worker's silence",
+    Evidence.CANCELLATION: "by slurm-ppo's own cancellation",
+    Evidence.RETRACTION: "as its commit was taken back",
+}
+"""Evidence in words, after a judgement."""
 
 
 @dataclass(frozen=True)
-class ClaimEnding:
-    """End of a claimed attempt without a commit."""
+class Ending:
+    """How one attempt ended without a commit that stands."""
 
+    attempt: str
+    """Id of the attempt (:mod:`pipeline.run.attempts`), or the name, like ``4711_3r0``, of a worker that
+    ended before it took any task."""
     task: str
-    """Task key."""
-    number: int
-    """Number of the claim, which names the attempt's log."""
-    invocation: int
-    """Number of the invocation of submit, run or resume in which the task was claimed."""
-    kind: FailureKind
-    message: str
+    """Task key. Of a worker that took none, the task that it was submitted for."""
+    number: int = 0
+    """Number of the attempt at its task, or of the submission of a worker that took none."""
+    invocation: int = 0
+    """Number of the invocation of submit, run or resume that it belongs to."""
+    kind: FailureKind | None = None
+    """Judgement; None: no failure, of a worker that left in order, or whose attempts are judged by
+    themselves."""
+    evidence: Evidence | None = None
+    """None where an earlier version noted it."""
+    message: str = ""
     node: str = ""
     job: str = ""
+    """Slurm's id of the element, like ``4711_3``; empty elsewhere."""
+    started: float | None = None
+    time: float = 0.0
+    """Unix times of its start and end, as far as they are known, else of the judgement; 0 where an earlier
+    version noted it."""
     is_redone: bool = False
     """Whether the task was done by another attempt before a pass saw this end: then it counts for nothing."""
+    log: str = ""
+    """Path of its log, relative to the run; empty: where logs of attempts are."""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether people are shown it as a failed attempt."""
+        return self.kind is not None and self.kind is not FailureKind.CANCELLED
 
     def failure(self, paths: RunPaths) -> Failure:
+        """Return it as the failure that it is. Raises ValueError where it is none."""
+        if self.kind is None:
+            raise ValueError(f"{self.attempt} did not fail")
         task = parse_task(self.task)
-        log = str(paths.task(task).log(self.number))
-        return Failure(task, self.number, self.kind, self.message, log, self.node, self.job)
+        number = 0 if self.evidence is Evidence.RETRACTION else self.number
+        log = str(paths.root / self.log if self.log else paths.task(task).log(self.number))
+        return Failure(task, number, self.kind, self.message, log if number else "", self.node, self.job)
 
 
 @dataclass(frozen=True)
-class _Endings:
-    attempts: Mapping[str, ClaimEnding] = field(default_factory=dict)
+class Endings(Mapping[str, Ending]):
+    """Endings by attempt id, those of a task in the order in which they were judged."""
+
+    attempts: Mapping[str, Ending] = field(default_factory=dict)
+
+    def __getitem__(self, attempt: str) -> Ending:
+        return self.attempts[attempt]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.attempts)
+
+    def __len__(self) -> int:
+        return len(self.attempts)
+
+    def adding(self, endings: Iterable[Ending]) -> "Endings":
+        return Endings({**self.attempts, **{ending.attempt: ending for ending in endings}})
+
+    def of_element(self, submission: Submission, index: int) -> Ending | None:
+        """Return how an array element ended; None where that is not judged, or its worker took a task."""
+        return self._of_elements.get(submission.element_name(index))
+
+    @cached_property
+    def _of_elements(self) -> dict[str, Ending]:
+        return {name.rpartition("r")[0]: ending for name, ending in self.attempts.items()}
 
 
-def read_endings(paths: RunPaths, iterations: Iterable[int]) -> dict[str, ClaimEnding]:
-    """Return the ends of claimed attempts of some iterations, by attempt id.
+NO_ENDINGS = Endings()
 
-    A file that is spoilt counts as empty: its attempts are then judged again.
+
+def read_endings(
+    paths: RunPaths, iterations: Iterable[int], submissions: Iterable[Submission] = ()
+) -> Endings:
+    """Return how attempts at the tasks of some iterations ended.
+
+    Where neither of the two files of an iteration can be read they count as empty: its attempts are then
+    judged again.
+
+    Args:
+        submissions: those of which an earlier version may have noted how elements ended.
     """
-    found: dict[str, ClaimEnding] = {}
+    former = (ending for submission in submissions for ending in _former(paths, submission))
+    found = {ending.attempt: ending for ending in former}
     for iteration in sorted(set(iterations)):
-        found |= _read(_file(paths, iteration)).attempts
+        if isinstance(kept := read_either(paths.endings(iteration), _parse), Endings):
+            found |= kept.attempts
+    return Endings(found)
+
+
+def note_endings(paths: RunPaths, endings: Iterable[Ending]) -> None:
+    """Add to what is known of the attempts' iterations, for the holder of the run's lease."""
+    for iteration, added in _by_iteration(endings).items():
+        _write(paths, iteration, read_endings(paths, [iteration]).adding(added))
+
+
+def mend_endings(paths: RunPaths, iterations: Iterable[int]) -> list[str]:
+    """Write both files of an iteration again where one is spoilt, for the holder of the run's lease. Returns
+    what was wrong, in words."""
+    found = []
+    for iteration in sorted(set(iterations)):
+        path = paths.endings(iteration)
+        if (why := why_spoilt(path, _parse)) and not isinstance(read_either(path, _parse), str):
+            _write(paths, iteration, read_endings(paths, [iteration]))
+            found.append(why)
     return found
 
 
-def note_endings(paths: RunPaths, endings: Mapping[str, ClaimEnding]) -> None:
-    """Add ends of attempts, given by attempt id, to what is known of their iterations."""
-    for iteration, added in _by_iteration(endings):
-        path = _file(paths, iteration)
-        make_folder(path.parent, paths.root)
-        replace_durably(path, sealed(plain(_Endings({**_read(path).attempts, **added}))))
+def move_endings(paths: RunPaths, tasks: Iterable[Task], target: Path) -> None:
+    """Move how attempts at some tasks ended below a folder, for the holder of the run's lease who takes these
+    tasks back: attempts belong to the history that they were started in."""
+    keys = {task_key(task) for task in tasks}
+    for iteration in {parse_task(key).iteration for key in keys}:
+        endings = read_endings(paths, [iteration])
+        moved = Endings({name: ending for name, ending in endings.items() if ending.task in keys})
+        if moved:
+            file = target / paths.relative(paths.endings(iteration))
+            make_folder(file.parent, paths.root)
+            replace_durably(file, sealed(_content(moved)))
+            _write(paths, iteration, Endings({n: e for n, e in endings.items() if n not in moved}))
 
 
-def _by_iteration(endings: Mapping[str, ClaimEnding]) -> Iterator[tuple[int, dict[str, ClaimEnding]]]:
-    grouped: dict[int, dict[str, ClaimEnding]] = {}
-    for attempt, ending in endings.items():
-        grouped.setdefault(parse_task(ending.task).iteration, {})[attempt] = ending
-    yield from grouped.items()
+def spoilt_endings(paths: RunPaths, iterations: Iterable[int]) -> str | None:
+    """Return why a file of some iterations cannot be read; None where all can."""
+    files = (one for iteration in sorted(set(iterations)) for one in both_of(paths.endings(iteration)))
+    return next((why for path in files if isinstance(why := read_one(path, _parse), str)), None)
 
 
-def _file(paths: RunPaths, iteration: int) -> Path:
-    return paths.submissions(iteration) / "endings.json"
+def element_ending(paths: RunPaths, submission: Submission, index: int) -> Ending:
+    """Return an ending of an array element's own task, at its first start, without a judgement."""
+    task, state = submission.task(index), submission.state
+    name = f"{submission.element_name(index)}r0"
+    job = f"{state.job}_{index}" if state.job else ""
+    log = submission.own_log(paths, task)
+    return Ending(name, task_key(task), submission.number, submission.invocation, job=job, log=log)
 
 
-def _read(path: Path) -> _Endings:
-    try:
-        return converted(_Endings, unsealed(read_newest(path)))
-    except (FileNotFoundError, ValueError, TypeError):
-        return _Endings()
+def retraction(failure: Failure, attempt: str, invocation: int, time: float) -> list[Ending]:
+    """Return the ending of an attempt whose commit was taken back. None for a trainer's state, which is a
+    cache: the update's attempt that wrote it has not failed.
+
+    Args:
+        attempt: its id; empty where its record cannot be read.
+        time: unix time.
+    """
+    if failure.task.stage is Stage.STATE:
+        return []
+    named, number = attempt or new_attempt(0), AttemptId.parse(attempt).number
+    judged = (failure.kind, Evidence.RETRACTION, failure.message)
+    return [Ending(named, task_key(failure.task), number, invocation, *judged, time=time)]
+
+
+def take_in_former(ledger: Ledger, submissions: Iterable[Submission]) -> list[Submission]:
+    """Move what an earlier version noted with submissions into the store, for the holder of the run's lease.
+    Returns the submissions as they are now."""
+    submissions = list(submissions)
+    note_endings(ledger.paths, (e for one in submissions for e in _former(ledger.paths, one)))
+    return [_without_former(ledger, one) if one.state.former else one for one in submissions]
+
+
+def _former(paths: RunPaths, submission: Submission) -> Iterator[Ending]:
+    for index, one in submission.state.former.items():
+        ending = element_ending(paths, submission, int(index))
+        yield replace(ending, kind=one.kind, message=one.message, node=one.node)
+
+
+def _without_former(ledger: Ledger, submission: Submission) -> Submission:
+    state = submission.state
+    is_withdrawn = state.is_withdrawn or state.job is None  # it never got a job: none is looked for any more
+    return ledger.note(submission, replace(state, former={}, is_withdrawn=is_withdrawn))
+
+
+def take_in_former_retractions(paths: RunPaths, now: float) -> None:
+    """Move what an earlier version noted with people's requests, of commits that were taken back in this
+    invocation, into the store; for the holder of the run's lease."""
+    control = read_control(paths)
+    for position, (key, reason) in enumerate(control.former_retracted):
+        failure = Failure(parse_task(key), 0, FailureKind.INPUTS, reason)
+        note_endings(paths, retraction(failure, f"0-{position}", control.invocation, now))
+    if control.former_retracted:
+        write_control(paths, replace(control, former_retracted=()))
+
+
+def _by_iteration(endings: Iterable[Ending]) -> dict[int, list[Ending]]:
+    grouped: dict[int, list[Ending]] = {}
+    for ending in endings:
+        grouped.setdefault(parse_task(ending.task).iteration, []).append(ending)
+    return grouped
+
+
+@dataclass(frozen=True)
+class _Content:
+    attempts: Mapping[str, Ending]
+
+
+def _write(paths: RunPaths, iteration: int, endings: Endings) -> None:
+    write_both(paths.endings(iteration), paths.root, _content(endings))
+
+
+def _content(endings: Endings) -> dict[str, Any]:
+    """Return what a file holds, without what readers add by themselves: a thousand workers may leave."""
+    content = plain(_Content(endings.attempts))["attempts"]
+    short = {name: {k: v for k, v in one.items() if v and k != "attempt"} for name, one in content.items()}
+    return {"attempts": short}
+
+
+def _parse(content: dict[str, Any]) -> Endings:
+    """Raises ValueError, TypeError or AttributeError where it holds no endings."""
+    named = {name: {**one, "attempt": name} for name, one in content.get("attempts", {}).items()}
+    attempts = converted(_Content, {"attempts": named}).attempts
+    for ending in attempts.values():
+        parse_task(ending.task)
+    return Endings(attempts)

@@ -1,7 +1,7 @@
 """Failed attempts: why each ended without a commit, by its own failure file or as seen from outside."""
 
 import errno
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pipeline.run.paths import RunPaths
@@ -76,13 +76,22 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """Fields of a failure file."""
+class Said:
+    """What an attempt said of its own failure: fields of a failure file."""
 
     kind: FailureKind
     message: str
     suspect: str | None = None
     """Key of the input that the attempt found to be at fault."""
+    host: str = ""
+    started: float | None = None
+    ended: float | None = None
+    """Unix times, by the clock of its node."""
+
+    @property
+    def suspected(self) -> Task | None:
+        """The input at fault. Raises ValueError where that is no task."""
+        return parse_task(self.suspect) if self.suspect else None
 
 
 def last_attempt_number(paths: RunPaths, task: Task) -> int:
@@ -95,19 +104,18 @@ def last_attempt_number(paths: RunPaths, task: Task) -> int:
     return max(numbers)
 
 
-def explain_failure(paths: RunPaths, unsaid: Failure) -> tuple[Failure, Task | None]:
-    """Return why an attempt ended without a commit, and which input it suspects, if any.
+def read_said(paths: RunPaths, task: Task, attempt: int) -> Said | None:
+    """Return what an attempt said of its failure; None where it left no failure file, or a spoilt one, as a
+    disk that was full or a power cut leaves behind.
 
     Args:
-        unsaid: the failure as seen from outside, returned if the attempt left no failure file, or a spoilt
-            one, as a disk that was full or a power cut leaves behind.
+        attempt: its number at the task.
     """
     from pipeline.config.conversion import converted  # tasks import this module before they listen to signals
 
-    path = paths.task(unsaid.task).failure(unsaid.attempt)
     try:
-        said = converted(_Said, from_json(read_shared(path)))
-        suspect = parse_task(said.suspect) if said.suspect else None
+        said = converted(Said, from_json(read_shared(paths.task(task).failure(attempt))))
+        said.suspected  # noqa: B018 - a file that names no task there is spoilt
     except (FileNotFoundError, ValueError):
-        return unsaid, None
-    return replace(unsaid, kind=said.kind, message=said.message), suspect
+        return None
+    return said

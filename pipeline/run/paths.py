@@ -72,6 +72,10 @@ class RunPaths:
         """Return the folder of what was submitted to Slurm for an iteration."""
         return self.slurm / f"{iteration:05d}"
 
+    def endings(self, iteration: int) -> Path:
+        """Return the file that says how attempts at an iteration's tasks ended."""
+        return self.submissions(iteration) / "endings.json"
+
     def logs(self, task: Task) -> Path:
         return self.log_root / f"{task.iteration:05d}-{task.job_kind}"
 

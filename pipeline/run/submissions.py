@@ -21,7 +21,7 @@ from pipeline.config.job_kinds import DRIVERS
 from pipeline.run import journal
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import JOB_KIND_PATTERN, Task, task_of
 from slurm.limits import ClusterLimits, read_limits
@@ -39,8 +39,8 @@ _FILE = re.compile(rf"({JOB_KIND_PATTERN})-(\d+)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
-class Ending:
-    """End of an array element without a commit."""
+class FormerEnding:
+    """End of an array element without a commit, as an earlier version noted it."""
 
     kind: FailureKind
     message: str
@@ -55,12 +55,13 @@ class State:
     """Slurm's id of the array."""
     waits_for: tuple[str, ...] = ()
     """Ids of the arrays that its dependency expression has named, at first or later."""
-    ended: Mapping[str, Ending] = field(default_factory=dict)
-    """Ends of elements without a commit, by array index."""
+    former: Annotated[Mapping[str, FormerEnding], Field(alias="ended")] = field(default_factory=dict)
+    """Ends of elements without a commit, by array index, until a pass moves them to where such are now
+    (:mod:`pipeline.run.endings`)."""
     is_withdrawn: bool = False
     """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
-    left: tuple[int, ...] = ()
-    """Indices of elements whose worker left without a task of its own, which is no failure."""
+    withdrawn: Annotated[tuple[int, ...], Field(alias="left")] = ()
+    """Indices of elements that slurm-ppo cancelled while they waited, whose end is no failure."""
     hurried: tuple[int, ...] = ()
     """Indices of elements that no longer wait for the time at which it begins."""
 
@@ -112,9 +113,20 @@ class Submission:
         """Return the unix time before which an element does not start; None: as soon as there is room."""
         return None if index in self.state.hurried else self.begins
 
-    def has_ended(self, task: Task) -> bool:
-        """Whether the element of one of its tasks is known to have ended without a commit."""
-        return str(task.shard - self.chunk * self.chunk_size) in self.state.ended
+    def index_of(self, task: Task) -> int:
+        """Return the array index of one of its tasks."""
+        return task.shard - self.chunk * self.chunk_size
+
+    def element_name(self, index: int) -> str:
+        """Return the id of an element's own attempt, without its restart: for a worker the element's id, as
+        what it claims is named by numbers of claims. One that never got a job is named by its file."""
+        element = f"{self.state.job or self.stem}_{index}"
+        return element if self.stays else f"{self.number}-{element}"
+
+    @property
+    def stem(self) -> str:
+        """Name of its files, without their endings."""
+        return f"{self.job_kind}-{self.number}-{self.chunk}"
 
     def tasks(self) -> Iterator[tuple[int, Task]]:
         for index in self.indices if self.is_of_stage else ():
@@ -130,13 +142,10 @@ class Submission:
         """Return the file of the output of the element that begins with a task."""
         return self.log_folder(paths) / f"{task.file_stem}.log"
 
-    def failures(self, paths: RunPaths) -> Iterator[Failure]:
-        """Yield the failures of its elements that ended without a commit."""
-        for index, ending in self.state.ended.items():
-            task = self.task(int(index))
-            job = f"{self.state.job}_{index}" if self.state.job else ""
-            log = str(self.log(paths, task))
-            yield Failure(task, self.number, ending.kind, ending.message, log, ending.node, job)
+    def own_log(self, paths: RunPaths, task: Task) -> str:
+        """Return the path of the output of a worker that takes no task, relative to the run; empty where that
+        is in the log of its task's attempt."""
+        return paths.relative(self.log(paths, task)) if self.stays else ""
 
 
 @dataclass(frozen=True)
@@ -187,7 +196,10 @@ class Ledger:
 
     def note(self, submission: Submission, state: State) -> Submission:
         """Write the state of a submission. Returns the submission as it is now."""
-        replace_durably(_state_file(self.file(submission)), sealed(plain(state)))
+        content = plain(state)
+        if not state.former:
+            del content["ended"]
+        replace_durably(_state_file(self.file(submission)), sealed(content))
         return replace(submission, state=state)
 
     def forget(self, submission: Submission) -> None:
@@ -197,8 +209,7 @@ class Ledger:
             file.unlink(missing_ok=True)
 
     def file(self, submission: Submission) -> Path:
-        name = f"{submission.job_kind}-{submission.number}-{submission.chunk}.json"
-        return self.paths.submissions(submission.iteration) / name
+        return self.paths.submissions(submission.iteration) / f"{submission.stem}.json"
 
     def script(self, submission: Submission) -> Path:
         return self.file(submission).with_suffix(".sh")

@@ -8,6 +8,7 @@ from pipeline.executors.slurm.queue import Queue, is_live, worker_of
 from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.control import Control
+from pipeline.run.endings import Ending, Endings
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task
@@ -62,11 +63,12 @@ def task_states(
     plan: Plan,
     tasks: Sequence[Task],
     submissions: Sequence[Submission],
+    endings: Endings,
     queue: Queue,
     records: Mapping[Task, Record],
     now: float,
 ) -> Iterator[TaskState]:
-    """Match tasks with commits, submissions and elements of the queue. Pure."""
+    """Match tasks with commits, submissions, ended attempts and elements of the queue. Pure."""
     of_task: dict[Task, list[Submission]] = {}
     for submission in submissions:
         for _, task in submission.tasks():
@@ -74,7 +76,9 @@ def task_states(
     elements = match(submissions, queue)
     for task in tasks:
         ready = ready_since(plan, task, records)
-        yield task_state(task, records.get(task), elements.get(task), of_task.get(task, ()), ready, now)
+        tried = of_task.get(task, ())
+        last = endings.of_element(tried[-1], tried[-1].index_of(task)) if tried else None
+        yield task_state(task, records.get(task), elements.get(task), tried, last, ready, now)
 
 
 def ready_since(plan: Plan, task: Task, records: Mapping[Task, Record]) -> float | None:
@@ -89,6 +93,7 @@ def task_state(
     record: Record | None,
     element: Element | None,
     submissions: Sequence[Submission],
+    ending: Ending | None,
     ready: float | None,
     now: float,
 ) -> TaskState:
@@ -97,6 +102,7 @@ def task_state(
     Args:
         element: array element in the queue: the live one, else one that ended and is still shown.
         submissions: those that the task was part of, oldest first.
+        ending: how the attempt by the last of them ended, where that is judged.
         ready: unix time at which its last input was committed; None while one is missing.
     """
     seen = None if record else element
@@ -106,7 +112,7 @@ def task_state(
     started = record.started if record else seen.started if seen and is_running else None
     has_failed, waited = False, None
     if submissions and not record and not is_running and not is_waiting:
-        has_failed = submissions[-1].has_ended(task) or bool(seen and seen.state not in _NO_FAULT)
+        has_failed = ending.is_failure if ending else bool(seen and seen.state not in _NO_FAULT)
     if submissions and ready is not None and (started or is_waiting):
         requeued = (seen.submitted or 0.0) if seen and requeues else 0.0
         waited = max(0.0, (started or now) - max(ready, submissions[-1].created, requeued))

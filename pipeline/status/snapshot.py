@@ -331,11 +331,11 @@ class StatusReader:
         from pipeline.status import worker_tasks as crews
 
         plan, known, now = self.run.plan, self._records.known, time.time()
+        endings = read_endings(self.run.paths, {task.iteration for task in tasks}, submissions)
         if not slurm_settings(self.run).has_workers:
-            found = jobs.task_states(plan, tasks, submissions, queue, known, now)
+            found = jobs.task_states(plan, tasks, submissions, endings, queue, known, now)
             return found, lambda update: jobs.writer_of(update, submissions, queue, asked)
-        endings = read_endings(self.run.paths, {task.iteration for task in tasks})
-        crew = crews.Crew(submissions, queue, beats, tuple(endings.values()), begun)
+        crew = crews.Crew(submissions, queue, beats, endings, begun)
         found = crews.task_states(plan, tasks, crew, known, now)
         return found, lambda update: crews.writer_of(update, crew, asked)
 

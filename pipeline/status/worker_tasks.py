@@ -2,12 +2,12 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.executors.slurm.queue import Queue, is_live, worker_of
 from pipeline.run.commits import Record
-from pipeline.run.endings import ClaimEnding
+from pipeline.run.endings import NO_ENDINGS, Endings
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, parse_task
@@ -26,8 +26,8 @@ class Crew:
     submissions: Sequence[Submission]
     queue: Queue
     beats: Sequence[Beat]
-    endings: Collection[ClaimEnding] = ()
-    """Attempts that came to nothing."""
+    endings: Endings = NO_ENDINGS
+    """How attempts at the tasks at hand ended."""
     begun: float = 0.0
     """Unix time at which a person last submitted the run."""
     at_work: Mapping[Task, tuple[Element, Beat]] = field(init=False)
@@ -41,10 +41,8 @@ class Crew:
 
     @property
     def failed(self) -> Iterator[Task]:
-        """Tasks of the attempts that came to nothing, each as often as it has some."""
-        yield from (parse_task(ending.task) for ending in self.endings)
-        for submission in self.submissions:
-            yield from (task for _, task in submission.tasks() if submission.has_ended(task))
+        """Tasks of the attempts that failed, each as often as it has some."""
+        yield from (parse_task(ending.task) for ending in self.endings.values() if ending.is_failure)
 
     @property
     def live(self) -> set[Task]:

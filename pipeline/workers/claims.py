@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pipeline.config.conversion import converted, plain
 from pipeline.run.durable import link_once
-from pipeline.run.endings import read_endings
-from pipeline.run.failures import Failure, FailureKind, explain_failure, last_attempt_number
+from pipeline.run.endings import Endings, read_endings
+from pipeline.run.failures import FailureKind, last_attempt_number, read_said
 from pipeline.run.paths import RunPaths
 from pipeline.run.records import names_of_stage
 from pipeline.run.tasks import Task, parse_task, task_key
@@ -60,7 +60,7 @@ class Attempt:
     is_running: bool
     """Whether its worker lives, and does it. If not, the attempt has failed."""
     failure: FailureKind | None = None
-    """Why it failed, if it said so; a warning in vain is what a pass has found it to be."""
+    """Why it failed, as a pass has judged it; until then as it said itself, if it did."""
     ahead: float = 0.0
     """Seconds by which the clock of its worker is ahead of that of who looks (:attr:`Crew.ahead`)."""
     saved: float = 0.0
@@ -228,24 +228,18 @@ def attempts_of(
         invocation: number of the present invocation of submit, run or resume: of earlier ones only those
             claims count that still run. By number, as clocks of nodes differ.
     """
-    counted = (c for c in claims if is_running(c, live) or c.invocation >= invocation or not c.attempt)
-    return tuple(_attempt(paths, claim, live) for claim in counted)
+    standing = [(claim, is_running(claim, live)) for claim in claims]
+    counted = [(c, runs) for c, runs in standing if runs or c.invocation >= invocation or not c.attempt]
+    judged = read_endings(paths, {claim.task.iteration for claim, runs in counted if not runs})
+    return tuple(
+        Attempt(claim, runs, None if runs else _why(paths, claim, judged)) for claim, runs in counted
+    )
 
 
-def _attempt(paths: RunPaths, claim: Claim, live: Mapping[str, Beat]) -> Attempt:
-    if is_running(claim, live):
-        return Attempt(claim, is_running=True)
-    return Attempt(claim, is_running=False, failure=_why(paths, claim))
-
-
-def _why(paths: RunPaths, claim: Claim) -> FailureKind | None:
-    """Return why an attempt failed, as far as it knows. Who was warned does not know of what; only a pass can
-    tell that its job lost its place, which says nothing of the task."""
-    own = said(paths, claim)
-    if own is not FailureKind.TIMEOUT:
-        return own
-    judged = read_endings(paths, [claim.task.iteration]).get(claim.attempt)
-    return judged.kind if judged else own
+def _why(paths: RunPaths, claim: Claim, judged: Endings) -> FailureKind | None:
+    """Return why an attempt failed: as a pass has judged it, until then as far as it knows itself."""
+    ending = judged.get(claim.attempt)
+    return ending.kind if ending else said(paths, claim)
 
 
 Saves = dict[str, tuple[float, float]]
@@ -279,6 +273,5 @@ def _saved_at(paths: RunPaths, claim: Claim) -> float:
 
 def said(paths: RunPaths, claim: Claim) -> FailureKind | None:
     """Return why a claim's attempt failed, by its own failure file; None if it left none, or a spoilt one."""
-    unsaid = Failure(claim.task, claim.number, FailureKind.KILLED, "")
-    found, _ = explain_failure(paths, unsaid)
-    return None if found is unsaid else found.kind
+    found = read_said(paths, claim.task, claim.number)
+    return found.kind if found else None

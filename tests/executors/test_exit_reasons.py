@@ -3,20 +3,25 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.executors.slurm.arrays import stage_submissions
 from pipeline.executors.slurm.crew import split_unclaimed
 from pipeline.executors.slurm.exit_reasons import (
     Accounts,
     Gone,
+    Signs,
     Unanswered,
-    as_seen,
+    Verdict,
+    ending_of,
     evidence_of,
     explain,
-    verdict_of,
+    judge,
 )
 from pipeline.run.control import Control
-from pipeline.run.failures import DISK_EXIT, FREE_KINDS, Failure, FailureKind
+from pipeline.run.endings import Evidence
+from pipeline.run.failures import DISK_EXIT, FREE_KINDS, FailureKind, Said
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
@@ -61,7 +66,7 @@ def gone(job: str | None = "7") -> Gone:
 
 def claimed(restart: int = 0, is_of_used: bool = False) -> Gone:
     """An attempt that a worker claimed."""
-    return Gone(TASK, 3, "7", 1, restart, is_of_used)
+    return Gone(TASK, 3, "7", 1, "3-7_1r0", restart, is_of_used)
 
 
 def element(state: SlurmState, exit_code: int = 1, index: int = 1, array: str = "7") -> Element:
@@ -69,45 +74,56 @@ def element(state: SlurmState, exit_code: int = 1, index: int = 1, array: str = 
     return Element(array, index, "name", state, "", "n7", "p", exit_code=exit_code, signal=0, **times)
 
 
-def failure(kind: FailureKind) -> Failure:
-    return Failure(TASK, 3, kind, f"says {kind}")
+def seen(gone: Gone, element: Element | None) -> Verdict:
+    """The judgement on an attempt that said nothing."""
+    return judge(Signs(gone, element, slurm_log="/runs/r1/logs/slurm.log"))
+
+
+def said(kind: FailureKind) -> Said:
+    return Said(kind, f"says {kind}")
+
+
+def own_word(kind: FailureKind) -> Verdict:
+    return Verdict(kind, f"says {kind}", Evidence.FAILURE_FILE)
 
 
 def test_a_task_that_a_full_disk_kept_from_saying_so_says_it_by_its_exit_code():
-    seen = as_seen(RUN.paths, gone(), element(SlurmState.FAILED, exit_code=DISK_EXIT))
-    assert (seen.kind, seen.message) == (
+    assert seen(gone(), element(SlurmState.FAILED, exit_code=DISK_EXIT)) == (
         FailureKind.DISK,
         "the shared filesystem was full, read-only or away",
+        Evidence.EXIT_CODE,
     )
 
 
 @pytest.mark.parametrize("state", [state for state in SlurmState if phase_of(state) is Phase.ENDED])
 def test_every_way_to_end_has_a_kind(state):
-    seen = as_seen(RUN.paths, gone(), element(state))
-    assert seen.kind is KINDS[state]
-    assert (seen.task, seen.attempt, seen.job, seen.node) == (TASK, 3, "7_1", "n7")
-    assert seen.log == "/runs/r1/logs/00002-rollout/attempt-3/shard-00001.log"
-    assert seen.message
+    verdict = seen(gone(), element(state))
+    assert verdict.kind is KINDS[state]
+    assert verdict.evidence is (Evidence.EXIT_CODE if state is SlurmState.FAILED else Evidence.SLURM)
+    assert verdict.message
+    failure = ending_of(Signs(gone(), element(state)), verdict, 5.0).failure(RUN.paths)
+    assert (failure.task, failure.attempt, failure.job, failure.node) == (TASK, 3, "7_1", "n7")
+    assert (failure.kind, failure.message) == verdict[:2]
+    assert failure.log == "/runs/r1/logs/00002-rollout/attempt-3/shard-00001.log"
 
 
 def test_what_slurm_says_is_told_in_words():
-    assert as_seen(RUN.paths, gone(), element(SlurmState.FAILED, 137)).message.startswith(
-        "killed by signal 9"
-    )
-    assert "nothing was committed" in as_seen(RUN.paths, gone(), element(SlurmState.COMPLETED, 0)).message
+    assert seen(gone(), element(SlurmState.FAILED, 137)).message.startswith("killed by signal 9")
+    assert "nothing was committed" in seen(gone(), element(SlurmState.COMPLETED, 0)).message
 
 
 def test_a_job_that_is_missing_everywhere_is_unknown_and_not_done():
-    seen = as_seen(RUN.paths, gone(), None)
-    assert (seen.kind, seen.node) == (FailureKind.KILLED, "")
-    assert "no longer knows" in seen.message
-    assert seen.kind not in FREE_KINDS
+    kind, message, evidence = seen(gone(), None)
+    assert (kind, evidence) == (FailureKind.KILLED, Evidence.MISSING)
+    assert "no longer knows" in message
+    assert kind not in FREE_KINDS
 
 
 def test_a_job_that_never_arrived_is_lost_at_nobodys_cost():
-    seen = as_seen(RUN.paths, gone(None), None)
-    assert (seen.kind, seen.job) == (FailureKind.LOST, "")
-    assert seen.kind in FREE_KINDS
+    verdict = seen(gone(None), None)
+    assert (verdict.kind, verdict.evidence) == (FailureKind.LOST, Evidence.MISSING)
+    assert ending_of(Signs(gone(None)), verdict, 5.0).job == ""
+    assert verdict.kind in FREE_KINDS
 
 
 # --- jobs that Slurm could not start ---
@@ -115,20 +131,20 @@ def test_a_job_that_never_arrived_is_lost_at_nobodys_cost():
 
 def test_a_job_whose_output_could_not_be_opened_was_never_started():
     not_opened = replace(element(SlurmState.FAILED, 0), signal=53)
-    seen = as_seen(RUN.paths, gone(), not_opened)
-    assert (seen.kind, seen.node) == (FailureKind.UNSTARTED, "n7")
-    assert seen.message.startswith("its node could not open /runs/r1/logs/slurm.log (exit code 0:53): ")
-    assert as_seen(RUN.paths, gone(), replace(not_opened, signal=9)).kind is FailureKind.KILLED
+    verdict = seen(gone(), not_opened)
+    assert (verdict.kind, verdict.evidence) == (FailureKind.UNSTARTED, Evidence.EXIT_CODE)
+    assert verdict.message.startswith("its node could not open /runs/r1/logs/slurm.log (exit code 0:53): ")
+    assert seen(gone(), replace(not_opened, signal=9)).kind is FailureKind.KILLED
 
 
 def test_a_container_that_did_not_start_is_not_the_tasks_fault():
     """Of a worker that nothing was heard of; a task's own error has another code, or was heard of."""
     mute = replace(gone(), is_mute=True)
     failed = element(SlurmState.FAILED, exit_code=255)
-    assert as_seen(RUN.paths, mute, failed).kind is FailureKind.UNSTARTED
-    assert as_seen(RUN.paths, gone(), failed).kind is FailureKind.KILLED
-    assert as_seen(RUN.paths, mute, element(SlurmState.FAILED, 1)).kind is FailureKind.KILLED
-    assert as_seen(RUN.paths, mute, element(SlurmState.TIMEOUT)).kind is FailureKind.TIMEOUT
+    assert seen(mute, failed).kind is FailureKind.UNSTARTED
+    assert seen(gone(), failed).kind is FailureKind.KILLED
+    assert seen(mute, element(SlurmState.FAILED, 1)).kind is FailureKind.KILLED
+    assert seen(mute, element(SlurmState.TIMEOUT)).kind is FailureKind.TIMEOUT
 
 
 # --- workers ---
@@ -137,8 +153,8 @@ def test_a_container_that_did_not_start_is_not_the_tasks_fault():
 @pytest.mark.parametrize("state", [SlurmState.TIMEOUT, SlurmState.OUT_OF_MEMORY])
 def test_what_a_used_worker_ran_out_of_says_nothing_about_its_task(state):
     """Tasks before it took their part of the time, and left what they left in memory."""
-    assert as_seen(RUN.paths, claimed(), element(state)).kind is KINDS[state]
-    of_used = as_seen(RUN.paths, claimed(is_of_used=True), element(state))
+    assert seen(claimed(), element(state)).kind is KINDS[state]
+    of_used = seen(claimed(is_of_used=True), element(state))
     assert of_used.kind in FREE_KINDS
     assert "other tasks before" in of_used.message
 
@@ -146,27 +162,29 @@ def test_what_a_used_worker_ran_out_of_says_nothing_about_its_task(state):
 def test_a_worker_that_was_put_back_into_the_queue_was_preempted():
     for state in (SlurmState.PENDING, SlurmState.RUNNING):
         again = replace(element(state), restarts=1)
-        assert as_seen(RUN.paths, claimed(), again).kind is FailureKind.PREEMPTED
+        assert seen(claimed(), again).kind is FailureKind.PREEMPTED
 
 
 def test_a_worker_that_went_on_after_a_failure_is_no_end_of_its_job():
-    seen = as_seen(RUN.paths, claimed(), replace(element(SlurmState.RUNNING), restarts=0))
-    assert (seen.kind, seen.message) == (FailureKind.KILLED, "its worker went on without a commit")
+    assert seen(claimed(), replace(element(SlurmState.RUNNING), restarts=0)) == (
+        FailureKind.KILLED,
+        "its worker went on without a commit",
+        Evidence.BEAT,
+    )
 
 
 # --- the task's own word ---
 
 
-@pytest.mark.parametrize("said", FailureKind)
-def test_a_task_knows_best_why_it_failed(said):
-    outside = as_seen(RUN.paths, gone(), element(SlurmState.FAILED))
-    assert verdict_of(outside, failure(said), element(SlurmState.FAILED)) == failure(said)
+@pytest.mark.parametrize("kind", FailureKind)
+def test_a_task_knows_best_why_it_failed(kind):
+    assert judge(Signs(gone(), element(SlurmState.FAILED), said(kind))) == own_word(kind)
 
 
-@pytest.mark.parametrize("said", FailureKind)
-def test_but_not_that_it_used_too_much_memory(said):
-    outside = as_seen(RUN.paths, gone(), element(SlurmState.OUT_OF_MEMORY))
-    assert verdict_of(outside, failure(said), element(SlurmState.OUT_OF_MEMORY)) == outside
+@pytest.mark.parametrize("kind", FailureKind)
+def test_but_not_that_it_used_too_much_memory(kind):
+    beyond = element(SlurmState.OUT_OF_MEMORY)
+    assert judge(Signs(gone(), beyond, said(kind))) == seen(gone(), beyond)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +199,7 @@ def test_but_not_that_it_used_too_much_memory(said):
 )
 def test_nor_what_it_was_warned_of(state, kind):
     """A task that could save nothing before it was ended asks for more time only if that was the reason."""
-    outside = as_seen(RUN.paths, gone(), element(state))
-    assert verdict_of(outside, failure(FailureKind.TIMEOUT), element(state)).kind is kind
+    assert judge(Signs(gone(), element(state), said(FailureKind.TIMEOUT))).kind is kind
 
 
 @pytest.mark.parametrize(
@@ -196,21 +213,60 @@ def test_nor_what_it_was_warned_of(state, kind):
 )
 def test_before_slurm_says_why_its_time_tells_what_it_was_warned_of(elapsed, limit, kind):
     """While an element is cleaned up, squeue shows neither its preemption nor that it was cancelled."""
-    seen = replace(element(SlurmState.COMPLETING), restarts=0, elapsed=elapsed, time_limit=limit)
-    outside = as_seen(RUN.paths, claimed(), seen)
-    assert verdict_of(outside, failure(FailureKind.TIMEOUT), seen).kind is kind
-    assert verdict_of(outside, failure(FailureKind.ERROR), seen).kind is FailureKind.ERROR
+    ending = replace(element(SlurmState.COMPLETING), restarts=0, elapsed=elapsed, time_limit=limit)
+    assert judge(Signs(claimed(), ending, said(FailureKind.TIMEOUT))).kind is kind
+    assert judge(Signs(claimed(), ending, said(FailureKind.ERROR))).kind is FailureKind.ERROR
 
 
 def test_what_was_saved_before_a_preemption_is_not_forgotten():
-    outside = as_seen(RUN.paths, gone(), element(SlurmState.PREEMPTED))
-    said = failure(FailureKind.PAUSED)
-    assert verdict_of(outside, said, element(SlurmState.PREEMPTED)) == said
+    preempted = Signs(gone(), element(SlurmState.PREEMPTED), said(FailureKind.PAUSED))
+    assert judge(preempted) == own_word(FailureKind.PAUSED)
 
 
 def test_without_slurms_word_the_tasks_own_counts():
-    outside = as_seen(RUN.paths, gone(), None)
-    assert verdict_of(outside, failure(FailureKind.TIMEOUT), None).kind is FailureKind.TIMEOUT
+    assert judge(Signs(gone(), said=said(FailureKind.TIMEOUT))) == own_word(FailureKind.TIMEOUT)
+
+
+# --- what slurm-ppo has done itself ---
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+@pytest.mark.parametrize("state", [SlurmState.CANCELLED, SlurmState.TIMEOUT, SlurmState.FAILED])
+def test_only_what_a_cancellation_looks_like_is_taken_for_ours(state, kind):
+    """Of an invocation of which all jobs were cancelled. An error of a task's own stays one."""
+    ours = judge(Signs(gone(), element(state), said(kind), is_emptied=True))
+    own = judge(Signs(gone(), element(state), said(kind)))
+    assert ours == own or (ours.kind, ours.evidence) == (FailureKind.CANCELLED, Evidence.CANCELLATION)
+    if kind in (FailureKind.ERROR, FailureKind.CONFIG, FailureKind.NUMERICS):
+        assert ours == own
+
+
+def test_a_worker_that_was_cancelled_for_its_silence_is_told_from_one_that_somebody_cancelled():
+    cancelled = element(SlurmState.CANCELLED)
+    kind, message, evidence = judge(Signs(claimed(), cancelled, is_silenced=True))
+    assert (kind, evidence) == (FailureKind.KILLED, Evidence.SILENCE)
+    assert message == "its worker was not heard of for minutes, and was cancelled"
+    assert seen(claimed(), cancelled).evidence is Evidence.SLURM
+    assert judge(Signs(claimed(), element(SlurmState.NODE_FAIL), is_silenced=True)).kind is FailureKind.LOST
+
+
+def test_a_job_whose_commit_was_taken_back_did_what_it_could():
+    done = Signs(gone(), element(SlurmState.COMPLETED), is_taken_back=True)
+    assert judge(done)[::2] == (FailureKind.INPUTS, Evidence.RETRACTION)
+    assert judge(replace(done, element=element(SlurmState.NODE_FAIL))).kind is FailureKind.LOST
+
+
+@given(st.sampled_from(SlurmState), st.none() | st.builds(said, st.sampled_from(FailureKind)), st.booleans())
+def test_whatever_is_known_of_an_attempt_the_judgement_names_its_evidence(state, own, is_emptied):
+    """By a failure file only what a failure file says; and the same signs give the same judgement."""
+    signs = Signs(gone(), element(state), own, is_emptied=is_emptied)
+    verdict = judge(signs)
+    assert verdict == judge(signs)
+    if verdict.evidence is Evidence.FAILURE_FILE:
+        assert own is not None
+        assert verdict[:2] == (own.kind, own.message)
+    assert verdict.message
+    assert (verdict.kind is FailureKind.CANCELLED and own != said(FailureKind.CANCELLED)) <= is_emptied
 
 
 # --- where evidence comes from ---
@@ -222,12 +278,12 @@ def test_accounting_is_asked_once_and_only_for_what_the_queue_forgot(monkeypatch
     monkeypatch.setattr(
         "pipeline.executors.slurm.exit_reasons.read_ended", lambda ids, _: asked.append(ids) or told
     )
-    seen = {("7", 1): element(SlurmState.TIMEOUT)}
-    attempts = [Gone(TASK, 3, job, index) for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
+    shown = {("7", 1): element(SlurmState.TIMEOUT)}
+    attempts = [Gone(TASK, 3, job, index, "") for job, index in (("7", 1), ("8", 0), ("8", 1), ("9", 1))]
     paths = RunPaths(tmp_path)
-    assert evidence_of(attempts, seen, Accounts(), paths) == told | seen
+    assert evidence_of(attempts, shown, Accounts(), paths) == told | shown
     assert asked == [{"8", "9"}]
-    assert evidence_of(attempts[:1], seen, Accounts(), paths) == seen
+    assert evidence_of(attempts[:1], shown, Accounts(), paths) == shown
     assert len(asked) == 1
 
 
@@ -257,7 +313,7 @@ def test_accounting_that_is_slow_is_waited_for_between_two_passes_and_once(monke
         return told
 
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", slow)
-    accounts, gone_from_queue = Accounts(), [Gone(TASK, 3, "8", 0), Gone(TASK, 3, "9", 0)]
+    accounts, gone_from_queue = Accounts(), [Gone(TASK, 3, "8", 0, ""), Gone(TASK, 3, "9", 0, "")]
     paths = RunPaths(tmp_path)
     with pytest.raises(Unanswered, match="no answer"):
         evidence_of(gone_from_queue, {}, accounts, paths)
@@ -292,7 +348,7 @@ def test_what_was_cancelled_with_all_jobs_of_the_run_did_not_fail(state, tmp_pat
     paths, attempt = RunPaths(tmp_path), replace(gone(), invocation=2)
 
     def kind(control: Control) -> FailureKind:
-        (ended,) = explain(paths, [attempt], {("7", 1): element(state)}, control, Accounts())
+        (ended,) = explain(paths, [attempt], {("7", 1): element(state)}, control, Accounts(), 5.0)
         return ended.failure.kind
 
     assert kind(Control(3, emptied=2)) is FailureKind.CANCELLED

@@ -14,12 +14,14 @@ import pytest
 
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
-from pipeline.executors.local import LocalJobs
+from pipeline.executors.local import LocalJobs, judge
 from pipeline.executors.processes import LocalExecutor, LocalLimits
+from pipeline.executors.running import JobEnd
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.endings import Evidence, read_endings
+from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, Said
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.logs import Choice, describe_failed, find_logs, parse_choice
 from tests.support import ROOT, tiny
@@ -57,9 +59,39 @@ def fingerprint(run_dir: Path) -> str:
 
 
 def failures(run_dir: Path) -> list[tuple[str, str, str]]:
-    """Task, kind and message of each failed attempt."""
+    """Task, kind and message of each failed attempt, of which events and the store say the same."""
     events = map(json.loads, (run_dir / "events.jsonl").read_text().splitlines())
-    return [(e["task"], e["kind"], e["message"]) for e in events if e["event"] == "failed"]
+    told = [(e["task"], e["kind"], e["message"]) for e in events if e["event"] == "failed"]
+    kept = read_endings(load_run(run_dir).paths, range(10)).values()
+    failed = [ending for ending in kept if ending.evidence is not Evidence.RETRACTION]
+    assert [(e.task, e.kind, e.message) for e in failed] == told
+    return told
+
+
+SAID = Said(FailureKind.ERROR, "a bug", "1/reward/0")
+
+
+@pytest.mark.parametrize(
+    ("said", "end", "ranks", "judged"),
+    [
+        (
+            None,
+            JobEnd(1),
+            1,
+            (FailureKind.KILLED, "ended with exit code 1 and said nothing", Evidence.EXIT_CODE),
+        ),
+        (None, JobEnd(-9), 1, (FailureKind.KILLED, "killed by signal 9", Evidence.EXIT_CODE)),
+        (None, JobEnd(1, "a time limit"), 1, (FailureKind.KILLED, "a time limit", Evidence.EXIT_CODE)),
+        (None, JobEnd(DISK_EXIT, "full"), 1, (FailureKind.DISK, "full", Evidence.EXIT_CODE)),
+        (SAID, JobEnd(1), 1, (FailureKind.ERROR, "a bug", Evidence.FAILURE_FILE)),
+        (SAID, JobEnd(-9), 1, (FailureKind.ERROR, "a bug", Evidence.FAILURE_FILE)),
+        (SAID, JobEnd(1, "rank 1"), 2, (FailureKind.ERROR, "a bug (rank 1)", Evidence.FAILURE_FILE)),
+        (SAID, JobEnd(-9, "rank 0"), 2, (FailureKind.KILLED, "rank 0", Evidence.EXIT_CODE)),
+    ],
+)
+def test_how_a_process_ended_is_judged_by_its_own_word_or_else_by_its_exit_code(said, end, ranks, judged):
+    """Of several ranks a file is that of one that found its peer gone, where another was killed."""
+    assert judge(said, end, ranks) == judged
 
 
 def writers(log: Path) -> list[int]:

@@ -268,5 +268,5 @@ def test_what_is_expected_is_what_was_submitted_about_when_squeue_was_called(wor
     assert pending(array.created + 31) == 0, "it is gone"
     assert pending(array.created + 10, is_fresh=True) == 0, "as soon as the pass looks itself"
     assert pending(array.created, is_withdrawn=True) == 0
-    assert pending(array.created, left=tuple(array.indices)) == 0
+    assert pending(array.created, withdrawn=tuple(array.indices)) == 0
     assert pending(array.created, job=None) == 0, "that is looked for by its name"

@@ -7,6 +7,7 @@ from pipeline.executors.slurm.crew import SILENT_SECONDS
 from pipeline.executors.slurm.silence import (
     LOOK_AGAIN_SECONDS,
     Silence,
+    as_cancelled,
     look_again,
     note_silences,
     read_silences,
@@ -63,6 +64,16 @@ def test_a_worker_that_stays_silent_is_ended_whoever_looks(hosts):
         found, noted = look_again({"7_0": 100.0}, noted, host, 1000.0 + 60 * minute)
         ended += found
     assert ended
+
+
+def test_for_what_a_worker_was_cancelled_is_kept_until_that_is_judged():
+    """Also while others fall silent, and Slurm still ends it."""
+    _, noted = look_again({"7_0": 100.0}, {}, "n1", 500.0)
+    noted = as_cancelled(noted, ["7_0"])
+    _, later = look_again({"7_1": 150.0}, noted, "n1", 600.0)
+    assert later["7_0"].is_cancelled
+    assert not later["7_1"].is_cancelled
+    assert "7_0" not in look_again({"7_1": 150.0}, later, "n1", 500.0 + 3600)[1]
 
 
 def test_what_passes_note_is_read_back_and_a_spoilt_file_is_as_if_nobody_had_looked(tmp_path):

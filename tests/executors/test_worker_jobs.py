@@ -22,7 +22,7 @@ from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.bookkeeping import is_wanted
-from pipeline.run.endings import read_endings
+from pipeline.run.endings import Evidence, read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import Ledger, Submission
 from pipeline.run.tasks import Stage, Task, task_key
@@ -63,7 +63,9 @@ def test_undisturbed_no_job_waits_for_another_and_workers_do_several_tasks(world
     for world in worlds(trials(2), Luck()):
         live_to_the_end(world)
         arrays = arrays_of(world)
-        assert all(s.stays and not s.state.waits_for and not s.state.ended for s in arrays)
+        assert all(s.stays and not s.state.waits_for for s in arrays)
+        endings = read_endings(world.run.paths, range(world.run.plan.iterations + 1))
+        assert not any(ending.is_failure for ending in endings.values()), world.told()
         scripts = [Ledger(world.run.paths).script(s).read_text() for s in arrays]
         assert all("trap '' USR1" in script and "--dependency" not in script for script in scripts)
         tasks = len(list(world.run.plan.all_tasks()))
@@ -154,7 +156,9 @@ def test_a_poison_task_ends_the_run_and_its_failures_are_counted_against_it(worl
         world.live_on()
         assert world.outcome is Outcome.FAILED, world.told()
         endings = read_endings(world.run.paths, [world.poison.iteration])
-        assert Counter(e.kind for e in endings.values()) == {FailureKind.ERROR: 3}
+        failed = [ending for ending in endings.values() if ending.is_failure]
+        assert Counter(e.kind for e in failed) == {FailureKind.ERROR: 3}
+        assert {e.evidence for e in failed} == {Evidence.FAILURE_FILE}
         assert not world.slurm.elements(SlurmState.PENDING)
 
 
@@ -202,7 +206,8 @@ def test_a_worker_that_hangs_is_cancelled_by_the_pass_after_and_another_does_its
         world.check_failures_are_told()
         assert world.record(hanging.task).attempt != hanging.attempt
         endings = read_endings(paths, [hanging.task.iteration])
-        assert endings[hanging.attempt].kind is FailureKind.KILLED
+        ending = endings[hanging.attempt]
+        assert (ending.kind, ending.evidence) == (FailureKind.KILLED, Evidence.SILENCE), world.told()
 
 
 def test_workers_that_were_silent_as_the_file_server_was_away_are_looked_at_again_and_live(worlds, clock):
@@ -266,3 +271,14 @@ def test_array_parallelism_is_the_number_of_workers_that_share_the_shards(worlds
         for job_kind in ("rollout", "reward"):
             assert world.most[job_kind] == min(2, world.run.plan.num_shards)
     assert shared[3], "no run had more shards than workers"
+
+
+def test_a_worker_that_left_has_an_end_that_says_why_and_is_no_failure(worlds):
+    for world in worlds(2, Luck()):
+        live_to_the_end(world)
+        everything = read_endings(world.run.paths, range(world.run.plan.iterations + 1))
+        left = {name: ending for name, ending in everything.items() if ending.kind is None}
+        assert left, world.told()
+        assert left.keys() <= {path.stem for path in (world.run.paths.slurm / "workers").glob("*.json")}
+        assert all(ending.evidence is Evidence.BEAT for ending in left.values())
+        assert all(ending.message.startswith(("it left: ", "what it took")) for ending in left.values())

@@ -28,9 +28,11 @@ from pipeline.metrics.spans import (
 from pipeline.run import journal
 from pipeline.run.commits import publish
 from pipeline.run.directory import Run
+from pipeline.run.endings import Ending, Evidence, note_endings
+from pipeline.run.failures import FailureKind
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import Records
-from pipeline.run.submissions import Ending, State, Submission
+from pipeline.run.submissions import FormerEnding, State, Submission
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.accounting import Record as JobRecord
 from slurm.states import SlurmState
@@ -45,11 +47,9 @@ def found(run: Run, facts: Facts | None = None, iteration: int = 1, since: float
     return attempts_of(run, iteration, Records(run.paths).readable, facts or Facts(), since)
 
 
-def failed(run: Run, task: str, attempt: int, time: float, **more: object) -> None:
-    fields = {"kind": "killed", "message": "killed by signal 9", "job": "", "node": ""} | more
-    journal.append(
-        run.paths.events, {"time": time, "event": "failed", "task": task, "attempt": attempt, **fields}
-    )
+def failed(run: Run, task: str, attempt: str, time: float, **more: object) -> None:
+    given = Ending(attempt, task, int(attempt[0]), 1, FailureKind.KILLED, time=time)
+    note_endings(run.paths, [replace(given, **{"message": "killed by signal 9"} | more)])
 
 
 def commit(run: Run, task: Task, attempt: str, started: float, ended: float, **metrics: float) -> None:
@@ -84,17 +84,14 @@ def test_a_commit_waits_from_its_last_input_on(local):
 
 
 def test_a_failed_attempt_says_when_and_why_and_the_next_waits_for_it(local):
-    said = local.paths.task(ROLLOUT).failure(1)
-    said.parent.mkdir(parents=True)
-    said.write_text(json.dumps({"kind": "error", "started": 11.0, "ended": 14.0, "host": "node7"}))
-    failed(local, "1/rollout/0", 1, 14.5, message="no luck")
-    failed(local, "1/rollout/0", 2, 16.0)
-    failed(local, "2/rollout/0", 1, 16.0)
+    failed(local, "1/rollout/0", "1-aa", 14.0, started=11.0, message="no luck", node="node7")
+    failed(local, "1/rollout/0", "2-aa", 16.0)
+    failed(local, "2/rollout/0", "1-ac", 16.0)
     commit(local, ROLLOUT, "3-ab", 17.0, 20.0)
     first, second, third = found(local)
     assert (first.started, first.ended, first.node, first.note) == (11.0, 14.0, "node7", "no luck")
     assert (second.started, second.ended, second.end) == (None, 16.0, SpanEnd.FAILED)
-    assert [span.number for span in (first, second, third)] == [1, 2, 3]
+    assert [span.attempt for span in (first, second, third)] == ["1-aa", "2-aa", "3-ab"]
     assert (second.ready, third.ready, third.end) == (14.0, 16.0, SpanEnd.COMMITTED)
     assert parts_of(first).retry == 3.0
 
@@ -182,10 +179,9 @@ def test_spans_and_row_have_the_same_hours_and_shares_that_are_described(slurm):
     assert all(describe(name).name.endswith("_share/*") for name in shares)
 
 
-def test_without_accounting_submissions_and_the_journal_give_what_they_can(slurm):
-    ended = State("40", ended={"0": Ending("killed", "gone")})
-    ofs = [submission("rollout", state=ended), submission("rollout", 2, "41", created=21.0)]
-    failed(slurm, "1/rollout/0", 1, 20.0, job="40_0", node="gpu03", message="gone")
+def test_without_accounting_submissions_and_endings_give_what_they_can(slurm):
+    ofs = [submission("rollout"), submission("rollout", 2, "41", created=21.0)]
+    failed(slurm, "1/rollout/0", "1-40_0r0", 20.0, job="40_0", node="gpu03", message="gone")
     commit(slurm, ROLLOUT, "2-41r0", 25.0, 30.0)
     first, second, waits_one, waits_two = found(slurm, Facts(ofs))
     assert (first.job, first.node, first.end, first.started, first.ended) == (
@@ -215,6 +211,30 @@ def test_what_was_cancelled_before_it_began_is_no_attempt(slurm):
     of = submission("rollout", state=State("40", is_withdrawn=True))
     jobs = [job(of, index, SlurmState.CANCELLED, None, 0.0, cpus=0) for index in (0, 1)]
     assert found(slurm, Facts([of], jobs)) == []
+
+
+def test_what_was_cancelled_with_all_jobs_of_the_run_is_no_failed_attempt_of_its_timeline(slurm):
+    """As a pass has judged it. What somebody else cancelled is one, and says why."""
+    of = submission("rollout")
+    jobs = [job(of, index, SlurmState.CANCELLED, 12.0, 5.0) for index in (0, 1)]
+    ours = {"kind": FailureKind.CANCELLED, "evidence": Evidence.CANCELLATION}
+    failed(slurm, "1/rollout/0", "1-40_0r0", 17.0, **ours)
+    failed(slurm, "1/rollout/1", "1-40_1r0", 17.0, message="cancelled (CANCELLED)")
+    first, second = found(slurm, Facts([of], jobs))
+    assert (first.end, first.note) == (SpanEnd.ENDED, "")
+    assert (second.end, second.note) == (SpanEnd.FAILED, "cancelled (CANCELLED)")
+    withdrawn = replace(of, state=State("40", is_withdrawn=True))
+    assert [span.end for span in found(slurm, Facts([withdrawn], jobs))] == [SpanEnd.ENDED] * 2
+    (without_accounting,) = found(slurm, Facts([of]))
+    assert (without_accounting.shard, without_accounting.end) == (1, SpanEnd.FAILED)
+
+
+def test_how_attempts_of_an_old_run_ended_is_in_its_timeline(slurm):
+    """Before a pass has moved it out of what it was noted with."""
+    former = State("40", former={"0": FormerEnding(FailureKind.LOST, "its node failed", "gpu03")})
+    first, _ = found(slurm, Facts([submission("rollout", state=former)]))
+    assert (first.end, first.attempt, first.note) == (SpanEnd.FAILED, "1-40_0r0", "its node failed")
+    assert (first.job, first.node, first.ended) == ("40_0", "gpu03", None)
 
 
 # --- lines -----------------------------------------------------------------------------------------------

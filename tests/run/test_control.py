@@ -13,7 +13,7 @@ from pipeline.run.control import (
 from pipeline.run.paths import RunPaths
 from tests.support.damage import DAMAGES, restore
 
-CONTROL = Control(3, cancelled=True, retracted=(("2/rollout/1", "its input changed"),))
+CONTROL = Control(3, cancelled=True, emptied=2)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

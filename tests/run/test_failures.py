@@ -4,13 +4,12 @@ import json
 
 import pytest
 
-from pipeline.run.failures import Failure, FailureKind, explain_failure, last_attempt_number
+from pipeline.run.failures import FailureKind, last_attempt_number, read_said
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
 
 TASK = Task(3, Stage.REWARD, 2)
 SAID = {"kind": "inputs", "message": "a shard is corrupt", "suspect": "3/rollout/2"}
-UNSAID = Failure(TASK, 1, FailureKind.KILLED, "killed by signal 9")
 
 
 @pytest.fixture
@@ -21,11 +20,11 @@ def paths(tmp_path) -> RunPaths:
 
 
 def test_an_attempt_that_says_why_it_failed_is_believed(paths):
-    assert explain_failure(paths, UNSAID) == (UNSAID, None), "it left no file"
+    assert read_said(paths, TASK, 1) is None, "it left no file"
     paths.task(TASK).failure(1).write_text(json.dumps(SAID))
-    failure, suspect = explain_failure(paths, UNSAID)
-    assert (failure.kind, failure.message) == (FailureKind.INPUTS, "a shard is corrupt")
-    assert suspect == Task(3, Stage.ROLLOUT, 2)
+    said = read_said(paths, TASK, 1)
+    assert (said.kind, said.message) == (FailureKind.INPUTS, "a shard is corrupt")
+    assert said.suspected == Task(3, Stage.ROLLOUT, 2)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_an_attempt_that_says_why_it_failed_is_believed(paths):
 )
 def test_a_spoilt_failure_file_says_nothing_and_stops_no_pass(paths, content):
     paths.task(TASK).failure(1).write_bytes(content)
-    assert explain_failure(paths, UNSAID) == (UNSAID, None)
+    assert read_said(paths, TASK, 1) is None
 
 
 def test_a_copy_that_a_person_made_among_the_logs_is_no_attempt(paths):

@@ -18,8 +18,9 @@ from pipeline.executors.slurm.submitter import Submitter
 from pipeline.run import submissions
 from pipeline.run.control import Control, SpoiltControl, begin_invocation, read_control, write_control
 from pipeline.run.directory import Run
+from pipeline.run.endings import element_ending, note_endings
 from pipeline.run.failures import FailureKind
-from pipeline.run.submissions import Ending, Ledger, State, Submission, read_limits_of
+from pipeline.run.submissions import FormerEnding, Ledger, State, Submission, read_limits_of
 from pipeline.run.tasks import Stage, Task
 from slurm.limits import ClusterLimits
 from slurm.signals import Errands
@@ -46,7 +47,9 @@ def test_what_was_noted_is_read_back(run):
     ledger, made = Ledger(run.paths), submission(run)
     assert ledger.begin(made)
     assert ledger.load([1]) == [made]
-    noted = ledger.note(made, State("7", ("5", "6"), {"1": Ending(FailureKind.LOST, "why", "n7")}))
+    noted = ledger.note(
+        made, State("7", ("5", "6"), {"1": FormerEnding(FailureKind.LOST, "why", "n7")}, withdrawn=(2,))
+    )
     assert noted.state.job == "7"
     assert ledger.load([1]) == [noted]
 
@@ -55,10 +58,13 @@ def test_what_was_noted_is_read_back(run):
 @given(
     st.none() | st.from_regex(r"\A[0-9]{1,8}\Z"),
     st.lists(st.from_regex(r"\A[0-9]{1,8}\Z"), max_size=3),
-    st.dictionaries(st.sampled_from(["0", "1"]), st.builds(Ending, st.sampled_from(FailureKind), st.text())),
+    st.dictionaries(
+        st.sampled_from(["0", "1"]), st.builds(FormerEnding, st.sampled_from(FailureKind), st.text())
+    ),
+    st.lists(st.integers(0, 9), max_size=3),
 )
-def test_a_state_comes_back_whatever_it_is(run, job, waits_for, ended):
-    ledger, state = Ledger(run.paths), State(job, tuple(waits_for), ended)
+def test_a_state_comes_back_whatever_it_is(run, job, waits_for, former, withdrawn):
+    ledger, state = Ledger(run.paths), State(job, tuple(waits_for), former, withdrawn=tuple(withdrawn))
     ledger.begin(submission(run))
     ledger.note(submission(run), state)
     (found,) = ledger.load([1])
@@ -172,14 +178,6 @@ def test_what_earlier_failures_ask_for_is_left_out_where_slurm_refuses_it(run, m
     assert Ledger(run.paths).load([1]) == [noted]
 
 
-def test_a_failure_names_log_job_and_node(run):
-    ended = {"1": Ending(FailureKind.MEMORY, "too much", "n7")}
-    (failure,) = replace(submission(run, number=3), state=State("7", (), ended)).failures(run.paths)
-    assert failure.task == Task(1, Stage.ROLLOUT, 1)
-    assert (failure.attempt, failure.kind, failure.job, failure.node) == (3, FailureKind.MEMORY, "7_1", "n7")
-    assert failure.log == str(run.paths.task(failure.task).log(3))
-
-
 def test_a_driver_job_carries_no_task(run):
     made = driver_submission(run, 1, 2, DRIVER, 1)
     assert not made.is_of_stage
@@ -193,10 +191,8 @@ def test_a_driver_job_carries_no_task(run):
 def test_each_call_begins_afresh(run):
     assert read_control(run.paths) == Control()
     assert begin_invocation(run.paths) == Control(1)
-    write_control(
-        run.paths, Control(1, cancelled=True, has_failed=True, retracted=(("1/update/0", "rotten"),))
-    )
-    assert read_control(run.paths).retracted == (("1/update/0", "rotten"),)
+    write_control(run.paths, Control(1, cancelled=True, has_failed=True))
+    assert read_control(run.paths).has_failed
     assert begin_invocation(run.paths) == Control(2)
     assert read_control(run.paths) == Control(2)
 
@@ -221,7 +217,9 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
     for call in (1, 2):
         made = replace(submission(run, number=call), invocation=call)
         ledger.begin(made)
-        ledger.note(made, State(str(call), (), {"0": Ending(FailureKind.ERROR, f"in call {call}")}))
+        made = ledger.note(made, State(str(call)))
+        ending = element_ending(run.paths, made, 0)
+        note_endings(run.paths, [replace(ending, kind=FailureKind.ERROR, message=f"in call {call}")])
     begin_invocation(run.paths)
     begin_invocation(run.paths)
     monkeypatch.setattr("pipeline.workers.looking.ask_queue", lambda timeout: "")
@@ -248,7 +246,7 @@ def test_a_task_list_is_plain_json_for_the_element(run):
 
 
 def test_what_people_asked_for_outlives_a_spoilt_file(run):
-    asked = Control(invocation=3, cancelled=True, retracted=(("1/rollout/0", "why"),))
+    asked = Control(invocation=3, cancelled=True, emptied=2)
     write_control(run.paths, asked)
     flip_bit(run.paths.control)
     assert read_control(run.paths) == asked

@@ -10,8 +10,9 @@ from pipeline.config.update import UpdateConfig
 from pipeline.executors.slurm.queue import Queue
 from pipeline.run.commits import Record
 from pipeline.run.control import Control
+from pipeline.run.endings import Ending
 from pipeline.run.failures import FailureKind
-from pipeline.run.submissions import Ending, State, Submission
+from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.journal_end import how_it_stopped, machine_state
 from pipeline.status.lanes import StageProgress, TaskState, lanes_of
@@ -73,7 +74,8 @@ def record(shard: int, attempt: str = "1-36r0", started: float = 940.0, ended: f
 
 
 def state(shard: int, **more: object) -> TaskState:
-    given = {"record": None, "element": None, "submissions": (submission(),), "ready": 910.0}
+    given = {"record": None, "element": None, "submissions": (submission(),), "ending": None}
+    given["ready"] = 910.0
     return task_state(Task(2, Stage.ROLLOUT, shard), **(given | more), now=NOW)
 
 
@@ -83,12 +85,12 @@ def progress(states: list[TaskState]) -> StageProgress:
 
 
 def test_a_stage_counts_what_is_done_runs_waits_and_failed():
-    failed = submission(state=State("36", ended={"3": Ending(FailureKind.ERROR, "boom")}))
+    failed = Ending("1-36_3r0", "2/rollout/3", 1, 1, FailureKind.ERROR, message="boom")
     states = [
         state(0, record=record(0, "1-36r2")),
         state(1, element=element(1, SlurmState.RUNNING)),
         state(2, element=element(2, SlurmState.PENDING)),
-        state(3, submissions=(failed,)),
+        state(3, ending=failed),
     ]
     found = progress(states)
     assert (found.total, found.done, found.running, found.waiting, found.failed) == (4, 1, 1, 1, 1)
@@ -97,6 +99,16 @@ def test_a_stage_counts_what_is_done_runs_waits_and_failed():
     assert found.reason == "other jobs have a higher priority"
     assert found.queue_seconds == 90.0  # shard 2 still waits: its input was there at 910
     assert found.run_seconds == 60.0  # from 940 until now
+
+
+@pytest.mark.parametrize(("kind", "has_failed"), [*((kind, True) for kind in FailureKind), (None, False)])
+def test_what_slurm_ppo_cancelled_itself_is_shown_as_no_failure(kind, has_failed):
+    """Whatever Slurm still shows of the job: how it ended is judged once, by a pass."""
+    ending = Ending("1-36_3r0", "2/rollout/3", 1, 1, kind)
+    shown = element(3, SlurmState.FAILED)
+    is_ours = kind is FailureKind.CANCELLED
+    assert state(3, ending=ending, element=shown).has_failed is (has_failed and not is_ours)
+    assert state(3, element=shown).has_failed, "not judged yet"
 
 
 def test_a_task_that_waits_for_its_input_is_not_waiting_in_the_queue():

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.noop import make_record
 from pipeline.executors.slurm.queue import Queue, look_at_queue
-from pipeline.run.endings import ClaimEnding
+from pipeline.run.endings import Ending, Endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import PREPARE, Stage, Task
@@ -95,11 +95,15 @@ def test_a_job_that_starts_early_is_at_nothing_until_its_input_is_there():
 
 
 def test_a_task_whose_attempts_failed_is_shown_as_failed_until_somebody_takes_it():
-    ending = ClaimEnding("2/rollout/1", 1, 1, FailureKind.ERROR, "boom")
-    crew = Crew([submission(1)], Queue([element(0)]), [], [ending])
+    ending = Ending("1-47_1r0", "2/rollout/1", 1, 1, FailureKind.ERROR, message="boom")
+    endings = Endings({ending.attempt: ending})
+    crew = Crew([submission(1)], Queue([element(0)]), [], endings)
     assert lane(crew).shards[1] is ShardState.FAILED
-    crew = Crew([submission(1)], Queue([element(0)]), [busy("47_0r0", "2/rollout/1", number=2)], [ending])
+    crew = Crew([submission(1)], Queue([element(0)]), [busy("47_0r0", "2/rollout/1", number=2)], endings)
     assert lane(crew).shards[1] is ShardState.AGAIN
+    for kind in (None, FailureKind.CANCELLED):
+        ours = Endings({ending.attempt: replace(ending, kind=kind)})
+        assert lane(Crew([submission(1)], Queue([element(0)]), [], ours)).shards[1] is ShardState.IDLE
 
 
 @pytest.mark.parametrize(

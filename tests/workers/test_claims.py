@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.run.endings import ClaimEnding, note_endings
+from pipeline.run.endings import Ending, note_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.superseded import move_aside
@@ -144,9 +144,16 @@ def test_a_warning_in_vain_is_what_a_pass_has_found_it_to_be(paths):
     failure.parent.mkdir(parents=True)
     failure.write_text('{"kind": "timeout", "message": "", "suspect": null}')
     assert attempts_of(paths, [mine], {})[0].failure is FailureKind.TIMEOUT
-    ending = ClaimEnding(task_key(TASK), 1, 1, FailureKind.PREEMPTED, "put back into the queue")
-    note_endings(paths, {mine.attempt: ending})
+    note_endings(paths, [Ending(mine.attempt, task_key(TASK), 1, 1, FailureKind.PREEMPTED)])
     assert attempts_of(paths, [mine], {})[0].failure is FailureKind.PREEMPTED
+
+
+def test_what_a_pass_has_judged_an_attempt_knows_that_it_could_not_say(paths):
+    """Killed for its memory: whoever takes the task next would be too, so it is left to passes."""
+    mine = claim()
+    assert attempts_of(paths, [mine], {})[0].failure is None
+    note_endings(paths, [Ending(mine.attempt, task_key(TASK), 1, 1, FailureKind.MEMORY)])
+    assert attempts_of(paths, [mine], {})[0].failure is FailureKind.MEMORY
 
 
 # --- beats ---

@@ -130,7 +130,7 @@ def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element |
         for index, _ in submission.tasks():
             if index in elements:
                 yield submission, index, elements[index]
-            elif table.seen.is_expected(submission) and not submission.state.ended:
+            elif table.seen.is_expected(submission):
                 yield submission, index, None
 
 
@@ -224,8 +224,11 @@ def _gone(claim: Claim, beat: Beat | None) -> Gone | None:
     if name is None:
         return None
     is_used = beat is not None and beat.tasks > 0
-    element = (name.array, name.index, name.restart)
-    return Gone(claim.task, claim.number, *element, is_of_used=is_used, invocation=claim.invocation)
+    return Gone(
+        *(claim.task, claim.number, name.array, name.index, claim.attempt, name.restart),
+        is_of_used=is_used,
+        invocation=claim.invocation,
+    )
 
 
 def split_unclaimed(

@@ -3,11 +3,13 @@
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from pipeline.orchestrate.jobs import Ended
 from pipeline.run.accounting import note_accounting, read_accounting
 from pipeline.run.control import Control, read_control
-from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, explain_failure
+from pipeline.run.endings import Ending, Evidence
+from pipeline.run.failures import DISK_EXIT, FailureKind, Said, read_said
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, task_key
@@ -54,13 +56,16 @@ class Gone:
     job: str | None
     """Id of the array that it was part of; None where that never arrived in the queue."""
     index: int
+    attempt: str
+    """Id of the attempt, without the restart where that is not known."""
     restart: int | None = None
     """Number of restarts of the element at the time; None for an element's only task, whose last start
     counts."""
     is_of_used: bool = False
     """Whether its worker had done other tasks before."""
     log: str = ""
-    """Path of the output of a worker that ended before it took any task; empty: the task's log."""
+    """Path, relative to the run, of the output of a worker that ended before it took any task; empty: the
+    task's log."""
     invocation: int = 0
     """Number of the invocation of submit, run or resume that it belongs to."""
     is_mute: bool = False
@@ -69,8 +74,36 @@ class Gone:
     @staticmethod
     def of(submission: Submission, index: int) -> "Gone":
         """Return an element's own task."""
-        state, invocation = submission.state, submission.invocation
-        return Gone(submission.task(index), submission.number, state.job, index, invocation=invocation)
+        job, name = submission.state.job, submission.element_name(index)
+        invocation = submission.invocation
+        return Gone(submission.task(index), submission.number, job, index, name, invocation=invocation)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What is known of an attempt that is over and left no commit."""
+
+    gone: Gone
+    element: Element | None = None
+    """What Slurm shows of its job, if anything."""
+    said: Said | None = None
+    """Its own word."""
+    is_taken_back: bool = False
+    """Whether a commit of its task was taken back in this invocation."""
+    is_emptied: bool = False
+    """Whether all jobs of its invocation were cancelled by slurm-ppo."""
+    is_silenced: bool = False
+    """Whether its worker was cancelled since it was not heard of."""
+    slurm_log: str = "its output"
+    """Path of the file that Slurm itself opens."""
+
+
+class Verdict(NamedTuple):
+    """Judgement on an attempt that left no commit."""
+
+    kind: FailureKind
+    message: str
+    evidence: Evidence
 
 
 def explain(
@@ -79,29 +112,60 @@ def explain(
     seen: Mapping[ElementKey, Element],
     control: Control,
     accounts: "Accounts",
+    now: float,
+    taken_back: Collection[Task] = (),
+    silenced: Collection[str] = (),
 ) -> list[Ended]:
     """Say why attempts ended without a commit, in their order.
 
     Args:
         seen: what the queue shows of their elements; those that it does not show are looked up in accounting.
-        control: says which commits were taken back, and of which invocations all jobs were cancelled.
+        control: says of which invocations all jobs were cancelled.
+        now: unix time.
+        taken_back: tasks of which commits were taken back in this invocation.
+        silenced: elements like ``4711_3`` that were cancelled since nothing was heard of them.
 
     Raises:
         Unanswered: accounting is slow, and is to be asked between passes.
     """
-    evidence, retracted = evidence_of(gone, seen, accounts, paths), dict(control.retracted)
-    found = []
+    elements, found = evidence_of(gone, seen, accounts, paths), []
     for attempt in gone:
-        element = evidence.get((attempt.job or "", attempt.index))
-        outside = as_seen(paths, attempt, element)
-        said, suspect = (outside, None) if attempt.log else explain_failure(paths, outside)
-        failure = verdict_of(outside, said, element)
-        if task_key(failure.task) in retracted and (not element or element.state is SlurmState.COMPLETED):
-            failure = replace(failure, kind=FailureKind.INPUTS, message="its commit was taken back")
-        if 0 < attempt.invocation <= control.emptied and failure.kind in _OF_ITS_JOB:
-            failure = replace(failure, kind=FailureKind.CANCELLED, message="cancelled with the run's jobs")
-        found.append(Ended(failure, suspect))
+        signs = Signs(
+            gone=attempt,
+            element=elements.get((attempt.job or "", attempt.index)),
+            said=None if attempt.log else read_said(paths, attempt.task, attempt.number),
+            is_taken_back=attempt.task in taken_back,
+            is_emptied=0 < attempt.invocation <= control.emptied,
+            is_silenced=f"{attempt.job}_{attempt.index}" in silenced,
+            slurm_log=str(paths.slurm_log),
+        )
+        ending = ending_of(signs, judge(signs), now)
+        found.append(Ended(ending.failure(paths), ending, signs.said.suspected if signs.said else None))
     return found
+
+
+def ending_of(signs: Signs, verdict: Verdict, now: float) -> Ending:
+    """Return what the store keeps of an attempt. Pure.
+
+    Args:
+        now: unix time, for an attempt of which nothing says when it ended.
+    """
+    gone, element, said = signs.gone, signs.element, signs.said
+    # The end of a worker's job may be another attempt's.
+    ended = element.ended if element and gone.restart is None else None
+    restarts = (element.restarts if element else None) or 0
+    return Ending(
+        attempt=f"{gone.attempt}r{restarts}" if gone.restart is None else gone.attempt,
+        task=task_key(gone.task),
+        number=gone.number,
+        invocation=gone.invocation,
+        **verdict._asdict(),
+        node=element.node if element else "",
+        job=f"{gone.job}_{gone.index}" if gone.job else "",
+        started=said.started if said else None,
+        time=(said.ended if said else None) or ended or now,
+        log=gone.log,
+    )
 
 
 class Unanswered(Exception):
@@ -154,34 +218,38 @@ def evidence_of(
     return found
 
 
-def as_seen(paths: RunPaths, gone: Gone, element: Element | None) -> Failure:
-    """Return an attempt's failure as Slurm shows it, without the attempt's own failure file."""
-    log = gone.log or str(paths.task(gone.task).log(gone.number))
-    job = f"{gone.job}_{gone.index}" if gone.job else ""
-    kind, message = _unstarted(paths, gone, element) or _verdict(gone, element)
-    return Failure(gone.task, gone.number, kind, message, log, element.node if element else "", job)
+def judge(signs: Signs) -> Verdict:
+    """Decide why an attempt ended. Pure: the one place that does, whoever asks.
+
+    The task's own failure file counts, except for what a task cannot know. What our own cancellation of all
+    jobs looks like, from outside or to a task, is no failure.
+    """
+    verdict = _of_both(signs, _from_outside(signs))
+    element = signs.element
+    if signs.is_taken_back and (element is None or element.state is SlurmState.COMPLETED):
+        return Verdict(FailureKind.INPUTS, "its commit was taken back", Evidence.RETRACTION)
+    if signs.is_emptied and verdict.kind in _OF_ITS_JOB:
+        return Verdict(FailureKind.CANCELLED, "cancelled with the run's jobs", Evidence.CANCELLATION)
+    return verdict
 
 
-def verdict_of(outside: Failure, said: Failure, element: Element | None) -> Failure:
-    """Decide why an attempt ended: the task's own failure file counts, except for what a task cannot know.
+def _of_both(signs: Signs, outside: Verdict) -> Verdict:
+    """Weigh a task's own word against what Slurm shows.
 
     A task that used too much memory is killed without warning. And the warning signal does not say whether
     the time was up or the job was preempted, against which more time would not help.
-
-    Args:
-        outside: the failure as Slurm shows it.
-        said: the failure by the task's own file; like ``outside`` where there is none.
-        element: what Slurm shows of it, if anything.
     """
-    if outside.kind is FailureKind.MEMORY:
+    element = signs.element
+    if outside.kind is FailureKind.MEMORY or signs.said is None:
         return outside
+    said = Verdict(signs.said.kind, signs.said.message, Evidence.FAILURE_FILE)
     if said.kind is not FailureKind.TIMEOUT:
         return said
     if outside.kind in _PLACE_TAKEN or (element and element.state is SlurmState.CANCELLED):
         return outside
     if element and element.state is SlurmState.COMPLETING and _had_time(element):
         # Its end is a moment old: Slurm does not say yet whether it was preempted or cancelled.
-        return replace(outside, kind=FailureKind.PREEMPTED, message="it was ended with most of its time left")
+        return Verdict(FailureKind.PREEMPTED, "it was ended with most of its time left", Evidence.SLURM)
     return said
 
 
@@ -192,41 +260,59 @@ def _had_time(element: Element) -> bool:
     return element.time_limit is None or element.elapsed < element.time_limit / 2
 
 
-def _unstarted(paths: RunPaths, gone: Gone, element: Element | None) -> tuple[FailureKind, str] | None:
-    """Return the verdict on a job whose first line did not run; None on any other."""
-    if element is None or element.state is not SlurmState.FAILED:
-        return None
+def _from_outside(signs: Signs) -> Verdict:
+    """Judge by what Slurm shows, without the attempt's own word."""
+    gone, element = signs.gone, signs.element
+    if element is None:
+        return _of_none(gone)
+    if gone.restart is not None and (element.restarts or 0) > gone.restart:
+        return Verdict(FailureKind.PREEMPTED, "its job was put back into the queue", Evidence.SLURM)
+    if phase_of(element.state) is not Phase.ENDED:
+        return Verdict(FailureKind.KILLED, "its worker went on without a commit", Evidence.BEAT)
+    if element.state is SlurmState.FAILED:
+        return _of_exit(signs, element)
+    if element.state is SlurmState.COMPLETED:
+        words = "Slurm says COMPLETED, but nothing was committed"
+        return Verdict(FailureKind.KILLED, words, Evidence.SLURM)
+    if element.state is SlurmState.CANCELLED and signs.is_silenced:
+        words = "its worker was not heard of for minutes, and was cancelled"
+        return Verdict(FailureKind.KILLED, words, Evidence.SILENCE)
+    if element.state is SlurmState.CANCELLED and not element.node:
+        return Verdict(FailureKind.LOST, "cancelled before it had started (CANCELLED)", Evidence.SLURM)
+    kind, words = KINDS.get(element.state, FailureKind.KILLED), _in_words(element)
+    if gone.is_of_used and kind in _OF_THE_WORKER:
+        # How much of it was the tasks' before is not known: it says nothing about what this one needs.
+        kind, words = FailureKind.PREEMPTED, f"{words}, in a worker that had done other tasks before"
+    return Verdict(kind, words, Evidence.SLURM)
+
+
+def _of_none(gone: Gone) -> Verdict:
+    """Judge an attempt of whose job Slurm shows nothing."""
+    if gone.job is None:
+        return Verdict(FailureKind.LOST, "its job never arrived in Slurm's queue", Evidence.MISSING)
+    words = "Slurm no longer knows the job, so why it ended is unknown"
+    return Verdict(FailureKind.KILLED, words, Evidence.MISSING)
+
+
+def _of_exit(signs: Signs, element: Element) -> Verdict:
+    """Judge a job that FAILED by its exit code, also one whose first line did not run."""
+    kind = FailureKind.UNSTARTED
     if element.signal == _NOT_OPENED:
-        return FailureKind.UNSTARTED, (
-            f"its node could not open {paths.slurm_log} (exit code 0:53): not mounted, full, read-only or "
-            "forbidden there; slurmd's log says which"
+        words = (
+            f"its node could not open {signs.slurm_log} (exit code 0:53): not mounted, full, read-only "
+            "or forbidden there; slurmd's log says which"
         )
-    if gone.is_mute and element.exit_code in _NO_CONTAINER:
-        return FailureKind.UNSTARTED, (
+    elif signs.gone.is_mute and element.exit_code in _NO_CONTAINER:
+        words = (
             f"its container did not start (exit code {element.exit_code}): its log says why; image and "
             "runtime must be there on the node"
         )
-    return None
+    elif element.exit_code == DISK_EXIT:
+        kind, words = FailureKind.DISK, "the shared filesystem was full, read-only or away"
+    else:
+        kind, words = FailureKind.KILLED, _in_words(element)
+    return Verdict(kind, words, Evidence.EXIT_CODE)
 
 
-def _verdict(gone: Gone, element: Element | None) -> tuple[FailureKind, str]:
-    if element is None and gone.job is None:
-        return FailureKind.LOST, "its job never arrived in Slurm's queue"
-    if element is None:
-        return FailureKind.KILLED, "Slurm no longer knows the job, so why it ended is unknown"
-    if gone.restart is not None and (element.restarts or 0) > gone.restart:
-        return FailureKind.PREEMPTED, "its job was put back into the queue"
-    if phase_of(element.state) is not Phase.ENDED:
-        return FailureKind.KILLED, "its worker went on without a commit"
-    if element.state is SlurmState.COMPLETED:
-        return FailureKind.KILLED, "Slurm says COMPLETED, but nothing was committed"
-    if element.state is SlurmState.CANCELLED and not element.node:
-        return FailureKind.LOST, "cancelled before it had started (CANCELLED)"
-    if element.state is SlurmState.FAILED and element.exit_code == DISK_EXIT:
-        return FailureKind.DISK, "the shared filesystem was full, read-only or away"
-    words = exit_in_words(element.state, element.exit_code or 0, element.signal or 0)
-    kind = KINDS.get(element.state, FailureKind.KILLED)
-    if gone.is_of_used and kind in _OF_THE_WORKER:
-        # How much of it was the tasks' before is not known: it says nothing about what this one needs.
-        return FailureKind.PREEMPTED, f"{words}, in a worker that had done other tasks before"
-    return kind, words
+def _in_words(element: Element) -> str:
+    return exit_in_words(element.state, element.exit_code or 0, element.signal or 0)

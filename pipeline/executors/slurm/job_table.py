@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVER, DRIVERS
@@ -12,7 +12,16 @@ from pipeline.orchestrate.jobs import CommittedOf
 from pipeline.run import journal
 from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.endings import (
+    NO_ENDINGS,
+    Ending,
+    Endings,
+    Evidence,
+    note_endings,
+    read_endings,
+    take_in_former,
+)
+from pipeline.run.failures import Failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of, note_submitted
 from pipeline.run.tasks import Stage, Task, parse_task
@@ -50,15 +59,15 @@ class Snapshot:
         since = abs(self.time - submission.created)  # a clock that is ahead makes nobody wait for ever
         return _is_asked_for(submission) and since < _ARRIVAL_SECONDS
 
-    def expecting(self, submissions: Sequence[Submission]) -> "Snapshot":
-        """Return it with what was submitted since squeue was called, or just before, as pending; of a look
-        that was taken under the lease nothing is missing."""
+    def expecting(self, submissions: Sequence[Submission], endings: Endings = NO_ENDINGS) -> "Snapshot":
+        """Return it with what was submitted since squeue was called, or just before, as pending, but for what
+        has ended; of a look that was taken under the lease nothing is missing."""
         if self.is_fresh:
             return self
         missing = [s for s in submissions if s.state.job and s.name not in self.queue]
         near = [s for s in missing if abs(self.asked - s.created) < _ARRIVAL_SECONDS]
         expected = [s for s in near if not s.state.is_withdrawn]
-        added = {s.name: elements for s in expected if (elements := list(_as_pending(s)))}
+        added = {s.name: elements for s in expected if (elements := list(_as_pending(s, endings)))}
         return replace(self, queue={**self.queue, **added}) if added else self
 
     def shows(self, element: tuple[str, int]) -> bool:
@@ -75,11 +84,11 @@ class Snapshot:
         return sum(any(map(is_pending, elements)) for elements in jobs)
 
 
-def _as_pending(submission: Submission) -> Iterator[Element]:
+def _as_pending(submission: Submission, endings: Endings) -> Iterator[Element]:
     """Yield the elements of a submission that the queue does not show yet."""
     assert submission.state.job is not None
     for index in submission.indices:
-        if str(index) not in submission.state.ended and index not in submission.state.left:
+        if not _is_over(submission, index, endings):
             yield Element(
                 array_id=submission.state.job,
                 index=index,
@@ -96,6 +105,11 @@ def _as_pending(submission: Submission) -> Iterator[Element]:
                 restarts=0,
                 time_limit=None,
             )
+
+
+def _is_over(submission: Submission, index: int, endings: Endings) -> bool:
+    """Whether it is known how an element ended, or will: slurm-ppo has cancelled it."""
+    return endings.of_element(submission, index) is not None or index in submission.state.withdrawn
 
 
 def take_snapshot(run: Run, seen: Look, is_fresh: bool) -> Snapshot:
@@ -156,6 +170,8 @@ class JobTable:
     seen: Snapshot = Snapshot()
     submissions: list[Submission] = field(default_factory=list)
     live: dict[Task, Live] = field(default_factory=dict)
+    endings: Endings = NO_ENDINGS
+    """How attempts ended, of the iterations of the submissions."""
 
     @property
     def elements(self) -> dict[Task, ArrayElement]:
@@ -186,8 +202,7 @@ class JobTable:
                 continue
             here = self.seen.live_elements(submission)
             for index, _ in submission.tasks():
-                is_known = str(index) in submission.state.ended or index in submission.state.left
-                if index not in here and not is_known:
+                if index not in here and not _is_over(submission, index, self.endings):
                     yield submission, index
 
     def pending_driver(self, iteration: int, job_kind: str) -> Submission | None:
@@ -215,17 +230,33 @@ class JobTable:
         """Forget the live elements of a submission that was cancelled."""
         self.live = {t: live for t, live in self.live.items() if live.submission.name != submission.name}
 
+    def learn_endings(self, iterations: Collection[int]) -> None:
+        """Read how attempts at the tasks of further iterations ended."""
+        self.endings = self.endings.adding(read_endings(self.ledger.paths, iterations).values())
+
+    def note_endings(self, endings: Iterable[Ending]) -> None:
+        """Write down how attempts ended."""
+        endings = list(endings)
+        note_endings(self.ledger.paths, endings)
+        self.endings = self.endings.adding(endings)
+
     def failures(self) -> dict[Task, list[Failure]]:
-        """Collect the failures of this invocation, commits that were taken back included."""
+        """Collect the failures of this invocation that count, commits that were taken back included."""
         found: dict[Task, list[Failure]] = {}
-        for submission in self.submissions:
-            if submission.invocation == self.seen.control.invocation:
-                for failure in submission.failures(self.ledger.paths):
-                    found.setdefault(failure.task, []).append(failure)
-        for key, reason in self.seen.control.retracted:
-            task = parse_task(key)
-            found.setdefault(task, []).append(Failure(task, 0, FailureKind.INPUTS, reason))
+        for ending in self.of_invocation():
+            if ending.kind is not None and not ending.is_redone:
+                failure = ending.failure(self.ledger.paths)
+                found.setdefault(failure.task, []).append(failure)
         return found
+
+    def taken_back(self) -> set[Task]:
+        """Return the tasks of which commits were taken back in this invocation."""
+        return {parse_task(e.task) for e in self.of_invocation() if e.evidence is Evidence.RETRACTION}
+
+    def of_invocation(self) -> Iterator[Ending]:
+        """Yield how attempts of this invocation ended."""
+        invocation = self.seen.control.invocation
+        yield from (ending for ending in self.endings.values() if ending.invocation == invocation)
 
 
 _AFTER_COMMIT = (Stage.UPDATE, DRIVER)
@@ -252,9 +283,12 @@ def read_table(
     if names is not None:
         recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
         wanted += ledger.named({*names, *recent} - {s.name for s in wanted})
-    submissions = [_given_up(ledger, seen, one) for one in _with_job_ids(ledger, seen, wanted)]
-    seen = seen.expecting(submissions)
-    return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)))
+    known = _with_job_ids(ledger, seen, take_in_former(ledger, wanted))
+    submissions = [_given_up(ledger, seen, one) for one in known]
+    concerned = {*iterations, *(s.iteration for s in submissions)}
+    endings = read_endings(ledger.paths, concerned)
+    seen = seen.expecting(submissions, endings)
+    return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)), endings)
 
 
 def _is_asked_for(submission: Submission) -> bool:
@@ -265,7 +299,7 @@ def _is_asked_for(submission: Submission) -> bool:
 def _with_job_ids(ledger: Ledger, seen: Snapshot, submissions: Sequence[Submission]) -> list[Submission]:
     """Find the jobs of submissions whose answer was lost: by name, in the queue first, where one that was
     given up may come late."""
-    nameless = {s.name for s in submissions if s.state.job is None and not s.state.ended}
+    nameless = {s.name for s in submissions if s.state.job is None}
     known = {name: seen.queue[name][0].array_id for name in nameless if name in seen.queue}
     if missing := {s.name for s in submissions if _is_asked_for(s)} & nameless - known.keys():
         known |= find_by_name(missing)
@@ -279,7 +313,7 @@ def _arrived(ledger: Ledger, submission: Submission, job: str) -> Submission:
 
 def _given_up(ledger: Ledger, seen: Snapshot, submission: Submission) -> Submission:
     """Take back a submission of which no job has come: its tasks are submitted again. Nobody tried them."""
-    if not _is_asked_for(submission) or submission.state.ended or seen.is_expected(submission):
+    if not _is_asked_for(submission) or seen.is_expected(submission):
         return submission
     journal.event(ledger.paths.events, "never_arrived", array=submission.name)
     return ledger.note(submission, replace(submission.state, is_withdrawn=True))
@@ -291,5 +325,5 @@ def _find_live(seen: Snapshot, submissions: Sequence[Submission]) -> Iterator[tu
         for index, task in submission.tasks():
             if element := elements.get(index):
                 yield task, Live(submission, ArrayElement(element.array_id, index), element)
-            elif seen.is_expected(submission) and not submission.state.ended:
+            elif seen.is_expected(submission):
                 yield task, Live(submission, ArrayElement("", index), None)

@@ -5,8 +5,9 @@ queue: a pass takes one snapshot, :class:`JobTable` matches the two, :class:`Lau
 :class:`Watchdogs` keeps driver jobs in the queue.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.dependencies import DependencyUpdate, committed_in, rewire
@@ -19,11 +20,11 @@ from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.run import journal
-from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run
+from pipeline.run.endings import mend_endings, retraction
 from pipeline.run.failures import Failure
-from pipeline.run.submissions import Ending, Submission
-from pipeline.run.tasks import Task, task_key
+from pipeline.run.submissions import Submission
+from pipeline.run.tasks import Task
 from pipeline.workers.looking import Look, look
 from slurm.commands import SlurmError, SlurmTimeout
 from slurm.limits import ClusterLimits
@@ -115,24 +116,34 @@ class SlurmJobs:
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
     ) -> list[Ended]:
         """Match what was submitted with what Slurm shows, and explain what ended without a commit."""
-        seen = self.table.seen
         iterations = {task.iteration for task in tasks} | {0}
-        self.table = read_table(self.submitter.ledger, seen, iterations, newest)
+        self._mend(iterations)
+        self.table = read_table(self.submitter.ledger, self.table.seen, iterations, newest)
         if newest is not None:
             self._cancel_requeued(newest)
         gone = self.table.find_gone(committed_of)
         self.confirm_gone((submission.state.job, index) for submission, index in gone)
-        shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
-        attempts = [Gone.of(submission, index) for submission, index in gone]
-        found = explain(self.run.paths, attempts, shown, seen.control, self.accounts) if gone else []
-        endings: dict[str, dict[str, Ending]] = {}
-        for (submission, index), ended in zip(gone, found, strict=True):
-            ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
-            endings.setdefault(submission.name, {})[str(index)] = ending
-        for submission in [s for s in self.table.submissions if s.name in endings]:
-            self.table.note(submission, ended={**submission.state.ended, **endings[submission.name]})
+        found = self._explain([Gone.of(submission, index) for submission, index in gone])
+        self.table.note_endings([ended.ending for ended in found])
         self.failures = self.table.failures()
         return found
+
+    def _mend(self, iterations: Collection[int]) -> None:
+        for spoilt in mend_endings(self.run.paths, iterations):
+            self.note(f"{spoilt}; it was written again from what the other says")
+
+    def _explain(self, gone: Sequence[Gone]) -> list[Ended]:
+        """Say why attempts ended without a commit, in their order."""
+        seen = self.table.seen
+        shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
+        if not gone:
+            return []
+        known = (seen.control, self.accounts, time.time(), self.table.taken_back(), self._silenced())
+        return explain(self.run.paths, gone, shown, *known)
+
+    def _silenced(self) -> Collection[str]:
+        """Return the elements, like ``4711_3``, that were cancelled since nothing was heard of them."""
+        return ()
 
     def confirm_gone(self, elements: Iterable[tuple[str | None, int]]) -> None:
         """Look at the queue once more, before elements are judged as ended that this pass's look does not
@@ -161,10 +172,9 @@ class SlurmJobs:
             self.table.note(live.submission, is_withdrawn=True)
             self.table.drop(live.submission)
 
-    def note_retracted(self, failure: Failure) -> None:
-        control = read_control(self.run.paths)
-        entry = (task_key(failure.task), failure.message)
-        write_control(self.run.paths, replace(control, retracted=(*control.retracted, entry)))
+    def note_retracted(self, failure: Failure, attempt: str) -> None:
+        invocation = self.table.seen.control.invocation
+        self.table.note_endings(retraction(failure, attempt, invocation, time.time()))
         self.failures.setdefault(failure.task, []).append(failure)
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:

@@ -22,6 +22,7 @@ from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass
 from pipeline.run.control import mend_control, read_control, write_control
 from pipeline.run.directory import Run, slurm_settings, upgrade
+from pipeline.run.endings import take_in_former_retractions
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
 from pipeline.run.records import newest_commit_on_disk
@@ -190,6 +191,7 @@ def leased_pass(
     config = slurm_settings(run)
     if spoilt := mend_control(run.paths):
         watcher.note(f"{spoilt}; it was written again from what the other says")
+    take_in_former_retractions(run.paths, time.time())
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
     run = upgrade(run)

@@ -7,8 +7,8 @@ difference between clocks matters.
 """
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pipeline.config.conversion import converted
@@ -23,6 +23,10 @@ LOOK_AGAIN_SECONDS = 45.0
 _ANY_CLOCK_SECONDS = LOOK_AGAIN_SECONDS + SILENT_SECONDS
 """The same between looks from two machines: were their clocks further apart, no beat could be judged."""
 
+_KEPT_SECONDS = 3600.0
+"""Seconds, from the first look, in which it is kept for what a worker was cancelled: Slurm may take long to
+end it, and passes to judge that."""
+
 
 @dataclass(frozen=True)
 class Silence:
@@ -32,6 +36,8 @@ class Silence:
     """Time of the beat, by the clock of its worker."""
     seen: Mapping[str, float] = field(default_factory=dict)
     """Unix times of the first look from each machine, by its own clock."""
+    is_cancelled: bool = False
+    """Whether a pass has cancelled its worker."""
 
     def has_lasted(self, host: str, now: float) -> bool:
         """Whether it is time for the second look, by the clock of a machine."""
@@ -39,10 +45,14 @@ class Silence:
         others = (then for name, then in self.seen.items() if name != host)
         return now - own >= LOOK_AGAIN_SECONDS or any(now - then >= _ANY_CLOCK_SECONDS for then in others)
 
+    def is_recently_cancelled(self, now: float) -> bool:
+        """Whether its worker was cancelled, and how it ended may not be judged yet."""
+        return self.is_cancelled and any(now - then < _KEPT_SECONDS for then in self.seen.values())
+
     def seen_from(self, host: str, now: float) -> "Silence":
         """Add a look. One that is still to come, of a clock that was set back, is made again."""
         then = self.seen.get(host, now)
-        return Silence(self.beat, {**self.seen, host: min(then, now)})
+        return replace(self, seen={**self.seen, host: min(then, now)})
 
 
 Silences = Mapping[str, Silence]
@@ -62,9 +72,15 @@ def look_again(
     """
     before = {name: s for name, s in noted.items() if silent.get(name) == s.beat}
     ended = sorted(name for name, silence in before.items() if silence.has_lasted(host, now))
-    return ended, {
+    others = {name: s for name, s in noted.items() if s.is_recently_cancelled(now)}
+    return ended, others | {
         name: before.get(name, Silence(beat)).seen_from(host, now) for name, beat in silent.items()
     }
+
+
+def as_cancelled(silences: Silences, elements: Collection[str]) -> dict[str, Silence]:
+    """Return silences with those of some elements as what they were cancelled for. Pure."""
+    return {name: replace(s, is_cancelled=s.is_cancelled or name in elements) for name, s in silences.items()}
 
 
 def read_silences(paths: RunPaths) -> dict[str, Silence]:

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -30,15 +30,16 @@ from pipeline.executors.slurm.crew import (
     wanted_by,
 )
 from pipeline.executors.slurm.dependencies import ArrayElement
-from pipeline.executors.slurm.exit_reasons import Gone, explain
+from pipeline.executors.slurm.exit_reasons import Gone
 from pipeline.executors.slurm.expectations import early_kinds, read_estimates
 from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
 from pipeline.executors.slurm.jobs import SECOND_PATIENCE, SlurmJobs
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.nodes_at_hand import AtHand, nodes_of
-from pipeline.executors.slurm.queue import is_live, is_pending, worker_of
+from pipeline.executors.slurm.queue import is_live, is_pending, newest_starts, worker_of
 from pipeline.executors.slurm.silence import (
     LOOK_AGAIN_SECONDS,
+    as_cancelled,
     look_again,
     note_silences,
     read_silences,
@@ -51,11 +52,10 @@ from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.commits import CorruptData, read_record
-from pipeline.run.endings import ClaimEnding, note_endings, read_endings
-from pipeline.run.failures import Failure
+from pipeline.run.endings import Ending, Evidence, element_ending
 from pipeline.run.records import newest_row
-from pipeline.run.submissions import Ending, Submission
-from pipeline.run.tasks import Task, task_key
+from pipeline.run.submissions import Submission
+from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
 from pipeline.workers.handover import Handover, Told, tell
@@ -101,6 +101,7 @@ class WorkerJobs(SlurmJobs):
         """Match submissions, claims and beats with Slurm's queue, and explain what ended without a commit."""
         considered = {*at_hand(self.run.plan, tasks), *([newest] if newest else ())}
         iterations = {task.iteration for task in considered} | {0}
+        self._mend(iterations)
         looked_at = considered.union(tried_again(self.run.paths, self._unwritten(newest)))
         self._read(iterations, looked_at, newest)
         committed = set(committed_of(sorted(looked_at)))
@@ -112,7 +113,7 @@ class WorkerJobs(SlurmJobs):
         found = [*self._judge_claims(committed), *self._judge_elements(committed_of)]
         self.held = held_tasks(self.claims, self.roster.crew, committed)
         self.table.live = {task: self.roster.lives[name] for task, name in self.held.items()}
-        self.failures = self._all_failures(iterations)
+        self.failures = self.table.failures()
         return found
 
     def _read(self, iterations: set[int], looked_at: Collection[Task], newest: Task | None) -> None:
@@ -121,6 +122,7 @@ class WorkerJobs(SlurmJobs):
         seen = self.table.seen
         self.table = read_table(self.submitter.ledger, seen, iterations, newest, seen.queue.keys())
         self.claims = list(chain.from_iterable(claims_of(self.run.paths, looked_at).values()))
+        self.table.learn_endings({claim.task.iteration for claim in self.claims} - iterations)
         self.beats = beats_of(self.run.paths, self._elements_at_hand())
         self.roster = read_roster(self.table, self.beats, self.claims)
 
@@ -151,17 +153,15 @@ class WorkerJobs(SlurmJobs):
 
     def _judge_claims(self, committed: set[Task]) -> list[Ended]:
         """Explain claims that came to nothing, each once."""
-        judged = read_endings(self.run.paths, {claim.task.iteration for claim in self.claims})
-        broken = self._broken(committed, judged)
-        failed = failed_claims(self.claims, self.roster.crew, committed, judged, broken)
+        broken = self._broken(committed, self.table.endings)
+        failed = failed_claims(self.claims, self.roster.crew, committed, self.table.endings, broken)
         failed = [claim for claim in failed if parse_worker(claim.worker)]
         self.confirm_gone((w.array, w.index) for claim in failed if (w := parse_worker(claim.worker)))
         found = self._explain(gone_claims(failed, self.beats))
-        endings = {
-            claim.attempt: self._ending(claim, ended.failure, claim.task in committed)
+        self.table.note_endings(
+            replace(ended.ending, is_redone=claim.task in committed)
             for claim, ended in zip(failed, found, strict=True)
-        }
-        note_endings(self.run.paths, endings)
+        )
         for worker in {claim.worker for claim in failed} - {w.name for w in self.roster.crew.workers}:
             mark_gone(self.run.paths, worker)
         return found
@@ -179,55 +179,37 @@ class WorkerJobs(SlurmJobs):
             unjudged, self.beats, winners, lambda claim: said(self.run.paths, claim) is not None
         )
 
-    def _ending(self, claim: Claim, failure: Failure, is_redone: bool) -> ClaimEnding:
-        key = task_key(claim.task)
-        return ClaimEnding(
-            *(key, claim.number, claim.invocation, failure.kind, failure.message, failure.node, failure.job),
-            is_redone=is_redone,
-        )
-
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
         """Explain elements that ended before they claimed anything: failures of the task they were for."""
         over = self.table.find_gone(committed_of)
         self.confirm_gone((submission.state.job, index) for submission, index in over)
         failed, left = split_unclaimed(over, self.claims, self.beats)
         found = self._explain([self._gone(submission, index) for submission, index in failed])
-        endings: dict[str, dict[str, Ending]] = {}
-        for (submission, index), ended in zip(failed, found, strict=True):
-            ending = Ending(ended.failure.kind, ended.failure.message, ended.failure.node)
-            endings.setdefault(submission.name, {})[str(index)] = ending
-        for submission in list(self.table.submissions):
-            here = tuple(index for other, index in left if other.name == submission.name)
-            self._note_ends(submission, endings.get(submission.name, {}), here)
+        self.table.note_endings([*(ended.ending for ended in found), *self._left(left)])
         return found
+
+    def _left(self, elements: Sequence[tuple[Submission, int]]) -> Iterator[Ending]:
+        """Yield the ends of elements whose workers left, or are judged by what they took."""
+        starts = newest_starts([*self.beats, *(claim.worker for claim in self.claims)])
+        for submission, index in elements:
+            ending = element_ending(self.run.paths, submission, index)
+            worker = f"{ending.job}r{starts.get((submission.state.job or '', index), 0)}"
+            beat = self.beats.get(worker)
+            why = f"it left: {beat.reason}" if beat and beat.reason else "what it took is judged by itself"
+            yield replace(ending, attempt=worker, evidence=Evidence.BEAT, message=why, time=time.time())
+
+    def _silenced(self) -> Collection[str]:
+        noted = read_silences(self.run.paths).items()
+        last = {(name.element, beat.beat) for w, beat in self.beats.items() if (name := parse_worker(w))}
+        return {element for element, one in noted if one.is_cancelled and (element, one.beat) in last}
 
     def _gone(self, submission: Submission, index: int) -> Gone:
         """Return a worker that ended before it took any task."""
-        log = submission.log(self.run.paths, submission.task(index))
+        log = submission.own_log(self.run.paths, submission.task(index))
         element = f"{submission.state.job}_{index}"
         is_contained = bool(resources_of(self.submitter.config, submission.job_kind).container)
         is_mute = is_contained and not any(is_of(worker, element) for worker in self.beats)
-        return replace(Gone.of(submission, index), log=str(log), is_mute=is_mute)
-
-    def _note_ends(self, submission: Submission, ended: dict[str, Ending], left: tuple[int, ...]) -> None:
-        if ended or left:
-            state = submission.state
-            self.table.note(submission, ended={**state.ended, **ended}, left=(*state.left, *left))
-
-    def _explain(self, gone: Sequence[Gone]) -> list[Ended]:
-        seen = self.table.seen
-        shown = {(e.array_id, e.index): e for elements in seen.queue.values() for e in elements}
-        return explain(self.run.paths, gone, shown, seen.control, self.accounts) if gone else []
-
-    def _all_failures(self, iterations: set[int]) -> dict[Task, list[Failure]]:
-        """Collect the failures of this invocation that count: of elements, of claims whose task was left
-        undone, and commits that were taken back."""
-        found, invocation = self.table.failures(), self.table.seen.control.invocation
-        for ending in read_endings(self.run.paths, iterations).values():
-            if ending.invocation == invocation and not ending.is_redone:
-                failure = ending.failure(self.run.paths)
-                found.setdefault(failure.task, []).append(failure)
-        return found
+        return replace(Gone.of(submission, index), log=log, is_mute=is_mute)
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
         """Take note of what is due: who does it is decided with all that workers may do later."""
@@ -271,7 +253,8 @@ class WorkerJobs(SlurmJobs):
         for live in (self.roster.lives[name] for name in shown):
             gone.setdefault(live.submission.name, []).append(live.carrier.index)
         for submission in [s for s in self.table.submissions if s.name in gone]:
-            self.table.note(submission, left=(*submission.state.left, *gone[submission.name]))
+            withdrawn = (*submission.state.withdrawn, *gone[submission.name])
+            self.table.note(submission, withdrawn=withdrawn)
         self.errands.withdraw(shown)
 
     def _hand_over(self, decided: Sequence[Handover], is_contended: bool) -> None:
@@ -345,6 +328,8 @@ class WorkerJobs(SlurmJobs):
         with contextlib.suppress(OSError):  # then a later pass begins anew
             note_silences(paths, silences)
         if still := self._still_running(ended):
+            with contextlib.suppress(OSError):  # then it looks like anybody's cancellation
+                note_silences(paths, as_cancelled(silences, still))
             self.note(f"workers {', '.join(still)} have not been heard of for minutes, and are cancelled")
             self.errands.cancel(still, only_pending=False)
         if len(ended) < len(silent):

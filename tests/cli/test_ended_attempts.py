@@ -1,0 +1,146 @@
+"""How an attempt ended is judged once, by a pass: whoever asks is told the same."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pipeline.cli.app import main
+from pipeline.doctor.attempts import look_at_attempts
+from pipeline.metrics.attempts import Facts, attempts_of
+from pipeline.metrics.spans import SpanEnd
+from pipeline.run import journal
+from pipeline.run.control import read_control, write_control
+from pipeline.run.endings import BY_EVIDENCE, Ending, Evidence, read_endings
+from pipeline.run.failures import FailureKind
+from pipeline.run.records import Records
+from pipeline.run.submissions import FormerEnding, Ledger
+from pipeline.run.tasks import PREPARE, parse_task, task_key
+from slurm.states import SlurmState
+from tests.support.toyworld import Luck, World, is_driver, make_world
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, clock) -> World:
+    """A run whose first task has just begun."""
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world.submit()
+    world.start(preparing(world))
+    return world
+
+
+def preparing(world: World):
+    waiting = (e for e in world.slurm.elements(SlurmState.PENDING) if not is_driver(e))
+    return next(element for element in waiting if world.task(element) == PREPARE)
+
+
+def running(world: World):
+    (element,) = (e for e in world.slurm.elements(SlurmState.RUNNING) if not is_driver(e))
+    return element
+
+
+def said_by(monkeypatch, capsys, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["slurm-ppo", *words])
+    with pytest.raises(SystemExit):
+        main()
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "kind", "evidence"),
+    [
+        (SlurmState.OUT_OF_MEMORY, None, FailureKind.MEMORY, Evidence.SLURM),
+        (SlurmState.FAILED, None, FailureKind.KILLED, Evidence.EXIT_CODE),
+        (SlurmState.FAILED, FailureKind.ERROR, FailureKind.ERROR, Evidence.FAILURE_FILE),
+        (SlurmState.PREEMPTED, FailureKind.TIMEOUT, FailureKind.PREEMPTED, Evidence.SLURM),
+    ],
+)
+def test_status_logs_doctor_and_timeline_tell_the_same_end_of_an_attempt(
+    world, monkeypatch, capsys, state, said, kind, evidence
+):
+    run, element = world.run, running(world)
+    world.fail(element, state, 1, said)
+    world.advance("a pass")
+    (ending,) = read_endings(run.paths, [0]).values()
+    assert ending.attempt == f"1-{element.job.id}_{element.index}r0"
+    assert (ending.kind, ending.evidence) == (kind, evidence)
+
+    (event,) = (e for e in journal.read_events(run.paths.events) if e["event"] == "failed")
+    status = json.loads(said_by(monkeypatch, capsys, "status", str(run.paths.root), "--json"))
+    for told in (event, status["last_failure"]):
+        assert (told["task"], told["attempt"], told["kind"]) == (ending.task, ending.number, ending.kind)
+        assert (told["message"], told["evidence"]) == (ending.message, ending.evidence)
+    line = f"{parse_task(ending.task)}, attempt {ending.number} ({kind}): {ending.message}"
+    assert line in said_by(monkeypatch, capsys, "logs", str(run.paths.root), "--failed")
+    finding = look_at_attempts(run)
+    assert finding.measured == (
+        f"1 at what is at hand failed: 1 {kind}; the last: prepare, attempt 1 "
+        f"({kind}, {BY_EVIDENCE[evidence]}): {ending.message}"
+    )
+    assert timeline(world) == [(ending.attempt, ending.message)]
+
+
+def timeline(world: World) -> list[tuple[str, str]]:
+    """Attempts that failed, without Slurm's accounting."""
+    facts = Facts(Ledger(world.run.paths).load([0]))
+    spans = attempts_of(world.run, 0, Records(world.run.paths).readable, facts, 0.0)
+    return [(span.attempt, span.note) for span in spans if span.end is SpanEnd.FAILED]
+
+
+def test_what_cancel_ended_is_no_failed_attempt_to_anybody(world, monkeypatch, capsys):
+    run, control = world.run, read_control(world.run.paths)
+    write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation))
+    world.slurm.end(running(world), SlurmState.CANCELLED)
+    world.submit()
+    (ending,) = (e for e in read_endings(run.paths, [0]).values() if e.task == "0/prepare/0")
+    assert (ending.kind, ending.evidence) == (FailureKind.CANCELLED, Evidence.CANCELLATION)
+    status = json.loads(said_by(monkeypatch, capsys, "status", str(run.paths.root), "--json"))
+    assert status["last_failure"] is None
+    assert "no attempt has failed" in said_by(monkeypatch, capsys, "logs", str(run.paths.root), "--failed")
+    assert look_at_attempts(run).measured == "of what is at hand none is known to have failed"
+    assert timeline(world) == []
+
+
+def test_an_attempt_whose_commit_is_taken_back_has_one_end(world):
+    """By its own id; its job, which came to its end, is not judged once more."""
+    element = running(world)
+    task, attempt = world.task(element), f"1-{element.job.id}_{element.index}r0"
+    world.commit(task, attempt)
+    world.slurm.end(element, SlurmState.COMPLETED)
+    (world.run.paths.root / world.record(task).outputs[0].path).write_text("")
+    world.advance("a pass")
+    (ending,) = (e for e in read_endings(world.run.paths, [0]).values() if e.task == task_key(task))
+    assert (ending.attempt, ending.evidence) == (attempt, Evidence.RETRACTION)
+    assert not [e for e in journal.read_events(world.run.paths.events) if e["event"] == "failed"]
+    world.live_on()
+    world.check_is_complete()
+
+
+def test_a_pass_goes_on_with_how_attempts_of_an_old_run_ended(world):
+    """As noted with its submission by an earlier version: moved, counted, and not judged once more."""
+    run, element, ledger = world.run, running(world), Ledger(world.run.paths)
+    world.slurm.end(element, SlurmState.NODE_FAIL)
+    (old,) = (s for s in ledger.load([0]) if s.job_kind == "prepare")
+    former = {str(element.index): FormerEnding(FailureKind.MEMORY, "too much", "n7")}
+    ledger.note(old, replace(old.state, former=former))
+    world.advance("a pass")
+    (ending,) = read_endings(run.paths, [0]).values()
+    assert (ending.kind, ending.message, ending.evidence) == (FailureKind.MEMORY, "too much", None)
+    assert not [e for e in journal.read_events(run.paths.events) if e["event"] == "failed"]
+    first, second = (s for s in ledger.load([0]) if s.job_kind == "prepare")
+    assert second.number == first.number + 1
+    assert "ended" not in json.loads(ledger.file(first).with_suffix(".state.json").read_text())
+    assert "1 memory; the last: prepare, attempt 1 (memory): too much" in look_at_attempts(run).measured
+
+
+def test_doctor_names_a_file_of_ends_that_cannot_be_read_and_the_next_pass_writes_it_again(world):
+    world.fail(running(world), SlurmState.FAILED, 1, FailureKind.ERROR)
+    world.advance("a pass")
+    world.run.paths.endings(0).write_text("{")
+    finding = look_at_attempts(world.run)
+    assert str(world.run.paths.endings(0)) in finding.measured
+    world.advance("a pass")
+    assert any("it was written again from what the other says" in line for line in world.story)
+    assert isinstance(next(iter(read_endings(world.run.paths, [0]).values())), Ending)
+    assert look_at_attempts(world.run).measured.startswith("1 at what is at hand failed")

@@ -1,0 +1,231 @@
+"""The one store of ended attempts: what it keeps, what it makes of spoilt files, and of those of old runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.executors.slurm.arrays import stage_submissions
+from pipeline.run.control import Control, read_control
+from pipeline.run.directory import Run
+from pipeline.run.endings import (
+    Ending,
+    Evidence,
+    element_ending,
+    mend_endings,
+    move_endings,
+    note_endings,
+    read_endings,
+    retraction,
+    spoilt_endings,
+    take_in_former,
+    take_in_former_retractions,
+)
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import Ledger, State, Submission
+from pipeline.run.tasks import Stage, Task
+from tests.support.damage import DAMAGES, restore
+from tests.support.scripted import imagined_run
+
+TASK = Task(2, Stage.ROLLOUT, 1)
+KILLED = Ending(
+    *("3-7_1r0", "2/rollout/1", 3, 1, FailureKind.MEMORY, Evidence.SLURM, "too much", "n7", "7_1"), time=5.0
+)
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    return imagined_run(tmp_path)
+
+
+def submitted(run: Run, stays: bool = False, number: int = 3, job: str | None = "7") -> Submission:
+    tasks = [Task(2, Stage.ROLLOUT, shard) for shard in (0, 1)]
+    (made,) = stage_submissions(run, 1, number, tasks, 1000, stays)
+    Ledger(run.paths).begin(made)
+    return Ledger(run.paths).note(made, State(job))
+
+
+# --- what is kept ---
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.builds(
+        Ending,
+        st.just("2-7_1r0.1"),
+        st.just("2/rollout/1"),
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.none() | st.sampled_from(FailureKind),
+        st.none() | st.sampled_from(Evidence),
+        *(st.text(), st.text(), st.text()),
+        st.none() | st.floats(1.0, 9e9),
+        st.floats(0.0, 9e9),
+        st.booleans(),
+        st.text(),
+    )
+)
+def test_an_ending_comes_back_whatever_it_is(run, ending):
+    note_endings(run.paths, [ending])
+    assert read_endings(run.paths, [2]) == read_endings(run.paths, [1, 2, 3])
+    assert read_endings(run.paths, [2])[ending.attempt] == ending
+
+
+def test_endings_lie_with_their_iteration_and_each_attempt_has_one(run):
+    other = replace(KILLED, attempt="1-7_0r0", task="1/rollout/0")
+    note_endings(run.paths, [KILLED, other])
+    note_endings(run.paths, [replace(KILLED, kind=FailureKind.TIMEOUT)])
+    assert list(read_endings(run.paths, [1])) == ["1-7_0r0"]
+    assert read_endings(run.paths, [2])["3-7_1r0"].kind is FailureKind.TIMEOUT
+    assert not read_endings(run.paths, [3])
+    note_endings(run.paths, [])
+    assert not run.paths.endings(3).exists()
+
+
+def test_a_failure_names_log_job_and_node(run):
+    failure = KILLED.failure(run.paths)
+    assert (failure.task, failure.attempt, failure.kind) == (TASK, 3, FailureKind.MEMORY)
+    assert (failure.job, failure.node, failure.message) == ("7_1", "n7", "too much")
+    assert failure.log == str(run.paths.task(TASK).log(3))
+
+
+def test_a_worker_that_took_no_task_is_named_apart_from_what_workers_claim(run):
+    """Its submission's number, and that of a claim of its own later start, may be the same."""
+    crew = submitted(run, stays=True, number=1)
+    own = replace(element_ending(run.paths, crew, 1), kind=FailureKind.LOST)
+    claimed = replace(KILLED, attempt="1-7_0r0", number=1)
+    note_endings(run.paths, [own, claimed])
+    endings = read_endings(run.paths, [2])
+    assert own.attempt == "7_1r0"
+    assert own.failure(run.paths).log.endswith("logs/00002-rollout/worker-1/shard-00001.log")
+    assert endings.of_element(crew, 1) == own
+    assert endings.of_element(crew, 0) is None, "its worker claimed something"
+
+
+def test_a_commit_that_was_taken_back_has_no_log_to_read(run):
+    failure = Failure(TASK, 0, FailureKind.INPUTS, "its input changed")
+    (taken,) = retraction(failure, "3-7_1r0", 1, 5.0)
+    assert (taken.attempt, taken.number, taken.time) == ("3-7_1r0", 3, 5.0)
+    assert taken.failure(run.paths) == failure
+    (unnamed,) = retraction(failure, "", 1, 5.0)
+    assert unnamed.attempt.startswith("0-")
+    assert retraction(replace(failure, task=Task(2, Stage.STATE)), "3-7_1r0", 1, 5.0) == []
+
+
+def test_going_back_takes_ends_with_the_history_that_they_are_of(run, tmp_path):
+    reward = replace(KILLED, attempt="1-8_1r0", task="2/reward/1")
+    note_endings(run.paths, [KILLED, reward])
+    move_endings(run.paths, [Task(3, Stage.REWARD, 1), Task(2, Stage.REWARD, 1)], tmp_path / "aside")
+    assert list(read_endings(run.paths, [2])) == [KILLED.attempt]
+    aside = RunPaths(tmp_path / "aside")
+    assert read_endings(aside, [2, 3]).attempts == {reward.attempt: reward}
+    assert not aside.endings(3).exists()
+
+
+# --- two files ---
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["endings.json", "endings.copy.json"])
+def test_a_damaged_file_is_read_from_the_other_and_a_pass_writes_it_again(run, name, damage):
+    note_endings(run.paths, [KILLED])
+    damaged = run.paths.endings(2).with_name(name)
+    before = damaged.read_bytes()
+    DAMAGES[damage](damaged)
+    assert read_endings(run.paths, [2])[KILLED.attempt] == KILLED
+    if damage == "folder":  # which nothing of ours removes
+        restore(damaged, b"")
+    (told,) = mend_endings(run.paths, [1, 2])
+    assert str(damaged) in told
+    assert damaged.read_bytes() == before
+    assert mend_endings(run.paths, [1, 2]) == []
+
+
+@pytest.mark.parametrize("damage", [name for name in DAMAGES if name not in ("gone", "link to nothing")])
+def test_where_neither_can_be_read_attempts_are_judged_again(run, damage):
+    note_endings(run.paths, [KILLED])
+    for path in run.paths.endings(2).parent.glob("endings*"):
+        DAMAGES[damage](path)
+    assert not read_endings(run.paths, [2])
+    assert str(run.paths.endings(2)) in spoilt_endings(run.paths, [1, 2])
+    assert mend_endings(run.paths, [2]) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"attempts": []}', '{"attempts": {"1-7_0r0": 3}}', '{"attempts": {"1-7_0r0": {}}}', "[]"),
+        '{"attempts": {"1-7_0r0": {"task": "nonsense"}}}',
+        '{"attempts": {"1-7_0r0": {"task": "2/rollout/1", "kind": "of a later version"}}}',
+    ],
+)
+def test_what_holds_no_ends_is_spoilt_whatever_it_is(run, content):
+    write_former(run.paths.endings(2), content)
+    assert not read_endings(run.paths, [2])
+    assert str(run.paths.endings(2)) in spoilt_endings(run.paths, [2])
+
+
+# --- what earlier versions wrote ---
+
+STATE = (
+    '{"job": "36", "waits_for": ["35"], "ended": {"1": {"kind": "memory", "message": "killed for its memory '
+    '(OUT_OF_MEMORY)", "node": "n7"}}, "is_withdrawn": false, "left": [0], "hurried": [], '
+    '"checksum": "5e87cc093a48a4ce082bf0c1b7013c0f"}\n'
+)
+ENDINGS = (
+    '{"attempts": {"1-47_1r0": {"task": "2/rollout/1", "number": 1, "invocation": 2, "kind": "preempted", '
+    '"message": "its job was put back into the queue", "node": "n8", "job": "47_1", "is_redone": false}, '
+    '"2-47_2r0.1": {"task": "2/rollout/1", "number": 2, "invocation": 2, "kind": "error", "message": "boom", '
+    '"node": "n8", "job": "47_2", "is_redone": true}}, "checksum": "01751127823190f990b3a6ab16caa9e6"}\n'
+)
+CONTROL = (
+    '{"call": 2, "cancelled": false, "has_failed": false, "retracted": [["2/rollout/0", "its input changed"]]'
+    ', "emptied": 1, "begun": 5.0, "checksum": "d010856cb76926457292ce125d5d9981"}\n'
+)
+
+
+def write_former(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_the_endings_of_claims_of_an_old_run_are_read(run):
+    write_former(run.paths.endings(2), ENDINGS)
+    endings = read_endings(run.paths, [2])
+    assert endings["1-47_1r0"] == Ending(
+        *("1-47_1r0", "2/rollout/1", 1, 2, FailureKind.PREEMPTED, None),
+        *("its job was put back into the queue", "n8", "47_1"),
+    )
+    assert endings["2-47_2r0.1"].is_redone
+    note_endings(run.paths, [KILLED])
+    assert read_endings(run.paths, [2]) == endings.adding([KILLED])
+
+
+def test_what_an_old_run_noted_with_submissions_is_read_and_moved_by_a_pass(run):
+    made, ledger = submitted(run), Ledger(run.paths)
+    write_former(ledger.file(made).with_suffix(".state.json"), STATE)
+    (old,) = ledger.load([2])
+    assert old.state.withdrawn == (0,)
+    seen = read_endings(run.paths, [2], [old]).of_element(old, 1)
+    assert (seen.kind, seen.message, seen.node, seen.job) == (
+        *(FailureKind.MEMORY, "killed for its memory (OUT_OF_MEMORY)", "n7", "36_1"),
+    )
+    assert not read_endings(run.paths, [2]), "looking on moves nothing"
+    (taken,) = take_in_former(ledger, [old])
+    assert not taken.state.former
+    assert taken.state.waits_for == ("35",)
+    assert read_endings(run.paths, [2]).of_element(taken, 1) == seen
+    assert ledger.load([2]) == [taken] == take_in_former(ledger, [taken])
+
+
+def test_commits_that_an_old_run_had_taken_back_count_in_the_same_invocation(run):
+    write_former(run.paths.control, CONTROL)
+    for _ in range(2):
+        take_in_former_retractions(run.paths, 7.0)
+        (taken,) = read_endings(run.paths, [2]).values()
+        assert (taken.task, taken.invocation, taken.evidence) == ("2/rollout/0", 2, Evidence.RETRACTION)
+        assert taken.failure(run.paths).message == "its input changed"
+        assert read_control(run.paths) == Control(2, emptied=1)
