@@ -194,8 +194,9 @@ def spoil(gremlin: Gremlin) -> None:
         "slurm/workers/*.json",
         "iterations/*/*/*.claim-*.json",
     )
-    path = gremlin.chance.choice(sorted(root.glob(gremlin.chance.choice(patterns))))
-    with contextlib.suppress(IsADirectoryError):  # it was spoilt before
+    found = sorted(root.glob(gremlin.chance.choice(patterns)))
+    path = gremlin.chance.choice([p for p in found if p.is_file() and not p.is_symlink()])
+    with contextlib.suppress(BrokenPipeError):  # one was made a pipe meanwhile
         DAMAGES[what](path)
         gremlin.tell(f"{path.relative_to(root)}: {what}")
 
