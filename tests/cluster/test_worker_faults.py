@@ -18,6 +18,7 @@ from pipeline.workers.reading import GONE, read_beats
 from slurm.devcluster import Cluster, Layout, Node, Partition
 from slurm.sharedfiles import names_in
 from tests.cluster.scenario import (
+    SHARDS,
     Hold,
     SlurmRun,
     assert_same_policy,
@@ -97,8 +98,7 @@ def lose_a_node(run: SlurmRun, hold: Hold) -> None:
 def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) -> None:
     """What both were at is gone on with elsewhere; the worker that was cut off is at it too."""
     run.wait_for(lambda: len(used_workers(run, "rollout")) > 1, "two workers that have done a task")
-    unseen = held_at_work(run, hold, "rollout")
-    preempted = held_at_work(run, hold, "rollout", other_than=[unseen])
+    unseen, preempted = held_at_the_last_two(run, hold)
     run.cluster.kill_slurmd(unseen.host)
     set_state(run.cluster, SPARE, "resume")
     slow = (unseen.task, preempted.task)  # one of them, as nobody knows yet that somebody is cut off
@@ -111,6 +111,21 @@ def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) ->
     wait_until_committed(run, preempted)
     run.wait_for(lambda: not is_still_at_it(run, unseen), "the word of who was cut off that it goes on")
     run.cluster.start_slurmd(unseen.host)
+
+
+def held_at_the_last_two(run: SlurmRun, hold: Hold) -> tuple[Beat, Beat]:
+    """Hold up two workers at the last rollouts of an iteration: who comes then finds none that is untried."""
+    for _ in range(ITERATIONS):
+        first = held_at_work(run, hold, "rollout")
+        second = held_at_work(run, hold, "rollout", other_than=[first])
+        iteration = int(first.task.split("/")[0])
+        left = [s for s in range(SHARDS) if not run.has_committed(iteration, "rollout", s)]
+        if len(left) == 2:
+            return first, second
+        hold.end()
+        wait_until_committed(run, first)
+        hold.begin()
+    raise AssertionError("no iteration was caught with two rollouts left")
 
 
 def others_of(run: SlurmRun, lost: Beat) -> list[Beat]:
