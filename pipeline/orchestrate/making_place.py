@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.orchestrate.crew import Pending, Worker
 from pipeline.orchestrate.places import Candidate, Held, Need, make_room, place, room_of, with_end_of
+from pipeline.orchestrate.sharing import fits_all
 from pipeline.orchestrate.situation import Demand, Estimate, Situation
 from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
@@ -39,6 +40,8 @@ class Places:
     """What was looked for and not found: places and who may leave only get fewer."""
     lacking: set[str] = field(default_factory=set)
     """Job kinds of which something that is wanted now has found no place."""
+    fits_all: bool = False
+    """Whether all workers that there are to be have places at once, where no other people's jobs are."""
 
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
@@ -75,18 +78,39 @@ class Places:
             if not chosen:
                 self.in_vain.add(key)
                 return False
-            self._leave(chosen, whom)
+            self._leave(chosen, whom, is_full and self.fits_all and place(self.room, need) is not None)
             left = place(self.room, need)
         self.room = left or self.room
         return True
 
-    def _leave(self, chosen: Sequence[Candidate], whom: Handover) -> None:
+    def _leave(self, chosen: Sequence[Candidate], whom: Handover, is_patient: bool = False) -> None:
+        """Have workers leave.
+
+        Args:
+            is_patient: whether what it is for waits first for as long as they would take to come back.
+        """
         self.room = with_end_of(self.room, chosen)
-        staying = (one.name for one in chosen if self._workers[one.name].stays)
-        self.leaving += [replace(whom, worker=name) for name in staying]
+        staying = [self._workers[one.name] for one in chosen if self._workers[one.name].stays]
+        until = self._patience(staying, whom) if is_patient else 0.0
+        self.leaving += [replace(whom, worker=one.name, at=max(whom.at, until)) for one in staying]
         names = {one.name for one in chosen}
         self.candidates = [one for one in self.candidates if one.name not in names]
         self._there.subtract(w.job_kind for one in chosen if (w := self._workers[one.name]).stays)
+
+    def _patience(self, leaving: Sequence[Worker], whom: Handover) -> float:
+        """Return the time (unix) before which nobody leaves for a job that other people keep waiting: they
+        may be gone before one that left for it were back. Counted from the pass that saw so first."""
+        costs = [self._loss(one.job_kind, whom.whom) for one in leaving]
+        promised = [one.at for one in self.seen.promised if whom.job and one.job == whom.job]
+        return min([self.seen.now + max(costs, default=0.0), *promised])
+
+    def _loss(self, job_kind: str, whom: str) -> float:
+        """Return the seconds that a stage would lose whose worker leaves: what it takes one to come back,
+        but for those in which it has nothing to do anyway."""
+        cost = self.seen.estimates.get(job_kind, Estimate()).coming_back or 0.0
+        use = self.seen.next_use(job_kind)
+        is_far = use < math.inf and not self.seen.waits_for(job_kind, whom)
+        return max(0.0, cost - max(0.0, use - self.seen.now)) if is_far else cost
 
     def _willing(self, whom: str, at: float) -> list[Candidate]:
         """Return the candidates that may leave for something. Of those of a kind that do the same all may, or
@@ -128,7 +152,7 @@ def make_places(
 ) -> tuple[tuple[Handover, ...], list[Demand]]:
     """Find places for what waits in the queue and then for what is wanted. Returns who leaves for them, and
     what is to be submitted: early ones for which there is a place, the others in any case."""
-    places = Places(seen, most, _free_room(seen), _candidates(seen))
+    places = Places(seen, most, _free_room(seen), _candidates(seen), fits_all=_fits_all(seen, most))
     full = {e.job_kind for e in seen.crew.pending if e.lacks_room}
     waiting = [e for e in seen.crew.pending if e.job_kind in seen.needs and seen.has_task(e)]
     for element in waiting:
@@ -224,6 +248,11 @@ def _free_room(seen: Situation) -> dict[str, Node]:
         one.node: Node(one.node, one.need.partitions, 0, 0, 0) for one in held if one.node not in known
     }
     return {**unknown, **room_of(seen.nodes, [*held, *seen.others])}
+
+
+def _fits_all(seen: Situation, most: Mapping[str, int]) -> bool:
+    numbers = {kind: most[kind] for kind in seen.wanted if kind in seen.needs}
+    return bool(seen.nodes) and fits_all(seen.needs, numbers, room_of(seen.nodes, seen.others))
 
 
 def _candidates(seen: Situation) -> list[Candidate]:

@@ -16,6 +16,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.choosing import is_left_to_passes
+from pipeline.workers.handover import Handover
 from pipeline.workers.staying import PASS_SECONDS
 from slurm.nodes import Node
 
@@ -109,6 +110,8 @@ class Situation:
     """What jobs of the same user hold that are not of the run's stages."""
     foreign: Sequence[Foreign] = ()
     """Jobs of the same user that wait for room, and are not of the run's stages."""
+    promised: Sequence[Handover] = ()
+    """What the pass before has decided on who makes place."""
 
     def idle(self, job_kind: str) -> Sequence[str]:
         """Return the names of workers, and those to be, that have no task; those that wait come first."""

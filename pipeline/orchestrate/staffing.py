@@ -19,6 +19,9 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
 
+_LONG_QUEUE = 300.0
+"""Seconds in the queue after which those come too late that are submitted when their input is there."""
+
 
 @dataclass(frozen=True)
 class Staffing:
@@ -158,6 +161,8 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
     estimate, use = seen.estimates.get(job_kind, Estimate()), seen.next_use(job_kind)
     if _is_first(seen, job_kind):
         yield from _early_demand(seen, chosen, use, seen.now)
+    elif estimate.next_input is None and estimate.startup is not None and _is_long(estimate):
+        yield from _early_demand(seen, chosen, use, seen.now)
     elif estimate.last_input in (None, estimate.next_input):
         yield from _early_demand(seen, chosen, use, estimate.begin())
     else:
@@ -165,6 +170,11 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
         yield from _early_demand(seen, chosen[later:], use, estimate.begin())
         last = max(seen.now, estimate.last_input or seen.now)
         yield from _early_demand(seen, chosen[:later], last, estimate.begin(of_last=True))
+
+
+def _is_long(estimate: Estimate) -> bool:
+    """Whether the queue is so long that who is wanted again gets in line whenever that is."""
+    return estimate.least_queue_wait >= _LONG_QUEUE
 
 
 def _early_demand(seen: Situation, tasks: Sequence[Task], at: float, begin: float | None) -> Iterator[Demand]:

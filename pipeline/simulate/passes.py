@@ -88,6 +88,7 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
         nodes=around.nodes,
         others=around.others,
         foreign=around.foreign,
+        promised=run.handovers,
         now=run.now,
         estimates=_estimates(run, terms, committed),
         begun_with=begun_with,

@@ -5,7 +5,7 @@ is said by the program's rules, from what workers know (:mod:`pipeline.simulate.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.run.failures import FailureKind
@@ -45,6 +45,8 @@ class SimulatedRun:
     """By element: those that run, and those that wait in the queue."""
     idle: dict[str, dict[Worker, None]] = field(default_factory=dict)
     """Workers that wait for an input, by job kind."""
+    handovers: Sequence[Handover] = ()
+    """What the last pass has decided on who makes place."""
     leaving: dict[str, float] = field(default_factory=dict)
     """Names of workers that make place once they have nothing to do, and the times before which they need
     not."""
@@ -274,8 +276,9 @@ class SimulatedRun:
 
     # --- ends ---
 
-    def make_place(self, handovers: Iterable[Handover]) -> None:
+    def make_place(self, handovers: Sequence[Handover]) -> None:
         """A pass has said who makes place: those leave who have nothing to do, others once that is so."""
+        self.handovers = handovers
         self.leaving = {one.worker: one.at for one in handovers}
         for at in {max(at, self.now) for at in self.leaving.values()}:
             self.clock.at(at, self._leave_places)
