@@ -59,13 +59,16 @@ class Places:
         before = self.lacking & self.seen.kinds_before(task)
         return any(self.seen.may_share(task.job_kind, kind) for kind in before)
 
-    def find(self, need: Need, whom: Handover, at: float, is_full: bool = False) -> bool:
+    def find(
+        self, need: Need, whom: Handover, at: float, is_full: bool = False, is_limited: bool = False
+    ) -> bool:
         """Give a job a place: one that is free, or that workers leave. False where it has none.
 
         Args:
             whom: what is noted of those who leave for it, but for their names.
             at: unix time at which it is wanted.
             is_full: whether Slurm has found no free place for it.
+            is_limited: whether that is for a limit of the user, so that other people's ends are of no use.
         """
         if (key := (need, whom.whom, at, is_full)) in self.in_vain:
             return False
@@ -78,7 +81,8 @@ class Places:
             if not chosen:
                 self.in_vain.add(key)
                 return False
-            self._leave(chosen, whom, is_full and self.fits_all and place(self.room, need) is not None)
+            is_patient = is_full and not is_limited and self._is_others(need)
+            self._leave(chosen, whom, is_patient)
             left = place(self.room, need)
         self.room = left or self.room
         return True
@@ -96,6 +100,10 @@ class Places:
         names = {one.name for one in chosen}
         self.candidates = [one for one in self.candidates if one.name not in names]
         self._there.subtract(w.job_kind for one in chosen if (w := self._workers[one.name]).stays)
+
+    def _is_others(self, need: Need) -> bool:
+        """Whether it must be other people's jobs that keep a job waiting: there is room beside the run's."""
+        return self.fits_all and place(self.room, need) is not None
 
     def _patience(self, leaving: Sequence[Worker], whom: Handover) -> float:
         """Return the time (unix) before which nobody leaves for a job that other people keep waiting: they
@@ -153,7 +161,7 @@ def make_places(
     """Find places for what waits in the queue and then for what is wanted. Returns who leaves for them, and
     what is to be submitted: early ones for which there is a place, the others in any case."""
     places = Places(seen, most, _free_room(seen), _candidates(seen), fits_all=_fits_all(seen, most))
-    full = {e.job_kind for e in seen.crew.pending if e.lacks_room}
+    full = {e.job_kind: e.is_limited for e in seen.crew.pending if e.lacks_room}
     waiting = [e for e in seen.crew.pending if e.job_kind in seen.needs and seen.has_task(e)]
     for element in waiting:
         if (element.begin or 0.0) <= seen.now:
@@ -176,7 +184,7 @@ def _find_for(places: Places, element: Pending) -> None:
     since = max(element.since, element.begin or 0.0)
     is_later = (element.begin or 0.0) > seen.now
     whom = Handover("", kind, since + quick if quick or is_later else 0.0, element.name)
-    if not places.find(seen.needs[kind], whom, at, is_full=element.lacks_room) and at <= seen.now:
+    if not places.find(seen.needs[kind], whom, at, element.lacks_room, element.is_limited) and at <= seen.now:
         places.lacking.add(kind)
 
 
@@ -200,12 +208,12 @@ def _wanted_at(seen: Situation, element: Pending) -> float:
 
 
 def _placed(
-    places: Places, demands: Sequence[Demand], full: Collection[str], before: Sequence[Demand] = ()
+    places: Places, demands: Sequence[Demand], full: Mapping[str, bool], before: Sequence[Demand] = ()
 ) -> list[Demand]:
     """Return those demands that are to be submitted.
 
     Args:
-        full: job kinds for which Slurm has found no free place.
+        full: job kinds for which Slurm has found no free place, and whether that is for a limit of the user.
         before: what is submitted in any case.
     """
     seen, placed = places.seen, list[Demand]()
@@ -218,7 +226,8 @@ def _placed(
         whom = Handover("", kind, (demand.begin or seen.now) + quick if demand.begin or quick else 0.0)
         at = math.inf if kind in seen.aside else demand.at  # no eviction before it has waited
         if need := seen.needs.get(kind):
-            found = sum(places.find(need, whom, at, is_full=kind in full) for _ in demand.tasks)
+            is_full, is_limited = kind in full, full.get(kind, False)
+            found = sum(places.find(need, whom, at, is_full, is_limited) for _ in demand.tasks)
         if demand.must_come and found < len(demand.tasks):
             places.lacking.add(kind)
         if demand.must_come or found:

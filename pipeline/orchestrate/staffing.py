@@ -159,9 +159,7 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
     number = min(free, len(coming) - len(seen.idle(job_kind)))
     chosen = [task for task in coming[-number:] if task not in seen.begun_with] if number > 0 else []
     estimate, use = seen.estimates.get(job_kind, Estimate()), seen.next_use(job_kind)
-    if _is_first(seen, job_kind):
-        yield from _early_demand(seen, chosen, use, seen.now)
-    elif estimate.next_input is None and estimate.startup is not None and _is_long(estimate):
+    if _is_first(seen, job_kind) or _is_long(estimate):
         yield from _early_demand(seen, chosen, use, seen.now)
     elif estimate.last_input in (None, estimate.next_input):
         yield from _early_demand(seen, chosen, use, estimate.begin())
@@ -173,8 +171,10 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
 
 
 def _is_long(estimate: Estimate) -> bool:
-    """Whether the queue is so long that who is wanted again gets in line whenever that is."""
-    return estimate.least_queue_wait >= _LONG_QUEUE
+    """Whether it is not known when workers of a kind are wanted again, and the queue is so long that they get
+    in line whenever that is."""
+    is_unknown = estimate.next_input is None and estimate.startup is not None
+    return is_unknown and estimate.least_queue_wait >= _LONG_QUEUE
 
 
 def _early_demand(seen: Situation, tasks: Sequence[Task], at: float, begin: float | None) -> Iterator[Demand]:

@@ -9,6 +9,8 @@ from itertools import accumulate, count
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Cluster, Job
 from pipeline.simulate.keeper import Keeper
+from pipeline.simulate.looks import QueueLooks
+from pipeline.simulate.mishaps import preempt
 from pipeline.simulate.plant import Plant, Request, exponential, spread, uniform
 from pipeline.simulate.results import Result
 from pipeline.simulate.run import SimulatedRun
@@ -31,6 +33,7 @@ class Simulation:
     clock: Clock = field(default_factory=Clock)
     cluster: Cluster = field(init=False)
     scheduling: Scheduling = field(init=False)
+    looks: QueueLooks = field(init=False)
     keepers: list[Keeper] = field(init=False)
     _others: int = 0
     """Jobs of other people that wait."""
@@ -40,10 +43,9 @@ class Simulation:
         self.cluster = Cluster(plant.nodes, plant.partitions, plant.limits)
         self.scheduling = Scheduling(plant.slurm, self.clock, self.cluster)
         startups, numbers = [StartUps(self.clock, plant.crowding) for _ in plant.nodes], count(1)
-        self.keepers = [
-            Keeper(SimulatedRun(each, self.clock, self.cluster), self.scheduling, startups, numbers)
-            for each in self.plants
-        ]
+        runs = [SimulatedRun(each, self.clock, self.cluster) for each in self.plants]
+        self.looks = QueueLooks(self.clock, self.cluster, runs)
+        self.keepers = [Keeper(run, self.scheduling, startups, numbers, self.looks) for run in runs]
         for keeper in self.keepers:
             keeper.kin = [other.run for other in self.keepers if other is not keeper]
 
@@ -125,7 +127,7 @@ class Simulation:
         mine = {w.job: (k, w) for k in self.keepers for w in k.run.running() if node in w.job.nodes}
         if mine:
             keeper, worker = mine[max(mine, key=lambda job: (job.begun, job.order))]
-            keeper.run.preempt(worker)
+            preempt(keeper.run, worker)
 
 
 def simulate(plant: Plant, until: float = math.inf) -> Result:
