@@ -81,7 +81,8 @@ class Places:
             if not chosen:
                 self.in_vain.add(key)
                 return False
-            is_patient = is_full and not is_limited and self._is_others(need)
+            is_others = is_full and not is_limited and self._is_others(need)
+            is_patient = is_others or self.seen.is_new(whom.whom)
             self._leave(chosen, whom, is_patient)
             left = place(self.room, need)
         self.room = left or self.room
@@ -106,19 +107,19 @@ class Places:
         return self.fits_all and place(self.room, need) is not None
 
     def _patience(self, leaving: Sequence[Worker], whom: Handover) -> float:
-        """Return the time (unix) before which nobody leaves for a job that other people keep waiting: they
-        may be gone before one that left for it were back. Counted from the pass that saw so first."""
-        costs = [self._loss(one.job_kind, whom.whom) for one in leaving]
+        """Return the time (unix) before which nobody leaves for a job that other people keep waiting, or
+        whose kind has a worker, nobody knows for how much: all may be done, or they gone, before one that
+        left for it were back. Counted from the pass that saw so first."""
+        costs = [self._loss(one.job_kind) for one in leaving]
         promised = [one.at for one in self.seen.promised if whom.job and one.job == whom.job]
         return min([self.seen.now + max(costs, default=0.0), *promised])
 
-    def _loss(self, job_kind: str, whom: str) -> float:
+    def _loss(self, job_kind: str) -> float:
         """Return the seconds that a stage would lose whose worker leaves: what it takes one to come back,
         but for those in which it has nothing to do anyway."""
         cost = self.seen.estimates.get(job_kind, Estimate()).coming_back or 0.0
         use = self.seen.next_use(job_kind)
-        is_far = use < math.inf and not self.seen.waits_for(job_kind, whom)
-        return max(0.0, cost - max(0.0, use - self.seen.now)) if is_far else cost
+        return max(0.0, cost - max(0.0, use - self.seen.now)) if use < math.inf else cost
 
     def _willing(self, whom: str, at: float) -> list[Candidate]:
         """Return the candidates that may leave for something. Of those of a kind that do the same all may, or
@@ -139,11 +140,14 @@ class Places:
             return True
         if kind == whom:
             return False
+        is_too_many = self._there[kind] > self.most.get(kind, 0)
+        if whom and not is_too_many and self.seen.rest(whom) < self._loss(kind):
+            return False  # all is done without it before it were back
         if worker.doing is Doing.BUSY:  # for another run's job one of another run may wait already
             return bool(whom) and self.seen.done_by(kind) <= at < self.seen.next_input(kind)
         if not self.seen.open_tasks(kind) and self.seen.waits_for(kind, whom):
             return True  # whatever is expected: its input comes from there
-        return self._there[kind] > self.most.get(kind, 0) or at < self.seen.next_use(kind)
+        return is_too_many or at < self.seen.next_use(kind)
 
 
 def _without_room(room: Mapping[str, Node], need: Need) -> dict[str, Node]:

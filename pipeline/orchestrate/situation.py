@@ -148,11 +148,16 @@ class Situation:
 
     @cached_property
     def _open(self) -> Mapping[str, Sequence[Task]]:
-        at_work = {w.name for w in self.crew.workers if w.doing is Doing.BUSY}
-        begun = {task for task, name in self.held.items() if name in at_work}
+        begun = self._begun
         taken = begun.union(self.left)
         free = (t for t in self.undone if t not in taken and self.plan.must_have_ended(t) not in begun)
         return by_kind(task for task in free if self.is_ready(task))
+
+    @cached_property
+    def _begun(self) -> frozenset[Task]:
+        """Return the tasks that workers are at."""
+        at_work = {w.name for w in self.crew.workers if w.doing is Doing.BUSY}
+        return frozenset(task for task, name in self.held.items() if name in at_work)
 
     def left_over(self, job_kind: str, seconds: float | None) -> int:
         """Count the open tasks of a kind that its live workers will not have begun with in so many seconds;
@@ -221,6 +226,21 @@ class Situation:
         seconds = self.estimates.get(job_kind, Estimate()).task
         workers = len(self.crew.staying.get(job_kind, ()))
         return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
+
+    def rest(self, job_kind: str) -> float:
+        """Return the seconds that live workers of a kind need for what they have not begun of its earliest
+        iteration, as if all of it were ready; infinite if that is not known, or nobody is there."""
+        undone, mine = self._undone_by_kind.get(job_kind, ()), self.crew.staying.get(job_kind, ())
+        seconds = self.estimates.get(job_kind, Estimate()).task
+        if not mine or seconds is None:
+            return math.inf
+        left = sum(one.iteration == undone[0].iteration and one not in self._begun for one in undone)
+        return left * seconds / len(mine)
+
+    def is_new(self, job_kind: str) -> bool:
+        """Whether the first workers of a kind are there, and nobody knows yet how long its tasks take."""
+        is_there = bool(self.crew.staying.get(job_kind))
+        return is_there and self.estimates.get(job_kind, Estimate()).task is None
 
     @cached_property
     def aside(self) -> Collection[str]:
