@@ -40,6 +40,8 @@ class Places:
     """What was looked for and not found: places and who may leave only get fewer."""
     lacking: set[str] = field(default_factory=set)
     """Job kinds of which something that is wanted now has found no place."""
+    given: set[str] = field(default_factory=set)
+    """Job kinds of which something has been given a place."""
     fits_all: bool = False
     """Whether all workers that there are to be have places at once, where no other people's jobs are."""
 
@@ -82,10 +84,11 @@ class Places:
                 self.in_vain.add(key)
                 return False
             is_others = is_full and not is_limited and self._is_others(need)
-            is_patient = is_others or self.seen.is_new(whom.whom)
+            is_patient = is_others or self._is_first_try(whom.whom)
             self._leave(chosen, whom, is_patient)
             left = place(self.room, need)
         self.room = left or self.room
+        self.given.add(whom.whom)
         return True
 
     def _leave(self, chosen: Sequence[Candidate], whom: Handover, is_patient: bool = False) -> None:
@@ -106,10 +109,16 @@ class Places:
         """Whether it must be other people's jobs that keep a job waiting: there is room beside the run's."""
         return self.fits_all and place(self.room, need) is not None
 
+    def _is_first_try(self, job_kind: str) -> bool:
+        """Whether a kind has a worker or gets one, and nobody knows yet how long its tasks take."""
+        if not job_kind or self.seen.estimates.get(job_kind, Estimate()).task is not None:
+            return False
+        return job_kind in self.given or bool(self.seen.crew.staying.get(job_kind))
+
     def _patience(self, leaving: Sequence[Worker], whom: Handover) -> float:
         """Return the time (unix) before which nobody leaves for a job that other people keep waiting, or
-        whose kind has a worker, nobody knows for how much: all may be done, or they gone, before one that
-        left for it were back. Counted from the pass that saw so first."""
+        is not the first of its kind, of which nobody knows how much there is to do: all may be done, or they
+        gone, before one that left for it were back. Counted from the pass that saw so first."""
         costs = [self._loss(one.job_kind) for one in leaving]
         promised = [one.at for one in self.seen.promised if whom.job and one.job == whom.job]
         return min([self.seen.now + max(costs, default=0.0), *promised])

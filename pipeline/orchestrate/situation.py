@@ -237,11 +237,6 @@ class Situation:
         left = sum(one.iteration == undone[0].iteration and one not in self._begun for one in undone)
         return left * seconds / len(mine)
 
-    def is_new(self, job_kind: str) -> bool:
-        """Whether the first workers of a kind are there, and nobody knows yet how long its tasks take."""
-        is_there = bool(self.crew.staying.get(job_kind))
-        return is_there and self.estimates.get(job_kind, Estimate()).task is None
-
     @cached_property
     def aside(self) -> Collection[str]:
         """Return the job kinds that nothing waits for: what is measured of policies."""

@@ -181,7 +181,10 @@ def judge(seed: str, number: int) -> Verdict:
     """Simulate a run on a plant with the rules, and with each simple strategy until that is slower."""
     plant = plant_of(seed, number)
     result = simulate(plant)
-    others = {name: simulate(change(plant), result.seconds).seconds for name, change in BASELINES.items()}
+    others, least = dict[str, float](), result.seconds
+    for name, change in BASELINES.items():
+        others[name] = simulate(change(plant), least).seconds
+        least = min(least, others[name])
     best = min(others, key=lambda name: others[name])
     found = Verdict(number, result, best, others[best])
     return Verdict(number, result, best, others[best], tuple(_what_is_wrong(found)))
