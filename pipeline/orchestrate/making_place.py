@@ -78,8 +78,11 @@ class Places:
         if left is None and not self.seen.nodes and not is_full:
             return True  # nobody knows
         if left is None:
-            room = _without_room(self.room, need) if is_full else self.room
-            chosen = make_room(room, need, self._willing(whom.whom, at))
+            willing = self._willing(whom.whom, at)
+            if is_limited and place(self.room, need) is not None:
+                chosen = _within_limit(need, willing)
+            else:
+                chosen = make_room(_without_room(self.room, need) if is_full else self.room, need, willing)
             if not chosen:
                 self.in_vain.add(key)
                 return False
@@ -157,6 +160,15 @@ class Places:
         if not self.seen.open_tasks(kind) and self.seen.waits_for(kind, whom):
             return True  # whatever is expected: its input comes from there
         return is_too_many or at < self.seen.next_use(kind)
+
+
+def _within_limit(need: Need, willing: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Choose whose end lets a job start that only a limit of its user keeps waiting, on whatever node: one
+    that holds as many GPUs, if there is any."""
+    gpus = need.gpus * need.num_nodes
+    enough = (one for one in willing if one.need.gpus * one.need.num_nodes >= gpus)
+    chosen = next(enough, willing[0] if willing else None)
+    return () if chosen is None else (chosen,)
 
 
 def _without_room(room: Mapping[str, Node], need: Need) -> dict[str, Node]:
