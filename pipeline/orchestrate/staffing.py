@@ -173,8 +173,8 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
 def _is_long(estimate: Estimate) -> bool:
     """Whether it is not known when workers of a kind are wanted again, and the queue is so long that they get
     in line whenever that is."""
-    is_unknown = estimate.next_input is None and estimate.startup is not None
-    return is_unknown and estimate.least_queue_wait >= _LONG_QUEUE
+    has_worked = estimate.task is not None
+    return has_worked and estimate.next_input is None and estimate.least_queue_wait >= _LONG_QUEUE
 
 
 def _early_demand(seen: Situation, tasks: Sequence[Task], at: float, begin: float | None) -> Iterator[Demand]:

@@ -81,7 +81,7 @@ def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:
     kinds do, which stand in the same queue or in one like it."""
     known = [beat for beat in beats if beat.queued_seconds is not None]
     mine = _newest(known, job_kind)
-    return _spread(beat.queued_seconds for beat in (mine if len(mine) >= _ENOUGH else known))
+    return _spread(beat.queued_seconds for beat in (mine if len(mine) >= _ENOUGH else _latest(known)))
 
 
 def coming_back(beats: Sequence[Beat], job_kind: str) -> float | None:
@@ -103,8 +103,11 @@ def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:
 def _newest(beats: Iterable[Beat], job_kind: str) -> list[Beat]:
     """Return the newest beats of a kind, of those that say what is asked: who has just started up says
     nothing of tasks yet."""
-    mine = sorted([beat for beat in beats if beat.job_kind == job_kind], key=attrgetter("started"))
-    return mine[-_RECENT:]
+    return _latest(beat for beat in beats if beat.job_kind == job_kind)
+
+
+def _latest(beats: Iterable[Beat]) -> list[Beat]:
+    return sorted(beats, key=attrgetter("started"))[-_RECENT:]
 
 
 def _spread(values: Iterable[float | None]) -> Spread | None:

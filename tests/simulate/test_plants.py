@@ -25,6 +25,18 @@ def test_they_are_drawn_over_the_whole_range():
     assert max(kind.startup for plant in MANY for kind in plant.kinds.values()) > 100
 
 
+def test_what_jobs_ask_for_and_what_is_limited_differs_too():
+    requests = [plant.kinds["update"].request for plant in MANY]
+    assert {one.gpus for one in requests} >= {1, 2, 4}
+    assert any(one.memory > 2**17 * one.gpus for one in requests), "more than its share of a node's"
+    assert min(one.limit for one in requests) < 7200 < 50_000 < max(one.limit for one in requests)
+    assert any(plant.limits.jobs for plant in MANY)
+    assert any(plant.limits.submitted for plant in MANY)
+    shared = [sum(len(part.nodes) for part in plant.partitions) - len(plant.nodes) for plant in MANY]
+    assert any(number > 0 for number in shared), "partitions that overlap"
+    assert "jobs run; " in in_words(next(p for p in MANY if p.limits.jobs and p.limits.submitted))
+
+
 def test_every_job_has_a_place_on_an_empty_cluster():
     for plant in MANY:
         cluster = Cluster(plant.nodes, plant.partitions)
