@@ -78,17 +78,17 @@ class Places:
         if left is None and not self.seen.nodes and not is_full:
             return True  # nobody knows
         if left is None:
+            has_room = place(self.room, need) is not None  # as far as the run's own jobs go
             willing = self._willing(whom.whom, at)
-            if is_limited and place(self.room, need) is not None:
+            if is_limited and has_room:
                 chosen = _within_limit(need, willing)
             else:
                 chosen = make_room(_without_room(self.room, need) if is_full else self.room, need, willing)
             if not chosen:
                 self.in_vain.add(key)
                 return False
-            is_others = is_full and not is_limited and self._is_others(need)
-            is_patient = is_others or self._is_first_try(whom.whom)
-            self._leave(chosen, whom, is_patient)
+            is_others = is_full and not is_limited and has_room and self.fits_all
+            self._leave(chosen, whom, is_others or self._is_first_try(whom.whom))
             left = place(self.room, need)
         self.room = left or self.room
         self.given.add(whom.whom)
@@ -107,10 +107,6 @@ class Places:
         names = {one.name for one in chosen}
         self.candidates = [one for one in self.candidates if one.name not in names]
         self._there.subtract(w.job_kind for one in chosen if (w := self._workers[one.name]).stays)
-
-    def _is_others(self, need: Need) -> bool:
-        """Whether it must be other people's jobs that keep a job waiting: there is room beside the run's."""
-        return self.fits_all and place(self.room, need) is not None
 
     def _is_first_try(self, job_kind: str) -> bool:
         """Whether a kind has a worker or gets one, and nobody knows yet how long its tasks take."""
@@ -162,13 +158,13 @@ class Places:
         return is_too_many or at < self.seen.next_use(kind)
 
 
-def _within_limit(need: Need, willing: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _within_limit(need: Need, willing: Sequence[Candidate]) -> tuple[Candidate, ...] | None:
     """Choose whose end lets a job start that only a limit of its user keeps waiting, on whatever node: one
     that holds as many GPUs, if there is any."""
     gpus = need.gpus * need.num_nodes
     enough = (one for one in willing if one.need.gpus * one.need.num_nodes >= gpus)
     chosen = next(enough, willing[0] if willing else None)
-    return () if chosen is None else (chosen,)
+    return None if chosen is None else (chosen,)
 
 
 def _without_room(room: Mapping[str, Node], need: Need) -> dict[str, Node]:
@@ -192,7 +188,8 @@ def make_places(
         if (element.begin or 0.0) <= seen.now:
             _find_for(places, element)
     for foreign in seen.foreign:
-        places.find(foreign.need, Handover("", "", job=foreign.name), seen.now, is_full=True)
+        whom = Handover("", "", job=foreign.name)
+        places.find(foreign.need, whom, seen.now, True, foreign.is_limited)
     placed = _placed(places, [demand for demand in demands if demand.must_come], full)
     for element in waiting:
         if (element.begin or 0.0) > seen.now and not places.is_kept(element.first):

@@ -73,6 +73,8 @@ class Foreign:
 
     name: str
     need: Need
+    is_limited: bool = False
+    """Whether it waits for a limit of the user."""
 
 
 @dataclass(frozen=True)

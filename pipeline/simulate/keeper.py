@@ -166,7 +166,7 @@ class Keeper:
                 if worker.doing is not None:
                     others += [Held(self.nodes[number].name, need) for number in worker.job.nodes]
                 elif worker.job in lacking:
-                    foreign.append(Foreign(worker.element, need))
+                    foreign.append(Foreign(worker.element, need, lacking[worker.job]))
         return Around(self.nodes, others, foreign, lacking)
 
     def _look_whether_overdue(self) -> None:

@@ -80,7 +80,7 @@ def lacking_room(elements: Iterable[Element]) -> list[Foreign]:
     which ask for so little that nobody leaves for them. Pure."""
     waiting = [e for e in elements if is_pending(e) and lacks_room(e.reason) and not is_driver_job(e.name)]
     waiting.sort(key=lambda e: (e.submitted or 0.0, e.array_id, e.index))
-    return [Foreign(worker_of(e).element, _asked_by(e)) for e in waiting]
+    return [Foreign(worker_of(e).element, _asked_by(e), is_at_limit(e.reason)) for e in waiting]
 
 
 def _asked_by(element: Element) -> Need:
