@@ -13,7 +13,8 @@ from pipeline.orchestrate.situation import Estimate, Situation, comes_before
 def withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
     """Return the names of the elements that are to leave the queue.
 
-    1. Those that have no task any more, or are not ready for one, where others wait for such a place.
+    1. Those that have no task any more, or are not ready for one, where others wait for such a place; and
+       those that measure policies and stand before others, as nothing waits for them.
     2. Those that would find no task once they have started up, where the next ones are expected so late
        that elements for them can be submitted in time.
     3. Those that are more than there are to be.
@@ -38,7 +39,8 @@ def _in_the_way(seen: Situation) -> Iterator[str]:
     wanting = ready.union(element.job_kind for element in due)
     for element in seen.crew.pending:
         is_spare = not seen.has_task(element) and element.job_kind not in ready
-        if (is_spare and _may_need(seen, element.job_kind, wanting)) or _is_too_early(seen, element):
+        is_spare = is_spare and _may_need(seen, element.job_kind, wanting)
+        if is_spare or _is_too_early(seen, element) or _keeps_waiting(seen, element):
             yield element.name
 
 
@@ -53,6 +55,19 @@ def _is_too_early(seen: Situation, element: Pending) -> bool:
         if one.lacks_room and seen.is_ready(one.first) and comes_before(one.first, element.first)
     }
     return _may_need(seen, element.job_kind, late)
+
+
+def _keeps_waiting(seen: Situation, element: Pending) -> bool:
+    """Whether an element that measures policies, and has no place, stands in the queue before one of the
+    chain of iterations that has none either, as Slurm keeps nodes for the first. It is to stand behind it."""
+    if element.job_kind not in seen.aside or not element.lacks_room:
+        return False
+    after = {
+        one.job_kind
+        for one in seen.crew.pending
+        if one.lacks_room and one.since > element.since and seen.is_ready(one.first)
+    }
+    return _may_need(seen, element.job_kind, after - seen.aside)
 
 
 def _is_early(seen: Situation, element: Pending) -> bool:

@@ -55,6 +55,7 @@ class Simulation:
         Args:
             until: seconds after which nobody wants to know.
         """
+        self._others_are_there()
         for keeper in self.keepers:
             keeper.submit()
         self._next_other(0)
@@ -88,13 +89,27 @@ class Simulation:
             wait = exponential(gap, plant.seed, "other", str(number))
             self.clock.after(wait, self._other_comes, number)
 
+    def _others_are_there(self) -> None:
+        """Have as many of their jobs run from the start as mostly do, each with a part of its time left."""
+        plant = self.plants[0]
+        for place in range(round(_places(plant) * plant.others.load)):
+            self._submit_other(f"there-{place}", uniform(plant.seed, "there", str(place)))
+        self.scheduling.try_now()
+
     def _other_comes(self, number: int) -> None:
         self._next_other(number + 1)
-        if self._others >= _MOST_OTHERS:
-            return
-        plant, key = self.plants[0], (self.plants[0].seed, "other", str(number))
+        if self._others < _MOST_OTHERS:
+            self._submit_other(str(number))
+
+    def _submit_other(self, number: str, left: float = 1.0) -> None:
+        """Submit a job of somebody else's.
+
+        Args:
+            left: share of its time that is left.
+        """
+        plant, key = self.plants[0], (self.plants[0].seed, "other", number)
         others = plant.others
-        seconds = others.seconds * spread(_OTHERS_SPREAD, *key, "seconds")
+        seconds = left * others.seconds * spread(_OTHERS_SPREAD, *key, "seconds")
         name = _partition_at(plant, uniform(*key, "partition"))
         has_gpus = any(node.gpus for node in plant.nodes)
         job = Job(

@@ -10,7 +10,6 @@ from pipeline.workers.handover import Handover, Told, tell
 from tests.support.toyworkers import WorkerWorld, make_worker_world
 from tests.support.toyworld import Luck, pass_over
 
-
 NOTHING = Told()
 
 

@@ -11,6 +11,7 @@ from pipeline.workers.handover import Handover
 from tests.orchestrate.test_staffing import (
     GPUS,
     NEXT_ROLLOUTS,
+    ONE_PLACE,
     REWARDED,
     REWARDS,
     ROLLOUTS,
@@ -22,6 +23,7 @@ from tests.orchestrate.test_staffing import (
     leaving,
     waiting,
 )
+from tests.orchestrate.test_thrift import EVALUATED, EVALUATION
 
 APART = {"rollout": ("gpu",), "reward": ("small",), "update": ("large",)}
 SLOW_TO_COME_BACK = Estimate(None, queue_wait=300.0, startup=20.0, task=4.0)
@@ -101,6 +103,25 @@ def test_while_nobody_knows_how_long_a_stage_takes_its_further_workers_wait_for_
     pending = [Pending(f"8_{i}", REWARDS[i]) for i in (2, 3)]
     decided = hand_over(idle, [PREPARE, *ROLLOUTS], pending=pending, estimates=unknown, early=())
     assert [(one.job, one.at) for one in decided.handovers] == [("8_2", 0.0), ("8_3", 420.0)]
+
+
+# --- who stands before whom in the queue ---
+
+
+def test_what_measures_policies_queues_up_again_behind_what_it_keeps_waiting(monkeypatch):
+    """Slurm keeps nodes for the first that lacks room, be it for hours."""
+    monkeypatch.setattr("tests.orchestrate.test_staffing.PLAN", EVALUATED)
+    places = {**ONE_PLACE, "evaluate": ("gpu",)}
+    wanted = {"rollout": 1, "reward": 1, "update": 1, "evaluate": 1}
+
+    def out(since: float, **more) -> tuple[str, ...]:
+        before = replace(Pending("8_0", EVALUATION, since=since, lacks_room=True), **more)
+        given = {"pending": [before, FULL], "places": places, "wanted": wanted, "early": ()}
+        return hand_over([IDLE], [PREPARE, *ROLLOUTS], **given).withdrawn
+
+    assert out(80.0) == ("8_0",)
+    assert out(95.0) == (), "it stands behind"
+    assert out(80.0, lacks_room=False) == (), "it has not been tried yet"
 
 
 # --- a long queue ---

@@ -151,6 +151,15 @@ def test_other_people_take_places():
     assert busy.seconds > 1.1 * quiet.seconds
 
 
+def test_other_people_are_there_from_the_start():
+    simulation = Simulation([plant_with(8, others=Others(0.5, 100.0), seed="there")])
+    simulation.carry_out(until=0.0)
+    assert simulation.cluster.has_others
+    assert simulation.cluster.free[0].gpus == 4
+    simulation.clock.step()
+    assert simulation.keepers[0].run.known.is_contended, "so the first pass knows of them"
+
+
 def test_the_only_place_is_kept_where_others_would_take_it():
     """Of two partitions one has a single place, and people whose jobs take ten minutes come to both."""
     plant = plant_with(1, 16, shards=2)
