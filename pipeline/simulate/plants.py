@@ -19,6 +19,7 @@ _TASKS = 800
 """Tasks of a run, about: fewer iterations where there are many shards."""
 _ITERATIONS = (8, 16)
 """Least and most of a run: what is learned of a cluster in the first ones is to pay in the others."""
+_MOST_LOOKED_AT = 64
 _MEMORY = 2**17
 """MiB of a node for each of its GPUs."""
 _LIMITS = (5400.0, 86_400.0)
@@ -86,6 +87,13 @@ def plant_of(seed: str, number: int) -> Plant:
         state_seconds=draw.between("state", 0.1, 60),
         save_every=draw.pick("save", 1, 1, 4),
     )
+
+
+def size_of(plant: Plant) -> int:
+    """Return what the seconds that a simulation of a plant takes grow with, about: its tasks, and how many of
+    them each pass looks at."""
+    shards = plant.plan.num_shards
+    return shards * plant.plan.iterations * min(_MOST_LOOKED_AT, shards)
 
 
 def _cluster(
