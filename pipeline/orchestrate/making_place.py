@@ -181,7 +181,7 @@ def make_places(
 ) -> tuple[tuple[Handover, ...], list[Demand]]:
     """Find places for what waits in the queue and then for what is wanted. Returns who leaves for them, and
     what is to be submitted: early ones for which there is a place, the others in any case."""
-    places = Places(seen, most, _free_room(seen), _candidates(seen), fits_all=_fits_all(seen, most))
+    places = Places(seen, most, free_room(seen), _candidates(seen), fits_all=_fits_all(seen, most))
     full = {e.job_kind: e.is_limited for e in seen.crew.pending if e.lacks_room}
     waiting = [e for e in seen.crew.pending if e.job_kind in seen.needs and seen.has_task(e)]
     for element in waiting:
@@ -269,7 +269,7 @@ def _is_too_early(places: Places, demand: Demand, placed: Sequence[Demand]) -> b
     return any(seen.may_share(demand.job_kind, kind) for kind in lacking)
 
 
-def _free_room(seen: Situation) -> dict[str, Node]:
+def free_room(seen: Situation) -> dict[str, Node]:
     """Return what the user's own jobs leave of the nodes; of nodes that are not known only that workers are
     there."""
     workers = [w for w in seen.crew.workers if w.job_kind in seen.needs]

@@ -7,6 +7,8 @@ task, and all others like it: it would start up for nothing, and takes a place t
 from collections.abc import Collection, Iterator, Mapping
 
 from pipeline.orchestrate.crew import Pending
+from pipeline.orchestrate.making_place import free_room
+from pipeline.orchestrate.places import place
 from pipeline.orchestrate.situation import Estimate, Situation, comes_before
 
 
@@ -59,7 +61,7 @@ def _is_too_early(seen: Situation, element: Pending) -> bool:
 
 def _keeps_waiting(seen: Situation, element: Pending) -> bool:
     """Whether an element that measures policies, and has no place, stands in the queue before one of the
-    chain of iterations that has none either, as Slurm keeps nodes for the first. It is to stand behind it."""
+    chain of iterations for which there would be room: Slurm keeps nodes for the first. It goes behind it."""
     if element.job_kind not in seen.aside or not element.lacks_room:
         return False
     after = {
@@ -67,7 +69,10 @@ def _keeps_waiting(seen: Situation, element: Pending) -> bool:
         for one in seen.crew.pending
         if one.lacks_room and one.since > element.since and seen.is_ready(one.first)
     }
-    return _may_need(seen, element.job_kind, after - seen.aside)
+    room = free_room(seen)
+    chain = [kind for kind in after.difference(seen.aside) if kind in seen.needs]
+    held_up = [kind for kind in chain if place(room, seen.needs[kind]) is not None]
+    return _may_need(seen, element.job_kind, held_up)
 
 
 def _is_early(seen: Situation, element: Pending) -> bool:

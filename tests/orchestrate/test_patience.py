@@ -114,14 +114,15 @@ def test_what_measures_policies_queues_up_again_behind_what_it_keeps_waiting(mon
     places = {**ONE_PLACE, "evaluate": ("gpu",)}
     wanted = {"rollout": 1, "reward": 1, "update": 1, "evaluate": 1}
 
-    def out(since: float, **more) -> tuple[str, ...]:
+    def out(since: float, nodes=(GPUS,), **more) -> tuple[str, ...]:
         before = replace(Pending("8_0", EVALUATION, since=since, lacks_room=True), **more)
-        given = {"pending": [before, FULL], "places": places, "wanted": wanted, "early": ()}
+        given = {"pending": [before, FULL], "places": places, "wanted": wanted, "nodes": nodes, "early": ()}
         return hand_over([IDLE], [PREPARE, *ROLLOUTS], **given).withdrawn
 
     assert out(80.0) == ("8_0",)
     assert out(95.0) == (), "it stands behind"
     assert out(80.0, lacks_room=False) == (), "it has not been tried yet"
+    assert out(80.0, nodes=[replace(GPUS, gpus=1)]) == (), "a worker has the place, and leaves"
 
 
 # --- a long queue ---
