@@ -19,7 +19,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
 
-_LONG_QUEUE = 300.0
+_LONG_QUEUE = 60.0
 """Seconds in the queue after which those come too late that are submitted when their input is there."""
 
 
