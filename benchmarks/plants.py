@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from multiprocessing import Pool
 from pathlib import Path
 
-from pipeline.simulate.plants import MOST_IN_VAIN, MOST_TIMES, Verdict, in_words, judge, plant_of
+from pipeline.simulate.plants import MOST_IN_VAIN, MOST_TIMES, Verdict, in_words, judge, plant_of, size_of
+
+_SUMMARY_EACH = 50
+"""Plants after which a summary is printed: all 500 may take hours."""
 
 
 def main() -> int:
@@ -21,9 +24,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first plant (default: 0)")
     parser.add_argument("--seed", default="", help="text (default: the hash of the commit)")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--small-first", action="store_true", help="those with the fewest tasks first")
     given = parser.parse_args()
     seed = given.seed or commit()
     numbers = [(seed, number) for number in range(given.first, given.first + given.count)]
+    if given.small_first:
+        numbers.sort(key=lambda numbered: size_of(plant_of(*numbered)))
     print(f"seed {seed}")
     with Pool(given.processes) as pool:
         found = list(told(seed, pool.imap(_judge, numbers)))
@@ -42,8 +48,12 @@ def _judge(numbered: tuple[str, int]) -> Verdict:
 
 
 def told(seed: str, verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
-    """Print what is wrong with each plant, as it comes."""
+    """Print what is wrong with each plant, as it comes, and now and then a summary so far."""
+    found = list[Verdict]()
     for verdict in verdicts:
+        found.append(verdict)
+        if len(found) % _SUMMARY_EACH == 0:
+            print(summary(found), flush=True)
         if verdict.wrong:
             print(f"plant {verdict.number}: {'; '.join(verdict.wrong)}")
             print(f"    {in_words(plant_of(seed, verdict.number))}", flush=True)

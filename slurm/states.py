@@ -184,6 +184,7 @@ _LACKS_ROOM = frozenset(
     {"resources", "priority", "associationjoblimit", "associationresourcelimit", "qosjoblimit"}
     | {"qosresourcelimit", "assocmaxjobslimit", "accountingpolicy", "licenses"}
 )
+_ROOM_OF_OTHERS = frozenset({"resources", "priority", "licenses"})
 _SHARED_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)\w+|Max\w+PerAccount")
 _NEVER_FREED = re.compile(r"Wall|Submit|Minutes|Max\w+PerJob")
 """Limits that a job's end frees nothing of."""
@@ -196,6 +197,12 @@ def lacks_room(reason: str) -> bool:
     if _SHARED_LIMIT.fullmatch(bare):
         return not _NEVER_FREED.search(bare)
     return bare.replace("_", "").lower() in _LACKS_ROOM
+
+
+def is_at_limit(reason: str) -> bool:
+    """Whether a job waits for a limit of what its user runs at once: others' jobs are not in its way."""
+    bare = reason.strip("()").split(",")[0].lower()
+    return lacks_room(reason) and bare not in _ROOM_OF_OTHERS
 
 
 def reason_in_words(reason: str) -> str:

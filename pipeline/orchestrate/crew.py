@@ -62,6 +62,8 @@ class Pending:
     """Unix time from which it may start, as far as the run is concerned."""
     lacks_room: bool = False
     """Whether Slurm says that it waits for resources, behind others or at a limit."""
+    is_limited: bool = False
+    """Whether that is a limit of the user: others are not in its way."""
 
     @property
     def job_kind(self) -> str:

@@ -60,7 +60,7 @@ def _estimate(
         beats: what workers of all kinds have said.
         own: what those of this kind have said.
     """
-    wait, start = estimates.queue_wait(own, job_kind), estimates.startup(beats, job_kind)
+    wait, start = estimates.queue_wait(beats, job_kind), estimates.startup(beats, job_kind)
     return Estimate(
         next_input,
         wait.late if wait else None,

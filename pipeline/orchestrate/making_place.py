@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.orchestrate.crew import Pending, Worker
 from pipeline.orchestrate.places import Candidate, Held, Need, make_room, place, room_of, with_end_of
+from pipeline.orchestrate.sharing import fits_all
 from pipeline.orchestrate.situation import Demand, Estimate, Situation
 from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
@@ -39,6 +40,10 @@ class Places:
     """What was looked for and not found: places and who may leave only get fewer."""
     lacking: set[str] = field(default_factory=set)
     """Job kinds of which something that is wanted now has found no place."""
+    given: set[str] = field(default_factory=set)
+    """Job kinds of which something has been given a place."""
+    fits_all: bool = False
+    """Whether all workers that there are to be have places at once, where no other people's jobs are."""
 
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
@@ -56,13 +61,16 @@ class Places:
         before = self.lacking & self.seen.kinds_before(task)
         return any(self.seen.may_share(task.job_kind, kind) for kind in before)
 
-    def find(self, need: Need, whom: Handover, at: float, is_full: bool = False) -> bool:
+    def find(
+        self, need: Need, whom: Handover, at: float, is_full: bool = False, is_limited: bool = False
+    ) -> bool:
         """Give a job a place: one that is free, or that workers leave. False where it has none.
 
         Args:
             whom: what is noted of those who leave for it, but for their names.
             at: unix time at which it is wanted.
             is_full: whether Slurm has found no free place for it.
+            is_limited: whether that is for a limit of the user, so that other people's ends are of no use.
         """
         if (key := (need, whom.whom, at, is_full)) in self.in_vain:
             return False
@@ -70,23 +78,56 @@ class Places:
         if left is None and not self.seen.nodes and not is_full:
             return True  # nobody knows
         if left is None:
-            room = _without_room(self.room, need) if is_full else self.room
-            chosen = make_room(room, need, self._willing(whom.whom, at))
+            has_room = place(self.room, need) is not None  # as far as the run's own jobs go
+            willing = self._willing(whom.whom, at)
+            if is_limited and has_room:
+                chosen = _within_limit(need, willing)
+            else:
+                chosen = make_room(_without_room(self.room, need) if is_full else self.room, need, willing)
             if not chosen:
                 self.in_vain.add(key)
                 return False
-            self._leave(chosen, whom)
+            is_others = is_full and not is_limited and has_room and self.fits_all
+            self._leave(chosen, whom, is_others or self._is_first_try(whom.whom))
             left = place(self.room, need)
         self.room = left or self.room
+        self.given.add(whom.whom)
         return True
 
-    def _leave(self, chosen: Sequence[Candidate], whom: Handover) -> None:
+    def _leave(self, chosen: Sequence[Candidate], whom: Handover, is_patient: bool = False) -> None:
+        """Have workers leave.
+
+        Args:
+            is_patient: whether what it is for waits first for as long as they would take to come back.
+        """
         self.room = with_end_of(self.room, chosen)
-        staying = (one.name for one in chosen if self._workers[one.name].stays)
-        self.leaving += [replace(whom, worker=name) for name in staying]
+        staying = [self._workers[one.name] for one in chosen if self._workers[one.name].stays]
+        until = self._patience(staying, whom) if is_patient else 0.0
+        self.leaving += [replace(whom, worker=one.name, at=max(whom.at, until)) for one in staying]
         names = {one.name for one in chosen}
         self.candidates = [one for one in self.candidates if one.name not in names]
         self._there.subtract(w.job_kind for one in chosen if (w := self._workers[one.name]).stays)
+
+    def _is_first_try(self, job_kind: str) -> bool:
+        """Whether a kind has a worker or gets one, and nobody knows yet how long its tasks take."""
+        if not job_kind or self.seen.estimates.get(job_kind, Estimate()).task is not None:
+            return False
+        return job_kind in self.given or bool(self.seen.crew.staying.get(job_kind))
+
+    def _patience(self, leaving: Sequence[Worker], whom: Handover) -> float:
+        """Return the time (unix) before which nobody leaves for a job that other people keep waiting, or
+        is not the first of its kind, of which nobody knows how much there is to do: all may be done, or they
+        gone, before one that left for it were back. Counted from the pass that saw so first."""
+        costs = [self._loss(one.job_kind) for one in leaving]
+        promised = [one.at for one in self.seen.promised if whom.job and one.job == whom.job]
+        return min([self.seen.now + max(costs, default=0.0), *promised])
+
+    def _loss(self, job_kind: str) -> float:
+        """Return the seconds that a stage would lose whose worker leaves: what it takes one to come back,
+        but for those in which it has nothing to do anyway."""
+        cost = self.seen.estimates.get(job_kind, Estimate()).coming_back or 0.0
+        use = self.seen.next_use(job_kind)
+        return max(0.0, cost - max(0.0, use - self.seen.now)) if use < math.inf else cost
 
     def _willing(self, whom: str, at: float) -> list[Candidate]:
         """Return the candidates that may leave for something. Of those of a kind that do the same all may, or
@@ -107,11 +148,23 @@ class Places:
             return True
         if kind == whom:
             return False
+        is_too_many = self._there[kind] > self.most.get(kind, 0)
+        if whom and not is_too_many and self.seen.rest(whom) < self._loss(kind):
+            return False  # all is done without it before it were back
         if worker.doing is Doing.BUSY:  # for another run's job one of another run may wait already
             return bool(whom) and self.seen.done_by(kind) <= at < self.seen.next_input(kind)
         if not self.seen.open_tasks(kind) and self.seen.waits_for(kind, whom):
             return True  # whatever is expected: its input comes from there
-        return self._there[kind] > self.most.get(kind, 0) or at < self.seen.next_use(kind)
+        return is_too_many or at < self.seen.next_use(kind)
+
+
+def _within_limit(need: Need, willing: Sequence[Candidate]) -> tuple[Candidate, ...] | None:
+    """Choose whose end lets a job start that only a limit of its user keeps waiting, on whatever node: one
+    that holds as many GPUs, if there is any."""
+    gpus = need.gpus * need.num_nodes
+    enough = (one for one in willing if one.need.gpus * one.need.num_nodes >= gpus)
+    chosen = next(enough, willing[0] if willing else None)
+    return None if chosen is None else (chosen,)
 
 
 def _without_room(room: Mapping[str, Node], need: Need) -> dict[str, Node]:
@@ -128,14 +181,15 @@ def make_places(
 ) -> tuple[tuple[Handover, ...], list[Demand]]:
     """Find places for what waits in the queue and then for what is wanted. Returns who leaves for them, and
     what is to be submitted: early ones for which there is a place, the others in any case."""
-    places = Places(seen, most, _free_room(seen), _candidates(seen))
-    full = {e.job_kind for e in seen.crew.pending if e.lacks_room}
+    places = Places(seen, most, free_room(seen), _candidates(seen), fits_all=_fits_all(seen, most))
+    full = {e.job_kind: e.is_limited for e in seen.crew.pending if e.lacks_room}
     waiting = [e for e in seen.crew.pending if e.job_kind in seen.needs and seen.has_task(e)]
     for element in waiting:
         if (element.begin or 0.0) <= seen.now:
             _find_for(places, element)
     for foreign in seen.foreign:
-        places.find(foreign.need, Handover("", "", job=foreign.name), seen.now, is_full=True)
+        whom = Handover("", "", job=foreign.name)
+        places.find(foreign.need, whom, seen.now, True, foreign.is_limited)
     placed = _placed(places, [demand for demand in demands if demand.must_come], full)
     for element in waiting:
         if (element.begin or 0.0) > seen.now and not places.is_kept(element.first):
@@ -152,7 +206,7 @@ def _find_for(places: Places, element: Pending) -> None:
     since = max(element.since, element.begin or 0.0)
     is_later = (element.begin or 0.0) > seen.now
     whom = Handover("", kind, since + quick if quick or is_later else 0.0, element.name)
-    if not places.find(seen.needs[kind], whom, at, is_full=element.lacks_room) and at <= seen.now:
+    if not places.find(seen.needs[kind], whom, at, element.lacks_room, element.is_limited) and at <= seen.now:
         places.lacking.add(kind)
 
 
@@ -176,12 +230,12 @@ def _wanted_at(seen: Situation, element: Pending) -> float:
 
 
 def _placed(
-    places: Places, demands: Sequence[Demand], full: Collection[str], before: Sequence[Demand] = ()
+    places: Places, demands: Sequence[Demand], full: Mapping[str, bool], before: Sequence[Demand] = ()
 ) -> list[Demand]:
     """Return those demands that are to be submitted.
 
     Args:
-        full: job kinds for which Slurm has found no free place.
+        full: job kinds for which Slurm has found no free place, and whether that is for a limit of the user.
         before: what is submitted in any case.
     """
     seen, placed = places.seen, list[Demand]()
@@ -194,7 +248,8 @@ def _placed(
         whom = Handover("", kind, (demand.begin or seen.now) + quick if demand.begin or quick else 0.0)
         at = math.inf if kind in seen.aside else demand.at  # no eviction before it has waited
         if need := seen.needs.get(kind):
-            found = sum(places.find(need, whom, at, is_full=kind in full) for _ in demand.tasks)
+            is_full, is_limited = kind in full, full.get(kind, False)
+            found = sum(places.find(need, whom, at, is_full, is_limited) for _ in demand.tasks)
         if demand.must_come and found < len(demand.tasks):
             places.lacking.add(kind)
         if demand.must_come or found:
@@ -214,7 +269,7 @@ def _is_too_early(places: Places, demand: Demand, placed: Sequence[Demand]) -> b
     return any(seen.may_share(demand.job_kind, kind) for kind in lacking)
 
 
-def _free_room(seen: Situation) -> dict[str, Node]:
+def free_room(seen: Situation) -> dict[str, Node]:
     """Return what the user's own jobs leave of the nodes; of nodes that are not known only that workers are
     there."""
     workers = [w for w in seen.crew.workers if w.job_kind in seen.needs]
@@ -224,6 +279,11 @@ def _free_room(seen: Situation) -> dict[str, Node]:
         one.node: Node(one.node, one.need.partitions, 0, 0, 0) for one in held if one.node not in known
     }
     return {**unknown, **room_of(seen.nodes, [*held, *seen.others])}
+
+
+def _fits_all(seen: Situation, most: Mapping[str, int]) -> bool:
+    numbers = {kind: most[kind] for kind in seen.wanted if kind in seen.needs}
+    return bool(seen.nodes) and fits_all(seen.needs, numbers, room_of(seen.nodes, seen.others))
 
 
 def _candidates(seen: Situation) -> list[Candidate]:

@@ -42,7 +42,7 @@ def targets(works: Mapping[str, Work], room: Room) -> dict[str, int]:
         room: what nodes have for this run when none of its jobs is there; empty where they are not known.
     """
     alone = {kind: _alone(work, room) for kind, work in works.items()}
-    if not room or fits_all(works, alone, room):
+    if not room or _fit(works, alone, room):
         return alone
     shared = _shared(works, alone, room)
     if shared is None or _seconds(works, shared) > _seconds(works, alone) + _starts(works):
@@ -56,11 +56,20 @@ def _alone(work: Work, room: Room) -> int:
     return count(room, work.need, work.wanted) or work.wanted if room else work.wanted
 
 
-def fits_all(works: Mapping[str, Work], numbers: Mapping[str, int], room: Room) -> bool:
-    """Whether so many workers of each kind have places at once, those that ask for most first."""
+def _fit(works: Mapping[str, Work], numbers: Mapping[str, int], room: Room) -> bool:
+    return fits_all({kind: work.need for kind, work in works.items()}, numbers, room)
+
+
+def fits_all(needs: Mapping[str, Need], numbers: Mapping[str, int], room: Room) -> bool:
+    """Whether so many workers of each kind have places at once, those that ask for most first.
+
+    Args:
+        needs: what one of each kind asks for.
+        numbers: of each kind; of those that are not named there are none.
+    """
     left = room
-    kinds = sorted(works, key=lambda kind: _size(works[kind].need), reverse=True)
-    for need, alike in groupby(kinds, key=lambda kind: works[kind].need):
+    kinds = sorted(numbers, key=lambda kind: _size(needs[kind]), reverse=True)
+    for need, alike in groupby(kinds, key=lambda kind: needs[kind]):
         found = place_all(left, need, sum(numbers[kind] for kind in alike))
         if found is None:
             return False
@@ -76,13 +85,13 @@ def _shared(works: Mapping[str, Work], most: Mapping[str, int], room: Room) -> d
     """Divide the places so that an iteration takes least; None where not every kind has one, or it is not
     known how long its tasks take. Each further place goes to the kind that gains most by it."""
     numbers = dict.fromkeys(works, 1)
-    if any(work.seconds is None for work in works.values()) or not fits_all(works, numbers, room):
+    if any(work.seconds is None for work in works.values()) or not _fit(works, numbers, room):
         return None
     growing = [kind for kind in works if most[kind] > 1]
     while growing:
         best = max(growing, key=lambda kind: _gain(works[kind], numbers[kind]))
         tried = numbers | {best: numbers[best] + 1}
-        if not fits_all(works, tried, room):
+        if not _fit(works, tried, room):
             growing.remove(best)
             continue
         numbers = tried

@@ -16,6 +16,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.choosing import is_left_to_passes
+from pipeline.workers.handover import Handover
 from pipeline.workers.staying import PASS_SECONDS
 from slurm.nodes import Node
 
@@ -72,6 +73,8 @@ class Foreign:
 
     name: str
     need: Need
+    is_limited: bool = False
+    """Whether it waits for a limit of the user."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ class Situation:
     """What jobs of the same user hold that are not of the run's stages."""
     foreign: Sequence[Foreign] = ()
     """Jobs of the same user that wait for room, and are not of the run's stages."""
+    promised: Sequence[Handover] = ()
+    """What the pass before has decided on who makes place."""
 
     def idle(self, job_kind: str) -> Sequence[str]:
         """Return the names of workers, and those to be, that have no task; those that wait come first."""
@@ -145,11 +150,16 @@ class Situation:
 
     @cached_property
     def _open(self) -> Mapping[str, Sequence[Task]]:
-        at_work = {w.name for w in self.crew.workers if w.doing is Doing.BUSY}
-        begun = {task for task, name in self.held.items() if name in at_work}
+        begun = self._begun
         taken = begun.union(self.left)
         free = (t for t in self.undone if t not in taken and self.plan.must_have_ended(t) not in begun)
         return by_kind(task for task in free if self.is_ready(task))
+
+    @cached_property
+    def _begun(self) -> frozenset[Task]:
+        """Return the tasks that workers are at."""
+        at_work = {w.name for w in self.crew.workers if w.doing is Doing.BUSY}
+        return frozenset(task for task, name in self.held.items() if name in at_work)
 
     def left_over(self, job_kind: str, seconds: float | None) -> int:
         """Count the open tasks of a kind that its live workers will not have begun with in so many seconds;
@@ -218,6 +228,16 @@ class Situation:
         seconds = self.estimates.get(job_kind, Estimate()).task
         workers = len(self.crew.staying.get(job_kind, ()))
         return self.now + len(tasks) * seconds / workers if seconds is not None and workers else math.inf
+
+    def rest(self, job_kind: str) -> float:
+        """Return the seconds that live workers of a kind need for what they have not begun of its earliest
+        iteration, as if all of it were ready; infinite if that is not known, or nobody is there."""
+        undone, mine = self._undone_by_kind.get(job_kind, ()), self.crew.staying.get(job_kind, ())
+        seconds = self.estimates.get(job_kind, Estimate()).task
+        if not mine or seconds is None:
+            return math.inf
+        left = sum(one.iteration == undone[0].iteration and one not in self._begun for one in undone)
+        return left * seconds / len(mine)
 
     @cached_property
     def aside(self) -> Collection[str]:

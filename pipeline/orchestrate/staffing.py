@@ -19,6 +19,9 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
 
+_LONG_QUEUE = 60.0
+"""Seconds in the queue after which those come too late that are submitted when their input is there."""
+
 
 @dataclass(frozen=True)
 class Staffing:
@@ -156,7 +159,7 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
     number = min(free, len(coming) - len(seen.idle(job_kind)))
     chosen = [task for task in coming[-number:] if task not in seen.begun_with] if number > 0 else []
     estimate, use = seen.estimates.get(job_kind, Estimate()), seen.next_use(job_kind)
-    if _is_first(seen, job_kind):
+    if _is_first(seen, job_kind) or _is_long(estimate):
         yield from _early_demand(seen, chosen, use, seen.now)
     elif estimate.last_input in (None, estimate.next_input):
         yield from _early_demand(seen, chosen, use, estimate.begin())
@@ -165,6 +168,13 @@ def _early(seen: Situation, job_kind: str, free: int, now: Collection[Task]) -> 
         yield from _early_demand(seen, chosen[later:], use, estimate.begin())
         last = max(seen.now, estimate.last_input or seen.now)
         yield from _early_demand(seen, chosen[:later], last, estimate.begin(of_last=True))
+
+
+def _is_long(estimate: Estimate) -> bool:
+    """Whether it is not known when workers of a kind are wanted again, and the queue is so long that they get
+    in line whenever that is."""
+    has_worked = estimate.task is not None
+    return has_worked and estimate.next_input is None and estimate.least_queue_wait >= _LONG_QUEUE
 
 
 def _early_demand(seen: Situation, tasks: Sequence[Task], at: float, begin: float | None) -> Iterator[Demand]:

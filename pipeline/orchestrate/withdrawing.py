@@ -7,13 +7,16 @@ task, and all others like it: it would start up for nothing, and takes a place t
 from collections.abc import Collection, Iterator, Mapping
 
 from pipeline.orchestrate.crew import Pending
+from pipeline.orchestrate.making_place import free_room
+from pipeline.orchestrate.places import place
 from pipeline.orchestrate.situation import Estimate, Situation, comes_before
 
 
 def withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
     """Return the names of the elements that are to leave the queue.
 
-    1. Those that have no task any more, or are not ready for one, where others wait for such a place.
+    1. Those that have no task any more, or are not ready for one, where others wait for such a place; and
+       those that measure policies and stand before others, as nothing waits for them.
     2. Those that would find no task once they have started up, where the next ones are expected so late
        that elements for them can be submitted in time.
     3. Those that are more than there are to be.
@@ -38,7 +41,8 @@ def _in_the_way(seen: Situation) -> Iterator[str]:
     wanting = ready.union(element.job_kind for element in due)
     for element in seen.crew.pending:
         is_spare = not seen.has_task(element) and element.job_kind not in ready
-        if (is_spare and _may_need(seen, element.job_kind, wanting)) or _is_too_early(seen, element):
+        is_spare = is_spare and _may_need(seen, element.job_kind, wanting)
+        if is_spare or _is_too_early(seen, element) or _keeps_waiting(seen, element):
             yield element.name
 
 
@@ -53,6 +57,22 @@ def _is_too_early(seen: Situation, element: Pending) -> bool:
         if one.lacks_room and seen.is_ready(one.first) and comes_before(one.first, element.first)
     }
     return _may_need(seen, element.job_kind, late)
+
+
+def _keeps_waiting(seen: Situation, element: Pending) -> bool:
+    """Whether an element that measures policies, and has no place, stands in the queue before one of the
+    chain of iterations for which there would be room: Slurm keeps nodes for the first. It goes behind it."""
+    if element.job_kind not in seen.aside or not element.lacks_room:
+        return False
+    after = {
+        one.job_kind
+        for one in seen.crew.pending
+        if one.lacks_room and one.since > element.since and seen.is_ready(one.first)
+    }
+    room = free_room(seen)
+    chain = [kind for kind in after.difference(seen.aside) if kind in seen.needs]
+    held_up = [kind for kind in chain if place(room, seen.needs[kind]) is not None]
+    return _may_need(seen, element.job_kind, held_up)
 
 
 def _is_early(seen: Situation, element: Pending) -> bool:

@@ -27,9 +27,12 @@ class Job:
     order: int = 0
     nodes: tuple[int, ...] = ()
     """Numbers of the nodes that it runs on."""
+    submitted: float = 0.0
     begun: float = 0.0
     lacks_room: bool = False
     """Whether it was tried in vain since it was submitted."""
+    is_limited: bool = False
+    """Whether a limit of the user's kept it waiting then."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -81,7 +84,7 @@ class Cluster:
         self._nodes_of = {p.name: [numbers[name] for name in p.nodes] for p in self.partitions}
 
     def submit(self, job: Job) -> None:
-        job.order, job.nodes, job.lacks_room = next(self._order), (), False
+        job.order, job.nodes, job.lacks_room, job.is_limited = next(self._order), (), False, False
         insort(self.pending, job, key=lambda one: one.rank)
 
     def cancel(self, job: Job) -> None:
@@ -152,8 +155,8 @@ class Cluster:
         for job in list(self.pending):
             if job.eligible > now:
                 continue
-            job.lacks_room = True
-            if len(blocked) == len(self.nodes) or not self.is_allowed(job):
+            job.lacks_room, job.is_limited = True, not self.is_allowed(job)
+            if len(blocked) == len(self.nodes) or job.is_limited:
                 continue
             if (nodes := self.find(job, blocked)) is not None:
                 self.start(job, nodes, now)

@@ -2,17 +2,21 @@
 
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
+from pipeline.orchestrate.elements import free_elements
 from pipeline.orchestrate.places import KEPT_SECONDS, Held, is_contended
 from pipeline.orchestrate.situation import Foreign, Order
 from pipeline.run.bookkeeping import rest_after
 from pipeline.run.tasks import Task
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Job
+from pipeline.simulate.looks import QueueLooks
+from pipeline.simulate.mishaps import see_killed, watch_limit
 from pipeline.simulate.passes import Around, Decision, Terms, decide, need_of, nodes_of
 from pipeline.simulate.plant import Plant
 from pipeline.simulate.run import SimulatedRun
@@ -20,10 +24,12 @@ from pipeline.simulate.scheduling import Scheduling
 from pipeline.simulate.startups import StartUps
 from pipeline.simulate.worker import Worker
 from pipeline.workers.beats import Doing
+from pipeline.workers.looking import FROM_NOW, PASS_AGE, WORKER_AGE
 from pipeline.workers.overdue import is_overdue
 from pipeline.workers.staying import QUEUE_SECONDS
 
 _OVERDUE_SECONDS = 60.5
+_SOON_SECONDS = 1.0
 _RECENT = 8
 """Iterations of which it is known what one takes."""
 
@@ -38,6 +44,7 @@ class Keeper:
     """By number of the node."""
     numbers: Iterator[int]
     """Numbers of jobs, of all runs of the cluster."""
+    looks: QueueLooks
     kin: Sequence[SimulatedRun] = ()
     """The user's other runs."""
     passes: int = 0
@@ -60,7 +67,9 @@ class Keeper:
     _behind: frozenset[str] | None = None
     """Arrays of which a driver job in the queue awaits one's end; None: no driver job is there."""
     _drivers: dict[Job, None] = field(default_factory=dict)
-    """Driver jobs that run."""
+    """Driver jobs that run, and do not rest."""
+    _driver_jobs: int = 0
+    """Driver jobs that wait or run."""
 
     def __post_init__(self) -> None:
         self.run.around = self
@@ -142,6 +151,7 @@ class Keeper:
 
     def _look(self) -> None:
         self._look_at_nodes()
+        self.looks.look(PASS_AGE if not self.run.unseen else 0.0)  # who is gone is looked for once more
         decision = decide(self.run, self.terms, self.begun_with, self._around())
         self.clock.after(
             self.plant.passes[1], self._carry_out, decision, self.clock.now, tuple(self._drivers)
@@ -149,15 +159,15 @@ class Keeper:
 
     def _around(self) -> Around:
         """Return what a pass sees of the user's other runs."""
-        others, foreign = [], []
+        others, foreign, lacking = [], [], self.looks.lacking
         for kin in self.kin:
             for worker in kin.workers.values():
                 need = need_of(kin.kind(worker.job_kind))
                 if worker.doing is not None:
                     others += [Held(self.nodes[number].name, need) for number in worker.job.nodes]
-                elif worker.job.lacks_room:
-                    foreign.append(Foreign(worker.element, need))
-        return Around(self.nodes, others, foreign)
+                elif worker.job in lacking:
+                    foreign.append(Foreign(worker.element, need, lacking[worker.job]))
+        return Around(self.nodes, others, foreign, lacking)
 
     def _look_whether_overdue(self) -> None:
         """Those who wait ask for a pass where none has been made for long."""
@@ -173,11 +183,13 @@ class Keeper:
         """Those who wait ask for a pass where a job has come to wait for room since they last looked."""
         if self._is_over:
             return
-        waiting = (worker for run in (self.run, *self.kin) for worker in run.workers.values())
-        lacking = {worker.job for worker in waiting if worker.doing is None and worker.job.lacks_room}
-        if lacking - self._lacking and any(self.run.idle.values()):
-            self.wish_for_pass()
-        self._lacking = lacking
+        if any(self.run.idle.values()):
+            self.looks.look(WORKER_AGE)
+            waiting = (worker for run in (self.run, *self.kin) for worker in run.workers.values())
+            lacking = {w.job for w in waiting if w.doing is None and w.job in self.looks.lacking}
+            if lacking - self._lacking:
+                self.wish_for_pass()
+            self._lacking = lacking
         self.clock.after(QUEUE_SECONDS, self._look_at_queue)
 
     @property
@@ -198,12 +210,22 @@ class Keeper:
             self._submit(order, decision)
         run.make_place(staffing.handovers)
         run.progress.write_rows()
-        run.see_killed(decision.failed)
+        see_killed(run, decision.failed)
         run.release(looked)
         for job in [job for job in drivers if job in self._drivers]:
             del self._drivers[job]
+            self._driver_jobs -= 1
             self.scheduling.end(job)
+        self._follow_up()
         self._end()
+
+    def _follow_up(self) -> None:
+        """Have another pass come, with a newer look, where somebody waits without a task and something was
+        submitted or has started since this one's."""
+        asked, workers = self.looks.kept.asked, self.run.workers.values()
+        moments = (w.job.submitted if w.doing is None else w.job.begun for w in workers)
+        if any(self.run.idle.values()) and any(moment > asked for moment in moments):
+            self.clock.at(max(self.clock.now + _SOON_SECONDS, self.looks.renewed), self.wish_for_pass)
 
     def _end(self) -> None:
         now, plant = self.clock.now, self.plant
@@ -234,20 +256,28 @@ class Keeper:
     def _submit(self, order: Order, decision: Decision) -> None:
         """Submit an array."""
         array, wanted = next(self.numbers), max(self.clock.now, order.begin or 0.0)
-        self.begun_with |= set(order.tasks)
-        for index, task in enumerate(order.tasks):
+        tasks = order.tasks[: self._free_elements()]
+        self.begun_with |= set(tasks)
+        for index, task in enumerate(tasks):
             element = f"{array}_{index}"
             eligible = wanted + self.plant.queue_of(f"{element}r0")
             kind = self.run.kind(task.job_kind)
-            job = Job(element, kind.request, kind.partitions, eligible)
+            job = Job(element, kind.request, kind.partitions, eligible, submitted=self.clock.now)
             worker = Worker(element, task, job, order.begin, wanted, decision.known.get(task, 0))
             self.run.workers[element] = worker
             self.scheduling.submit(job, self._starter(worker))
-        self.arrays[str(array)] += len(order.tasks)
+        if tasks:
+            self.arrays[str(array)] += len(tasks)
+
+    def _free_elements(self) -> int:
+        """Return how many elements the user may submit."""
+        mine = sum(len(run.workers) for run in (self.run, *self.kin))
+        return free_elements(sys.maxsize, self.plant.limits.submitted, mine, self._driver_jobs)
 
     def _starter(self, worker: Worker) -> "Callable[[Job], None]":
         def start(job: Job) -> None:
             self.run.start(worker)
+            watch_limit(self.run, worker)
 
         return start
 
@@ -263,6 +293,7 @@ class Keeper:
         if DRIVER not in self.plant.kinds:
             return
         kind, number = self.plant.kinds[DRIVER], next(self.numbers)
+        self._driver_jobs += 1
         eligible = self.clock.now + self.plant.queue_of(str(number))
         self.scheduling.submit(Job(str(number), kind.request, kind.partitions, eligible), self._driver_starts)
 
@@ -270,5 +301,13 @@ class Keeper:
         self.clock.after(self.plant.kinds[DRIVER].startup, self._driver_is_ready, job)
 
     def _driver_is_ready(self, job: Job) -> None:
+        """It rests where much has been asked, as its pass needs an answer of now; not once the last policy is
+        there."""
+        run = self.run
+        is_last = run.progress.frontier.updated == run.plant.plan.iterations
+        self.clock.after(0.0 if is_last else self.looks.rest(), self._driver_looks, job, self.clock.now)
+
+    def _driver_looks(self, job: Job, since: float) -> None:
+        self.looks.look(FROM_NOW, since)
         self._drivers[job] = None
         self.wish_for_pass()

@@ -1,7 +1,7 @@
 """What a pass decides for a simulated run: by the program's own functions, from what such a pass sees."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks, wanted_workers
 from pipeline.orchestrate.expectations import estimates_of
@@ -11,6 +11,7 @@ from pipeline.orchestrate.situation import Estimate, Foreign, Situation, left_al
 from pipeline.orchestrate.staffing import Staffing, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.simulate.cluster import Job
 from pipeline.simulate.plant import Kind, Plant
 from pipeline.simulate.run import SimulatedRun
 from pipeline.workers.beats import Doing
@@ -41,6 +42,8 @@ class Around:
     """What jobs of the user's other runs hold."""
     foreign: Sequence[Foreign] = ()
     """Jobs of the user's other runs that wait for room."""
+    lacking: Mapping[Job, bool] = field(default_factory=dict)
+    """The user's jobs that wait for room, and whether at a limit of the user."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
     """Observe, count what failed, and decide who is to work."""
     progress, plan = run.progress, run.plant.plan
     window, tasks = progress.window, progress.tasks
-    committed, crew = progress.seen(), crew_of(run)
+    committed, crew = progress.seen(), crew_of(run, around.lacking)
     newest = Task(progress.frontier.updated, Stage.UPDATE)
     claims = progress.claims_on(dict.fromkeys((*tasks, newest)))
     failed = failed_claims(claims, crew, progress.committed, progress.judged)
@@ -88,6 +91,7 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
         nodes=around.nodes,
         others=around.others,
         foreign=around.foreign,
+        promised=run.handovers,
         now=run.now,
         estimates=_estimates(run, terms, committed),
         begun_with=begun_with,
@@ -97,8 +101,12 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
     return Decision(staff(situation), newest_numbers(claims), failed, left_out)
 
 
-def crew_of(run: SimulatedRun) -> Crew:
-    """Return a run's workers as Slurm and their beats show them."""
+def crew_of(run: SimulatedRun, lacking: Mapping[Job, bool]) -> Crew:
+    """Return a run's workers as Slurm and their beats show them.
+
+    Args:
+        lacking: jobs that Slurm showed to wait for room, and whether at a limit of the user.
+    """
     nodes = run.cluster.nodes
     workers = [
         Worker(
@@ -109,7 +117,11 @@ def crew_of(run: SimulatedRun) -> Crew:
         for w in run.running()
     ]
     waiting = (w for w in run.workers.values() if w.doing is None)
-    return Crew(workers, [Pending(w.element, w.first, w.begin, w.wanted, w.job.lacks_room) for w in waiting])
+    pending = [
+        Pending(w.element, w.first, w.begin, w.wanted, w.job in lacking, lacking.get(w.job, False))
+        for w in waiting
+    ]
+    return Crew(workers, pending)
 
 
 def need_of(kind: Kind) -> Need:

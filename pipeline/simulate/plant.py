@@ -84,7 +84,11 @@ class Limits:
     """What one user may have at once; None: as much as there is."""
 
     jobs: int | None = None
+    """That run."""
     gpus: int | None = None
+    """That running jobs hold."""
+    submitted: int | None = None
+    """Jobs that wait or run."""
 
 
 @dataclass(frozen=True)

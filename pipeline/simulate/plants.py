@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage
-from pipeline.simulate.plant import Kind, Node, Others, Partition, Plant, Request, Slurm, uniform
+from pipeline.simulate.plant import Kind, Limits, Node, Others, Partition, Plant, Request, Slurm, uniform
 from pipeline.simulate.results import Result
 from pipeline.simulate.simulation import simulate
 from pipeline.simulate.strategies import BASELINES
@@ -19,6 +19,11 @@ _TASKS = 800
 """Tasks of a run, about: fewer iterations where there are many shards."""
 _ITERATIONS = (8, 16)
 """Least and most of a run: what is learned of a cluster in the first ones is to pay in the others."""
+_MOST_LOOKED_AT = 64
+_MEMORY = 2**17
+"""MiB of a node for each of its GPUs."""
+_LIMITS = (5400.0, 86_400.0)
+"""Least and most seconds that jobs may run, where it is not four hours: the longest task has time."""
 MOST_TIMES = 1.3
 """A run may take so many times what it takes with the best of the simple strategies."""
 MOST_IN_VAIN = 0.05
@@ -60,15 +65,17 @@ def plant_of(seed: str, number: int) -> Plant:
     plan = Plan(iterations, shards, draw.pick("every", 0, 0, 1, 2, 4), pools=pools)
     kinds = ("prepare", *plan.job_kinds, *(("evaluate",) if plan.evaluate_every else ()))
     nodes, partitions, where = _cluster(draw, kinds)
+    largest = {p.name: max(n.gpus for n in nodes if n.name in p.nodes) for p in partitions}
     is_busy, is_disturbed = draw.is_one_of("others", 2), draw.is_one_of("preemption", 3)
     return Plant(
         plan,
         nodes,
         partitions,
-        {kind: _kind(draw, kind, where[kind]) for kind in kinds}
+        {kind: _kind(draw, kind, where[kind], largest[where[kind][0]]) for kind in kinds}
         | {"driver": _driver(tuple(partition.name for partition in partitions))},
         seed=f"{seed}/{number}",
         slurm=Slurm(queue=0.0 if draw.is_one_of("queue", 4) else draw.between("queue", 0.5, 1800)),
+        limits=_limits(draw),
         others=Others(draw.between("load", 0.05, 0.7) if is_busy else 0.0, draw.between("other", 30, 7200)),
         spread=draw.pick("spread", 0, 1, 2, 4) / 8,
         queue_spread=draw.pick("queues", 0, 0, 1) / 2,
@@ -80,6 +87,13 @@ def plant_of(seed: str, number: int) -> Plant:
         state_seconds=draw.between("state", 0.1, 60),
         save_every=draw.pick("save", 1, 1, 4),
     )
+
+
+def size_of(plant: Plant) -> int:
+    """Return what the seconds that a simulation of a plant takes grow with, about: its tasks, and how many of
+    them each pass looks at."""
+    shards = plant.plan.num_shards
+    return shards * plant.plan.iterations * min(_MOST_LOOKED_AT, shards)
 
 
 def _cluster(
@@ -97,21 +111,55 @@ def _cluster(
     nodes: list[Node] = []
     partitions = []
     for name, number in names.items():
-        mine = [Node(f"{name}-{at}", 8 * gpus, gpus) for at in range(number // gpus)]
+        mine = [_node(f"{name}-{at}", gpus) for at in range(number // gpus)]
         rest = number - gpus * len(mine)
-        mine += [Node(f"{name}-rest", 8 * rest, rest)] if rest else []
+        mine += [_node(f"{name}-rest", rest)] if rest else []
         partitions.append(Partition(name, tuple(node.name for node in mine)))
         nodes += mine
+    if draw.is_one_of("overlap", 3):
+        partitions = _overlapping(draw, partitions)
     return tuple(nodes), tuple(partitions), where
 
 
-def _kind(draw: Draw, job_kind: str, partitions: tuple[str, ...]) -> Kind:
+def _node(name: str, gpus: int) -> Node:
+    return Node(name, 8 * gpus, gpus, _MEMORY * gpus)
+
+
+def _overlapping(draw: Draw, partitions: list[Partition]) -> list[Partition]:
+    """Have each partition use a part of the next one's nodes too, from one of them to all."""
+    found = []
+    for one, other in zip(partitions, [*partitions[1:], partitions[0]], strict=True):
+        number = draw.whole(f"overlap of {one.name}", 1, len(other.nodes))
+        found.append(Partition(one.name, tuple(dict.fromkeys((*one.nodes, *other.nodes[:number])))))
+    return found
+
+
+def _limits(draw: Draw) -> Limits:
+    """Draw what one user may have at once: in most cases as much as there is."""
+    return Limits(
+        jobs=draw.whole("most jobs", 4, 64) if draw.is_one_of("job limit", 6) else None,
+        submitted=draw.whole("most submitted", 12, 128) if draw.is_one_of("submit limit", 6) else None,
+    )
+
+
+def _kind(draw: Draw, job_kind: str, partitions: tuple[str, ...], gpus: int) -> Kind:
+    """Draw what is said of a job kind.
+
+    Args:
+        gpus: of the largest node that it may use.
+    """
     startup = 0.0 if draw.is_one_of("startup", 8) else draw.between("startup", 0.5, 120)
     seconds = draw.between(f"seconds of {job_kind}", 0.1, 600)
+    limit = draw.between("limit", *_LIMITS) if draw.is_one_of("own limit", 3) else Request().limit
     if job_kind == "prepare":
-        return Kind(min(seconds, 60.0), partitions, Request(4, 1), startup, linger=0, start_early=False)
+        request = Request(4, 1, limit=limit)
+        return Kind(min(seconds, 60.0), partitions, request, startup, linger=0, start_early=False)
     startup *= draw.between(f"start {job_kind}", 0.5, 1)
-    return Kind(seconds, partitions, Request(4, 1), startup, start_early=job_kind != Stage.EVALUATE)
+    number = draw.whole(f"gpus of {job_kind}", 1, gpus) if draw.is_one_of("several gpus", 3) else 1
+    is_large = draw.is_one_of(f"memory of {job_kind}", 6)
+    memory = _MEMORY * (draw.whole(f"much memory of {job_kind}", number, gpus) if is_large else number)
+    request = Request(4 * number, number, memory, limit=limit)
+    return Kind(seconds, partitions, request, startup, start_early=job_kind != Stage.EVALUATE)
 
 
 def _driver(partitions: tuple[str, ...]) -> Kind:
@@ -141,7 +189,10 @@ def judge(seed: str, number: int) -> Verdict:
     """Simulate a run on a plant with the rules, and with each simple strategy until that is slower."""
     plant = plant_of(seed, number)
     result = simulate(plant)
-    others = {name: simulate(change(plant), result.seconds).seconds for name, change in BASELINES.items()}
+    others, least = dict[str, float](), result.seconds
+    for name, change in BASELINES.items():
+        others[name] = simulate(change(plant), least).seconds
+        least = min(least, others[name])
     best = min(others, key=lambda name: others[name])
     found = Verdict(number, result, best, others[best])
     return Verdict(number, result, best, others[best], tuple(_what_is_wrong(found)))
@@ -170,8 +221,27 @@ def in_words(plant: Plant) -> str:
     return (
         f"{plan.num_shards} shards, {plan.iterations} iterations, places {places}; {work}; start-up "
         f"{kinds['rollout'].startup:.3g} s, queue {plant.slurm.queue:.3g} s, crowding {plant.crowding:g}"
-        f"{others}{preempted}"
+        f"{others}{preempted}{_asked(plant)}"
     )
+
+
+def _asked(plant: Plant) -> str:
+    """Say what jobs ask for, and what is limited, where that is not the usual."""
+    kinds = {name: kind.request for name, kind in plant.kinds.items() if name in plant.plan.job_kinds}
+    large = [f"{name} {r.gpus} GPUs and {r.memory >> 10} GiB" for name, r in kinds.items() if _is_large(r)]
+    limits, limit = plant.limits, kinds[Stage.UPDATE].limit
+    return "".join(
+        (
+            f"; a job of {', '.join(large)}" if large else "",
+            f"; at most {limits.jobs} jobs run" if limits.jobs else "",
+            f"; at most {limits.submitted} jobs are there" if limits.submitted else "",
+            f"; jobs run {limit / 3600:.1f} h" if limit != Request().limit else "",
+        )
+    )
+
+
+def _is_large(request: Request) -> bool:
+    return request.gpus > 1 or request.memory > _MEMORY
 
 
 def _places(plant: Plant, partition: Partition) -> int:

@@ -5,7 +5,7 @@ is said by the program's rules, from what workers know (:mod:`pipeline.simulate.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.run.failures import FailureKind
@@ -45,6 +45,8 @@ class SimulatedRun:
     """By element: those that run, and those that wait in the queue."""
     idle: dict[str, dict[Worker, None]] = field(default_factory=dict)
     """Workers that wait for an input, by job kind."""
+    handovers: Sequence[Handover] = ()
+    """What the last pass has decided on who makes place."""
     leaving: dict[str, float] = field(default_factory=dict)
     """Names of workers that make place once they have nothing to do, and the times before which they need
     not."""
@@ -84,10 +86,6 @@ class SimulatedRun:
         )
         worker.change(Doing.STARTING, self.now)
         self.known.at_work.setdefault(worker.job_kind, {})[worker] = None
-        kind, start = self.kind(worker.job_kind), worker.restart
-        ends = self.now + kind.request.limit
-        self.clock.at(max(self.now, ends - kind.signal), self._warn, worker, start)
-        self.clock.at(ends, self._end_in_time, worker, start)
         self.around.is_starting(worker)
 
     def load_ahead(self, worker: Worker) -> float:
@@ -274,8 +272,9 @@ class SimulatedRun:
 
     # --- ends ---
 
-    def make_place(self, handovers: Iterable[Handover]) -> None:
+    def make_place(self, handovers: Sequence[Handover]) -> None:
         """A pass has said who makes place: those leave who have nothing to do, others once that is so."""
+        self.handovers = handovers
         self.leaving = {one.worker: one.at for one in handovers}
         for at in {max(at, self.now) for at in self.leaving.values()}:
             self.clock.at(at, self._leave_places)
@@ -323,11 +322,16 @@ class SimulatedRun:
 
     def end(self, worker: Worker) -> None:
         """A worker's job ends, and its element with it."""
-        self._free(worker)
+        self.free(worker)
         del self.workers[worker.element]
         self.around.has_ended(worker)
 
-    def _free(self, worker: Worker, sum_of: str = "") -> None:
+    def free(self, worker: Worker, sum_of: str = "") -> None:
+        """Have a worker's job end, whatever becomes of its element.
+
+        Args:
+            sum_of: what its last seconds are counted as, if not as what it did in them.
+        """
         job = worker.job
         worker.change(None, self.now, sum_of)
         del self.known.at_work[worker.job_kind][worker]
@@ -343,64 +347,3 @@ class SimulatedRun:
         self.around.is_gone(worker)
         self.cluster.end(job)
         self.around.try_jobs()
-
-    # --- from outside ---
-
-    def _warn(self, worker: Worker, restart: int) -> None:
-        """Slurm warns a worker of its time limit."""
-        if worker.doing is None or worker.restart != restart or worker.doing is Doing.LEAVING:
-            return
-        worker.is_warned = True
-        if worker.doing is Doing.WAITING:
-            self.leave(worker, Reason.WARNED)
-        elif worker.claim is not None and worker.claim.task.stage.generates:
-            claim = worker.claim
-            self._save(worker)
-            self.progress.end(claim, FailureKind.PAUSED)
-            worker.claim = None
-            worker.change(Doing.WAITING, self.now)
-            self.leave(worker, Reason.WARNED)
-            self.wake([claim.task.job_kind])
-
-    def _save(self, worker: Worker) -> None:
-        """Keep what an attempt that is warned has computed."""
-        assert worker.claim is not None
-        task, computed = worker.claim.task, max(0.0, self.now - worker.computes)
-        self.saved[task] = self.saved.get(task, 0.0) + computed
-
-    def _end_in_time(self, worker: Worker, restart: int) -> None:
-        """Slurm ends a job at its time limit."""
-        if worker.doing is not None and worker.restart == restart:
-            self.kill(worker, FailureKind.TIMEOUT)
-            del self.workers[worker.element]
-            self.around.has_ended(worker)
-
-    def preempt(self, worker: Worker) -> None:
-        """Slurm takes a worker's place, and puts its job back into the queue."""
-        self.kill(worker, FailureKind.PREEMPTED)
-        slurm = self.plant.slurm
-        worker.start_again(self.now + slurm.requeue + self.plant.queue_of(worker.name))
-        self.cluster.submit(worker.job)
-        self.clock.at(worker.job.eligible, self.around.try_jobs)
-
-    def kill(self, worker: Worker, why: FailureKind) -> None:
-        """End a worker's job at once. Nobody else knows of it before a pass has seen it."""
-        claim = worker.claim
-        if claim is not None and claim.task.stage.generates:
-            self._save(worker)
-            why = FailureKind.PAUSED
-        if claim is not None:
-            self.progress.end(claim, why, is_known=False)
-            self.unseen[claim.attempt] = claim
-        is_lost = claim is not None and why is not FailureKind.PAUSED
-        worker.claim, worker.reason = None, None
-        self._free(worker, "lost" if is_lost else "")
-
-    def see_killed(self, failed: Iterable[Claim]) -> None:
-        """A pass has seen which attempts came to nothing: others may take their tasks."""
-        names = {claim.attempt for claim in failed}
-        gone = [c for c in self.unseen.values() if c.attempt in names or c.task in self.progress.committed]
-        self.unseen = {name: c for name, c in self.unseen.items() if c not in gone}
-        for claim in gone:
-            self.progress.close(claim)
-        self.wake(dict.fromkeys(claim.task.job_kind for claim in gone))

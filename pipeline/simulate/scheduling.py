@@ -45,9 +45,13 @@ class Scheduling:
             self._is_due = True
             self.clock.after(self.settings.tried_after, self._try_in_order)
 
+    def try_now(self) -> None:
+        """Start what has room."""
+        self._tell(self.cluster.start_in_order(self.clock.now))
+
     def _try_in_order(self) -> None:
         self._is_due = False
-        self._tell(self.cluster.start_in_order(self.clock.now))
+        self.try_now()
         if not self._backfills and self._waits:
             self._backfills = True
             self.clock.after(self.settings.backfill, self._backfill)

@@ -9,6 +9,8 @@ from itertools import accumulate, count
 from pipeline.simulate.clock import Clock
 from pipeline.simulate.cluster import Cluster, Job
 from pipeline.simulate.keeper import Keeper
+from pipeline.simulate.looks import QueueLooks
+from pipeline.simulate.mishaps import preempt
 from pipeline.simulate.plant import Plant, Request, exponential, spread, uniform
 from pipeline.simulate.results import Result
 from pipeline.simulate.run import SimulatedRun
@@ -31,6 +33,7 @@ class Simulation:
     clock: Clock = field(default_factory=Clock)
     cluster: Cluster = field(init=False)
     scheduling: Scheduling = field(init=False)
+    looks: QueueLooks = field(init=False)
     keepers: list[Keeper] = field(init=False)
     _others: int = 0
     """Jobs of other people that wait."""
@@ -40,10 +43,9 @@ class Simulation:
         self.cluster = Cluster(plant.nodes, plant.partitions, plant.limits)
         self.scheduling = Scheduling(plant.slurm, self.clock, self.cluster)
         startups, numbers = [StartUps(self.clock, plant.crowding) for _ in plant.nodes], count(1)
-        self.keepers = [
-            Keeper(SimulatedRun(each, self.clock, self.cluster), self.scheduling, startups, numbers)
-            for each in self.plants
-        ]
+        runs = [SimulatedRun(each, self.clock, self.cluster) for each in self.plants]
+        self.looks = QueueLooks(self.clock, self.cluster, runs)
+        self.keepers = [Keeper(run, self.scheduling, startups, numbers, self.looks) for run in runs]
         for keeper in self.keepers:
             keeper.kin = [other.run for other in self.keepers if other is not keeper]
 
@@ -53,6 +55,7 @@ class Simulation:
         Args:
             until: seconds after which nobody wants to know.
         """
+        self._others_are_there()
         for keeper in self.keepers:
             keeper.submit()
         self._next_other(0)
@@ -86,13 +89,27 @@ class Simulation:
             wait = exponential(gap, plant.seed, "other", str(number))
             self.clock.after(wait, self._other_comes, number)
 
+    def _others_are_there(self) -> None:
+        """Have as many of their jobs run from the start as mostly do, each with a part of its time left."""
+        plant = self.plants[0]
+        for place in range(round(_places(plant) * plant.others.load)):
+            self._submit_other(f"there-{place}", uniform(plant.seed, "there", str(place)))
+        self.scheduling.try_now()
+
     def _other_comes(self, number: int) -> None:
         self._next_other(number + 1)
-        if self._others >= _MOST_OTHERS:
-            return
-        plant, key = self.plants[0], (self.plants[0].seed, "other", str(number))
+        if self._others < _MOST_OTHERS:
+            self._submit_other(str(number))
+
+    def _submit_other(self, number: str, left: float = 1.0) -> None:
+        """Submit a job of somebody else's.
+
+        Args:
+            left: share of its time that is left.
+        """
+        plant, key = self.plants[0], (self.plants[0].seed, "other", number)
         others = plant.others
-        seconds = others.seconds * spread(_OTHERS_SPREAD, *key, "seconds")
+        seconds = left * others.seconds * spread(_OTHERS_SPREAD, *key, "seconds")
         name = _partition_at(plant, uniform(*key, "partition"))
         has_gpus = any(node.gpus for node in plant.nodes)
         job = Job(
@@ -125,7 +142,7 @@ class Simulation:
         mine = {w.job: (k, w) for k in self.keepers for w in k.run.running() if node in w.job.nodes}
         if mine:
             keeper, worker = mine[max(mine, key=lambda job: (job.begun, job.order))]
-            keeper.run.preempt(worker)
+            preempt(keeper.run, worker)
 
 
 def simulate(plant: Plant, until: float = math.inf) -> Result:

@@ -13,6 +13,8 @@ from pipeline.workers.beats import Beat, Doing
 
 _RECENT = 16
 """Workers of which a median is taken: enough for a steady one, few enough to follow a change."""
+_ENOUGH = 3
+"""Workers of a kind whose waits in the queue say enough: a first one may have found a place by luck."""
 _LATE = 0.8
 """Quantile that stands for a long wait."""
 
@@ -75,8 +77,11 @@ def _has_company(one: Beat, near: Iterable[Beat]) -> bool:
 
 
 def queue_wait(beats: Iterable[Beat], job_kind: str) -> Spread | None:
-    """Return how long workers of a kind wait in the queue."""
-    return _spread(beat.queued_seconds for beat in _newest(beats, job_kind))
+    """Return how long workers of a kind wait in the queue; while few of them are known, how long those of all
+    kinds do, which stand in the same queue or in one like it."""
+    known = [beat for beat in beats if beat.queued_seconds is not None]
+    mine = _newest(known, job_kind)
+    return _spread(beat.queued_seconds for beat in (mine if len(mine) >= _ENOUGH else _latest(known)))
 
 
 def coming_back(beats: Sequence[Beat], job_kind: str) -> float | None:
@@ -98,8 +103,11 @@ def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:
 def _newest(beats: Iterable[Beat], job_kind: str) -> list[Beat]:
     """Return the newest beats of a kind, of those that say what is asked: who has just started up says
     nothing of tasks yet."""
-    mine = sorted([beat for beat in beats if beat.job_kind == job_kind], key=attrgetter("started"))
-    return mine[-_RECENT:]
+    return _latest(beat for beat in beats if beat.job_kind == job_kind)
+
+
+def _latest(beats: Iterable[Beat]) -> list[Beat]:
+    return sorted(beats, key=attrgetter("started"))[-_RECENT:]
 
 
 def _spread(values: Iterable[float | None]) -> Spread | None:

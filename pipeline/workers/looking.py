@@ -128,7 +128,7 @@ def resting(recent: Sequence[float], now: float, runs: int = 1) -> float:
         recent: unix times of questions, the newest last.
         runs: number of the user's runs.
     """
-    past = _within_a_minute(recent, now)
+    past = within_a_minute(recent, now)
     return max(0.0, past[-1] + _step(_RESTS, past, now, 0.0, runs) - now) if past else 0.0
 
 
@@ -272,7 +272,7 @@ def _forget_places(folder: Path, minute: int) -> None:
             (folder / found[0]).unlink(missing_ok=True)
 
 
-def _within_a_minute(moments: Sequence[float], now: float) -> tuple[float, ...]:
+def within_a_minute(moments: Sequence[float], now: float) -> tuple[float, ...]:
     """Return the times of the last minute, the newest last."""
     return tuple(sorted(moment for moment in set(moments) if 0 <= now - moment < _MINUTE))
 
@@ -285,7 +285,7 @@ def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Loo
         kept, question = shelf.kept(), shelf.question()
         now = time.time()  # after what was read: that is of the past
         in_vain = (*question.recent, question.asked) if question and question.failed is not None else ()
-        recent = _within_a_minute((*in_vain, *(kept.recent if kept else ())), now)
+        recent = within_a_minute((*in_vain, *(kept.recent if kept else ())), now)
         if kept is not None and is_usable(kept, max_age, since, now):
             return kept
         if question is not None and _is_refusal(question, since, now, _REFUSALS * max_age):
@@ -327,7 +327,7 @@ def _ask(shelf: Shelf, question: Question, patience: float) -> Look:
     try:
         before = (*question.recent, *(kept.recent if (kept := shelf.kept()) else ()))
         text = ask_queue(patience)
-        answer = Look(asked, text, (*_within_a_minute(before, asked), asked), runs_in(text))
+        answer = Look(asked, text, (*within_a_minute(before, asked), asked), runs_in(text))
         with contextlib.suppress(OSError):
             shelf.keep(answer)
         return answer

@@ -24,7 +24,7 @@ the same user waits for, before it asks for the pass that sees so."""
 PASS_SECONDS = 3.0
 """Seconds that coming back takes beside the queue and the start: until a pass has submitted a job, and Slurm
 has looked at it."""
-_MOST_ALLOWED = 2.0
+_MOST_ALLOWED = 3.0
 FIRST_POLL, _FIRST_POLL_ON_NETWORK = 0.01, 0.03
 _LONGEST_POLL, _LONGEST_POLL_ON_NETWORK = 1.0, 5.0
 _SHARE = 0.02

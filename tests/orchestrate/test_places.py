@@ -139,4 +139,5 @@ def test_targets_are_never_more_than_places_nor_less_than_one_where_jobs_fit(gpu
     for kind, number in found.items():
         assert 1 <= number <= alone[kind]
     if any(found[kind] < alone[kind] for kind in kinds):
-        assert fits_all(kinds, found, room), "who has less than all shares, and then all are there at once"
+        needs = {kind: one.need for kind, one in kinds.items()}
+        assert fits_all(needs, found, room), "who has less than all shares, and then all are there at once"

@@ -6,14 +6,14 @@ import functools
 import pytest
 
 from pipeline.executors.slurm import expectations as slurm_expectations
-from pipeline.executors.slurm import worker_jobs
+from pipeline.executors.slurm import launcher, worker_jobs
 from pipeline.orchestrate import driver, expectations, staffing
 from pipeline.orchestrate.reconcile import Actions
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage
-from pipeline.simulate import knowledge, passes
+from pipeline.simulate import keeper, knowledge, looks, passes
 from pipeline.simulate.simulation import simulate
-from pipeline.workers import choosing, estimates, staying
+from pipeline.workers import choosing, estimates, looking, staying
 from pipeline.workers import passages as inputs
 from stages import pulling, waiting
 from tests.support.plants import plant_with
@@ -81,6 +81,9 @@ RULES = {
         "_estimate",
         lambda real: always(staffing.Estimate()),
     ),
+    "looking: how old an answer may be": (looking, "allowed_age", lambda real: always(120.0)),
+    "looking: how long one rests before asking": (looks, "resting", lambda real: always(60.0)),
+    "elements: how many may be submitted": (keeper, "free_elements", lambda real: always(1)),
     "choosing: what is free": (choosing, "is_free", lambda real: lambda a, most, is_given=False: not a),
     "staying: how long one waits": (staying, "bound", times(0.1)),
     "staying: how long for others": (staying, "allowance", times(0.0)),
@@ -112,6 +115,7 @@ def test_what_decides_is_the_same():
     assert passes.estimates_of is slurm_expectations.estimates_of
     assert knowledge.staying is waiting.staying
     assert knowledge.choosing is pulling.choosing
+    assert keeper.free_elements is launcher.free_elements
 
 
 def told(folder, monkeypatch) -> list[str]:

@@ -151,6 +151,15 @@ def test_other_people_take_places():
     assert busy.seconds > 1.1 * quiet.seconds
 
 
+def test_other_people_are_there_from_the_start():
+    simulation = Simulation([plant_with(8, others=Others(0.5, 100.0), seed="there")])
+    simulation.carry_out(until=0.0)
+    assert simulation.cluster.has_others
+    assert simulation.cluster.free[0].gpus == 4
+    simulation.clock.step()
+    assert simulation.keepers[0].run.known.is_contended, "so the first pass knows of them"
+
+
 def test_the_only_place_is_kept_where_others_would_take_it():
     """Of two partitions one has a single place, and people whose jobs take ten minutes come to both."""
     plant = plant_with(1, 16, shards=2)
@@ -175,6 +184,51 @@ def test_a_limit_of_the_user_makes_stages_take_turns():
     found = simulate(plant_with(8, limits=Limits(gpus=2)))
     assert found.is_complete
     assert found.evictions > 0
+
+
+def test_a_limit_of_running_jobs_is_a_place_too_where_stages_have_partitions_of_their_own():
+    """Nobody has another's node, but three workers that wait keep the update from starting."""
+    plant = plant_with(4, 4, limits=Limits(jobs=4))
+    names = ("rollout", "reward", "update")
+    nodes = (*plant.nodes, *(Node(name, 32, 4) for name in names))
+    parts = (*plant.partitions, *(Partition(name, (name,)) for name in names))
+    kinds = {n: replace(kind, partitions=(n,)) if n in names else kind for n, kind in plant.kinds.items()}
+    apart = replace(plant, nodes=nodes, partitions=parts, kinds=kinds)
+    found = simulate(apart)
+    assert found.is_complete
+    assert found.evictions > 0
+    assert found.seconds <= 1.1 * simulate(job_for_each_task(apart)).seconds
+
+
+def test_no_more_is_submitted_than_a_user_may():
+    simulation = Simulation([plant_with(16, shards=12, limits=Limits(submitted=9))])
+    most, submit = 0, simulation.scheduling.submit
+
+    def count_them(job, starts):
+        nonlocal most
+        submit(job, starts)
+        most = max(most, len(simulation.scheduling.starts))
+
+    simulation.scheduling.submit = count_them
+    found = simulation.carry_out()[0]
+    assert found.is_complete
+    assert 4 <= most <= 9
+
+
+def test_where_others_keep_a_worker_waiting_nobody_gives_up_a_place_that_it_takes_longer_to_get_back():
+    """Seven places, of which others use two thirds; who has left waits for twelve minutes."""
+    quick = SECONDS | {"rollout": 0.2, "reward": 8.0, "update": 1.2}
+    around = {"others": Others(0.64, 144.0), "queue_spread": 0.5, "seed": "a"}
+    plant = plant_with(7, 12, startup=0.6, queue=750.0, seconds=quick, **around)
+    assert simulate(plant).seconds <= 1.3 * simulate(never_leave(plant)).seconds
+
+
+def test_where_the_queue_takes_longer_than_a_worker_may_stay_it_gets_in_line_again_at_once():
+    """One worker each, and an hour is the most that one waits: four stages wait 24 minutes each at first."""
+    quick = SECONDS | {"rollout": 5.0, "reward": 0.4, "update": 26.0, "score-judge": 70.0}
+    plant = plant_with(8, 8, startup=0.0, queue=1420.0, seconds=quick)
+    plant = replace(plant, plan=Plan(8, 2, 0, pools=("judge",)))
+    assert simulate(plant).seconds <= 1.3 * simulate(never_leave(plant)).seconds
 
 
 def test_an_update_over_several_gpus_is_given_a_place_by_those_that_hold_them():

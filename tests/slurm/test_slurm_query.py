@@ -30,6 +30,7 @@ from slurm.states import (
     SlurmState,
     UnknownState,
     exit_in_words,
+    is_at_limit,
     lacks_room,
     parse_state,
     phase_of,
@@ -763,3 +764,10 @@ def test_what_the_end_of_another_job_of_its_user_may_free():
     for reason in ("Dependency", "BeginTime", "JobArrayTaskLimit", "None", "JobHeldUser"):
         assert not lacks_room(reason), reason
     assert not lacks_room("QOSMaxWallDurationPerJobLimit"), "no end frees anything of that"
+
+
+def test_what_only_the_end_of_another_job_of_its_user_frees():
+    for reason in ("QOSMaxJobsPerUserLimit", "(AssocGrpGRES)", "AssocMaxJobsLimit"):
+        assert is_at_limit(reason), reason
+    for reason in ("Resources", "(Priority)", "Licenses", "QOSMaxWallDurationPerJobLimit", "None", ""):
+        assert not is_at_limit(reason), reason

@@ -23,7 +23,7 @@ from slurm.limits import parse_gres, parse_memory
 from slurm.nodes import node_names
 from slurm.query import Element
 from slurm.ringing import parse_worker
-from slurm.states import SlurmState, lacks_room
+from slurm.states import SlurmState, is_at_limit, lacks_room
 
 SILENT_SECONDS = 300.0
 """Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
@@ -80,7 +80,7 @@ def lacking_room(elements: Iterable[Element]) -> list[Foreign]:
     which ask for so little that nobody leaves for them. Pure."""
     waiting = [e for e in elements if is_pending(e) and lacks_room(e.reason) and not is_driver_job(e.name)]
     waiting.sort(key=lambda e: (e.submitted or 0.0, e.array_id, e.index))
-    return [Foreign(worker_of(e).element, _asked_by(e)) for e in waiting]
+    return [Foreign(worker_of(e).element, _asked_by(e), is_at_limit(e.reason)) for e in waiting]
 
 
 def _asked_by(element: Element) -> Need:
@@ -118,9 +118,9 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
             assert element is not None
             workers.append(_worker(name, first, beats.get(name), node_names(element.node)))
         else:
-            waits = element is not None and lacks_room(element.reason)
-            begin = submission.begin_of(index)
-            pending.append(Pending(name, first, begin, max(submission.created, begin or 0.0), waits))
+            begin, reason = submission.begin_of(index), element.reason if element else ""
+            since, waits = max(submission.created, begin or 0.0), lacks_room(reason)
+            pending.append(Pending(name, first, begin, since, waits, is_at_limit(reason)))
     return Roster(Crew(workers, pending), lives)
 
 

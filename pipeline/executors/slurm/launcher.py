@@ -17,6 +17,7 @@ from pipeline.executors.slurm.job_table import JobTable
 from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
+from pipeline.orchestrate.elements import free_elements
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.situation import Order
 from pipeline.run.failures import Failure
@@ -25,8 +26,6 @@ from pipeline.run.tasks import Task
 from slurm.limits import ClusterLimits
 from slurm.sharedfiles import make_folder
 from slurm.submission import QueueFull, Refused, cancel
-
-_KEPT_FOR_DRIVERS = 4
 
 
 @dataclass(frozen=True)
@@ -163,11 +162,9 @@ class Launcher:
         return True
 
     def _free_elements(self) -> int:
-        """Elements of stages that may still be submitted; a few jobs are kept for drivers."""
+        """Return how many elements of stages may still be submitted."""
         live = [e for elements in self.table.seen.queue.values() for e in elements if is_live(e)]
         of_drivers = sum(job_kind_of(e.name) in DRIVERS for e in live)
         of_stages = len(live) - of_drivers
-        bounds = [self.submitter.config.max_submitted or self.limits.max_jobs // 2]
-        if self.limits.max_submit is not None:
-            bounds.append(self.limits.max_submit - max(of_drivers, _KEPT_FOR_DRIVERS))
-        return max(0, min(bounds) - of_stages)
+        own_bound = self.submitter.config.max_submitted or self.limits.max_jobs // 2
+        return free_elements(own_bound, self.limits.max_submit, of_stages, of_drivers)

@@ -58,7 +58,7 @@ from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
-from pipeline.workers.handover import Handover, Told, tell
+from pipeline.workers.handover import Handover, Told, read_told, tell
 from pipeline.workers.living import forget_old, mark_gone
 from pipeline.workers.looking import claim_place, look
 from slurm.commands import SlurmError
@@ -295,6 +295,7 @@ class WorkerJobs(SlurmJobs):
             left=left_alone(self.failures, self.run.config.attempts_of),
             others=held_by(self.table.seen.others),
             foreign=lacking_room(self.table.seen.others),
+            promised=read_told(self.run.paths).handovers,
         )
 
     def _is_new(self, submission: Submission) -> bool:
