@@ -27,9 +27,13 @@ from pipeline.run.records import Frontier, Records, find_frontier, newest_commit
 from pipeline.run.superseded import move_aside
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
+from slurm.sharedfiles import NotAFile
 
 ROWS_PATIENCE = 600.0
-"""Seconds for which writing the rows of a fully trained run is retried."""
+"""Seconds for which writing the rows of a fully trained run is retried: a full disk may have room soon."""
+BLOCKED_PATIENCE = 20.0
+"""The same where something lies in the place of a file or folder, which waiting does not remove."""
+_BLOCKED = (NotAFile, FileExistsError, IsADirectoryError, NotADirectoryError)
 _ROWS_REST = 1.0
 
 
@@ -87,6 +91,8 @@ class Driver:
     """Findings of the metrics that this driver has reported."""
     trouble: str = ""
     """Reason why rows could not be written in the last pass; empty if they could."""
+    rows_patience: float = ROWS_PATIENCE
+    """Seconds for which that reason is waited for to pass, where nothing but rows is left to do."""
     has_recovered: bool = False
     """Whether the journal holds no unresolved trouble with rows; false until checked, as an earlier driver
     may have left some."""
@@ -166,6 +172,7 @@ class Driver:
                 self.watcher.note(f"rows cannot be written: {text}; training goes on")
                 note_trouble(self.run.paths, Trouble.ROWS, text)
             self.trouble, self.has_recovered = text, False
+            self.rows_patience = BLOCKED_PATIENCE if isinstance(error, _BLOCKED) else ROWS_PATIENCE
 
     @property
     def is_complete(self) -> bool:
@@ -206,15 +213,20 @@ class Driver:
         return False
 
     def wait_for_rows(self, since: float) -> None:
-        """Sleep before rows are tried again: a full disk may have room soon.
+        """Sleep before rows are tried again.
 
         Raises:
-            RunError: rows have been waited for since ``since`` (monotonic), longer than ROWS_PATIENCE.
+            RunError: rows have been waited for since ``since`` (monotonic), longer than their patience.
         """
-        if time.monotonic() - since > ROWS_PATIENCE:
+        waited = time.monotonic() - since
+        if waited > self.rows_patience:
             raise RunError(
-                f"everything is committed, but its rows could not be written for {ROWS_PATIENCE:.0f} s: "
+                f"everything is committed, but its rows could not be written for {self.rows_patience:.0f} s: "
                 f"{self.trouble}; mend that, then: {resume_command(self.run)}"
+            )
+        if waited < _ROWS_REST:
+            self.watcher.note(
+                f"only rows are left to be written; tried for {self.rows_patience:.0f} s at most"
             )
         time.sleep(_ROWS_REST)
 

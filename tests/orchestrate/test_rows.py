@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.cli.run import resume_run
+from pipeline.orchestrate import driver as orchestration
 from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter, differing
 from pipeline.run import journal
-from pipeline.run.directory import load_run
+from pipeline.run.directory import RunError, load_run
 from pipeline.run.paths import RunPaths
 from tests.support.damage import flip_bit
 from tests.support.killing import events
@@ -186,6 +188,15 @@ def test_rows_that_cannot_be_written_stop_no_training(copied_run, slurm_ppo):
     assert (copied_run / "policy/00002/model.safetensors").read_bytes() == policy
     assert len(events(copied_run, "rows_recovered")) == 1
     assert "rows cannot" not in slurm_ppo("status", copied_run).stdout
+
+
+def test_rows_that_something_is_in_the_way_of_are_waited_for_shortly(copied_run, monkeypatch):
+    """Nothing but they is left to do, and waiting removes no folder."""
+    monkeypatch.setattr(orchestration, "BLOCKED_PATIENCE", 0.5)
+    (copied_run / "metrics.jsonl").unlink()
+    (copied_run / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"everything is committed, but its rows .*IsADirectoryError.*; mend"):
+        resume_run(load_run(copied_run), watch=False)
 
 
 # --- a bit that flips in a line that stays one ---
