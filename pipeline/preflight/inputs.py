@@ -49,11 +49,7 @@ from pipeline.run.paths import RunPaths
 
 
 def validate_inputs(
-    config: Config,
-    found: Findings,
-    folder: Path | None = None,
-    start: int = 0,
-    with_weights: bool = False,
+    config: Config, found: Findings, folder: Path | None = None, start: int = 0, with_weights: bool = False
 ) -> Iterator[str]:
     """Check everything the user gave. Yields lines for people, and adds what cannot be used to ``found``: no
     problem hides another.
