@@ -78,7 +78,8 @@ class Findings:
         the checks of paths, which come first, have named that."""
         said = next(iter(str(error).splitlines()), "")
         is_said = bool(said) and any(said in line for line in (*self._lines, *self._last))
-        if not (is_said or isinstance(error, FileNotFoundError) or self._follows(said)):
+        is_named = isinstance(error, FileNotFoundError | NotADirectoryError)
+        if not (is_said or is_named or self._follows(said)):
             reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
             self._skipped.append(f"not looked at: {what}: {reason}")
 

@@ -87,7 +87,7 @@ def test_a_run_with_a_link_where_it_writes_neither_goes_back_nor_on(copied_run, 
         done = slurm_ppo("resume", copied_run, *options)
         assert done.returncode == 2, done.stderr
         told = f"error: {link} is a link, and a run touches nothing outside"
-        assert done.stderr.startswith(told)
+        assert done.stderr.startswith(told), ascii(done.stderr)
         assert f"mv {copied_run} STORAGE/, and ln -s STORAGE/run in its place" in done.stderr
         assert done.stderr.endswith("nothing was changed\n")
         assert every_name(tmp_path) == before
