@@ -4,6 +4,7 @@ Readers take the first that can be read. The holder of the run's lease writes bo
 where one is spoilt, missing, or older than the other.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,8 +58,11 @@ def why_spoilt(path: Path, parse: Parse[Content]) -> str | None:
 
 
 def write_both(path: Path, root: Path, content: Mapping[str, Any]) -> None:
-    """Write the file, and then its copy. Makes their folder in the run's directory ``root``."""
+    """Write the file, and then its copy. Makes their folder in the run's directory ``root``. A folder in the
+    place of one of them is moved aside, as ``NAME.json.in-the-way.TIME``."""
     make_folder(path.parent, root)
     text = sealed(content)
     for one in both_of(path):
+        if one.is_dir() and not one.is_symlink():
+            one.rename(one.with_name(f"{one.name}.in-the-way.{time.time_ns()}"))
         replace_durably(one, text)
