@@ -35,7 +35,7 @@ def _write_at(path: Path, position: int, byte: int) -> None:
 def _content(data: bytes) -> object:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return data
 
 
