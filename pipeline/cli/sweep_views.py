@@ -1,6 +1,7 @@
 """Sweeps where a run may be named: all of its runs are shown, or the best of them is chosen and named."""
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Collection, Sequence
@@ -69,16 +70,16 @@ def runs_of(folders: Sequence[Path]) -> list[Run]:
         SweepError: a sweep's manifest cannot be read.
         RunError: a run that was named cannot be read, or no run of a sweep has begun.
     """
-    named = {folder.resolve() for folder in folders}
+    named = {os.path.realpath(folder) for folder in folders}
     of_each = (_begun(folder, named) if is_sweep(folder) else [load_run(folder)] for folder in folders)
     return [run for runs in of_each for run in runs]
 
 
-def _begun(root: Path, named: Collection[Path]) -> list[Run]:
+def _begun(root: Path, named: Collection[str]) -> list[Run]:
     found = []
     for folder in [run_folder(root, point) for point in read_sweep(root).points]:
         try:
-            if is_run(folder) and folder.resolve() not in named:
+            if is_run(folder) and os.path.realpath(folder) not in named:
                 found.append(load_run(folder))
         except RunError as error:
             print(f"left out: {error}", file=sys.stderr)

@@ -28,7 +28,7 @@ def remove_leftovers(folder: Path, pid: int) -> None:
 
 def filesystem_of(path: Path) -> tuple[str, str]:
     """Return where the folder's filesystem is mounted, and its type."""
-    resolved, best = str(path.resolve()), ("/", "unknown")
+    resolved, best = os.path.realpath(path), ("/", "unknown")
     for line in Path("/proc/mounts").read_text().splitlines():
         mount, kind = line.split()[1:3]
         mount = mount.encode().decode("unicode_escape")  # blanks are written as \040

@@ -34,3 +34,11 @@ def test_who_types_a_driver_s_command_where_slurm_does_not_answer_reads_one_line
     done = slurm_ppo("advance", run.paths.root)
     assert done.returncode == 1, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "status", "doctor", "watch", "samples", "clean"])
+def test_a_link_that_leads_to_itself_is_no_run(slurm_ppo, tmp_path, command):
+    (tmp_path / "looped").symlink_to("looped")
+    done = slurm_ppo(command, tmp_path / "looped")
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
