@@ -109,7 +109,7 @@ def learn_again(context, iteration, learnt):
 
 def wait_at_gate(iteration: int) -> None:
     first, _, file = os.environ.get(GATE, "").partition(":")
-    until = time.monotonic() + 300
+    until = time.monotonic() + 7200
     while first and iteration >= int(first) and not Path(file).exists():
         if time.monotonic() > until:
             raise TimeoutError(f"{file} was not made")
