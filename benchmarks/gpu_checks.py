@@ -136,20 +136,8 @@ def runner_of(engine: Any) -> tuple[str, str]:
 def vllm_speed(given: argparse.Namespace) -> Facts:
     """Our generator against vLLM's own offline class on the same requests, compiled, in bf16."""
     model = random_model(given.work / "half_billion")
-    config = compose(
-        [
-            "reward=rule",
-            "reward.components.rule.function=unused:scores",
-            f"model.policy={model}",
-            "model.context_length=768",
-            "data.prompts=none",
-            "run_dir=none",
-            "rollout.engine=vllm",
-            "rollout.precision=bf16",
-            "rollout.vllm.enforce_eager=false",
-            "rollout.vllm.gpu_memory_utilization=0.5",
-        ]
-    )
+    compiled = ("rollout.vllm.enforce_eager=false", "rollout.vllm.gpu_memory_utilization=0.5")
+    config = half_billion_config(model, "vllm", *compiled)
     began = time.perf_counter()
     engine = generator(config, model)
     start = time.perf_counter() - began
@@ -189,18 +177,7 @@ def bare(engine: Any, prompts: list[list[int]], longest: int) -> None:
 def generation_transformers(given: argparse.Namespace) -> Facts:
     """transformers' generate with the half billion, bf16."""
     model = random_model(given.work / "half_billion")
-    config = compose(
-        [
-            "reward=rule",
-            "reward.components.rule.function=unused:scores",
-            f"model.policy={model}",
-            "model.context_length=768",
-            "data.prompts=none",
-            "run_dir=none",
-            "rollout.engine=transformers",
-            "rollout.precision=bf16",
-        ]
-    )
+    config = half_billion_config(model, "transformers")
     engine = generator(config, model)
     prompts = random_prompts(256, 151_000, 128)
     responses(engine, prompts[:8], 1.0, longest=8)
@@ -273,6 +250,22 @@ def demo_config(given: argparse.Namespace, precision: str) -> Config:
             f"rollout.precision={precision}",
             "rollout.vllm.gpu_memory_utilization=0.3",
             *demo_places(given.demo),
+        ]
+    )
+
+
+def half_billion_config(model: Path, engine: str, *more: str) -> Config:
+    return compose(
+        [
+            "reward=rule",
+            "reward.components.rule.function=unused:scores",
+            f"model.policy={model}",
+            "model.context_length=768",
+            "data.prompts=none",
+            "run_dir=none",
+            f"rollout.engine={engine}",
+            "rollout.precision=bf16",
+            *more,
         ]
     )
 
