@@ -63,7 +63,8 @@ def executor_of(config: Config, watch: bool) -> LocalExecutor | None:
     if executor and not watch:
         kind = config.scheduler.kind
         raise ConfigError(
-            f"scheduler={kind} has no queue to submit to; type slurm-ppo run, or scheduler=slurm"
+            f"scheduler={kind} has no queue to submit to; type slurm-ppo run, or of a run directory "
+            "slurm-ppo resume; for jobs choose scheduler=slurm"
         )
     return executor
 
@@ -105,12 +106,12 @@ def check(
 
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code."""
+    executor = executor_of(run.config, watch)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
         print(told, file=sys.stderr)
     if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (told := not_followed(run, os.environ)):
         print(told, file=sys.stderr)
-    executor = None if run.config.slurm else local_executor(run.config)
     # A driver on another node may have been killed with its job: its lease runs out.
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
     if back_to is not None:

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import re
-import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -28,11 +27,9 @@ def check_holds_no_links(paths: RunPaths, first: int) -> None:
         LinkedElsewhere: naming a link.
     """
     for link in _links(paths, first):
-        root, other = shlex.quote(str(paths.root)), shlex.quote(paths.root.name)
         raise LinkedElsewhere(
-            f"{link} is a link, and a run touches nothing outside of its directory; put the file or folder "
-            f"itself there. For other storage move the whole run, and link to that: mv {root} STORAGE/, "
-            f"and ln -s STORAGE/{other} in its place"
+            f"{link} is a link, and a run touches nothing outside of its directory; put the file itself there, "
+            "or move the whole run to other storage and link to that (mv, ln -s)"
         )
 
 

@@ -86,9 +86,9 @@ def test_a_run_with_a_link_where_it_writes_neither_goes_back_nor_on(copied_run, 
     for options in [["--from", "update@1"], *([[]] if is_ahead else [])]:
         done = slurm_ppo("resume", copied_run, *options)
         assert done.returncode == 2, done.stderr
-        told = f"error: {link} is a link, and a run touches nothing outside"
+        told = f"error: {link} is a link, and a run touches nothing outside of its directory"
         assert done.stderr.startswith(told), ascii(done.stderr)
-        assert f"mv {copied_run} STORAGE/, and ln -s STORAGE/run in its place" in done.stderr
+        assert "move the whole run to other storage and link to that (mv, ln -s)" in done.stderr
         assert done.stderr.endswith("nothing was changed\n")
         assert every_name(tmp_path) == before
 

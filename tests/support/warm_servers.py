@@ -74,7 +74,7 @@ def ask_for_fork_servers(address: str, environment: Mapping[str, str]) -> None:
             socket.send_fds(connection, [json.dumps(request).encode()], files)
             # A fork server is its command's child. This child ends when the server does.
             script = f"exec cat <&{connection.fileno()} >/dev/null"
-            return spawn(b"/bin/sh", ["sh", "-c", script], [connection.fileno()])
+            return spawn(b"/bin/bash", ["bash", "-c", script], [connection.fileno()])  # sh knows one digit
 
     multiprocessing.util.spawnv_passfds = spawn_or_ask
 
