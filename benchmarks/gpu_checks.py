@@ -113,6 +113,7 @@ def vllm_numbers(given: argparse.Namespace) -> Facts:
             facts |= reloaded(given, engine, policy, prompts)
         engine.close()
         facts[f"{name}_free_gib_lost"] = round(before - free_gib(), 2)
+        print(json.dumps(facts), file=sys.stderr, flush=True)  # what is known where time runs out
     return facts
 
 
