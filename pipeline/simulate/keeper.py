@@ -211,6 +211,7 @@ class Keeper:
         run.make_place(staffing.handovers)
         run.progress.write_rows()
         see_killed(run, decision.failed)
+        self._watch_no_more(looked)
         run.release(looked)
         for job in [job for job in drivers if job in self._drivers]:
             del self._drivers[job]
@@ -218,6 +219,13 @@ class Keeper:
             self.scheduling.end(job)
         self._follow_up()
         self._end()
+
+    def _watch_no_more(self, looked: float) -> None:
+        """No driver job comes after workers that a pass has seen leave."""
+        leaves = {w: w.doing is Doing.LEAVING and w.since <= looked for w in self.run.workers.values()}
+        staying = {worker.array for worker, is_seen in leaves.items() if not is_seen}
+        if self._behind is not None:
+            self._behind &= staying
 
     def _follow_up(self) -> None:
         """Have another pass come, with a newer look, where somebody waits without a task and something was

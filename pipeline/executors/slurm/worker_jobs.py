@@ -228,12 +228,18 @@ class WorkerJobs(SlurmJobs):
         self._hand_over(decided.handovers, at_hand.is_contended)
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
-        elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
-        submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
-        arrays = {*live_arrays(elements, self.table.submissions), *submitted}
-        self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
+        self.watchdogs.watch_workers(self.table, sorted(self._arrays_to_watch(), key=int))
         self._end_silent()
         self._follow_up()
+
+    def _arrays_to_watch(self) -> set[str]:
+        """Return the arrays whose end somebody has to see. Not that of workers which leave, as this pass has
+        seen: nothing is to be done after it."""
+        left = {w.name for w in self.roster.crew.workers if w.doing is Doing.LEAVING}
+        queue = [element for of_name in self.table.seen.queue.values() for element in of_name]
+        staying = [element for element in queue if str(worker_of(element)) not in left]
+        submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
+        return {*live_arrays(staying, self.table.submissions), *submitted}
 
     def _follow_up(self) -> None:
         """Have another pass come where somebody waits without a task, and something was submitted or has
