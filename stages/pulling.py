@@ -361,6 +361,7 @@ def pulling(first: Arguments, started: float) -> Pulling:
         since=started,
         queued_seconds=outside.queued_seconds,
         process_space=process_space(),
+        nodes=outside.nodes,
         task=task_key(first.task),
     )
     pulse = Pulse(run.paths, beat)
