@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from pipeline.cli.copied import as_own
 from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
@@ -107,6 +108,7 @@ def check(
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code."""
     executor = executor_of(run.config, watch)
+    run = as_own(run)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
         print(told, file=sys.stderr)

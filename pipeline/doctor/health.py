@@ -23,6 +23,7 @@ from pipeline.run.control import read_control, spoilt_control
 from pipeline.run.directory import Run, resume_command, version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
+from pipeline.run.place import original_of
 from pipeline.run.plan import policy_maker, state_of, unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
@@ -127,6 +128,8 @@ def look_at_benchmarks(run: Run) -> Finding:
 
 def look_at_driver(run: Run) -> Finding:
     holder, control = holder_of(run.paths.locks), read_control(run.paths)
+    if original := original_of(run):
+        return ok("driver", f"none: it is a copy of {original}, whose lease was copied too")
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
     if holder and "cannot be read" in holder:
         return warning("driver", holder, "nothing to do: the next driver waits for that")

@@ -1,6 +1,7 @@
 """The driver's pass: observe, reconcile, act, keep books. It may be killed at any moment."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
@@ -20,6 +21,7 @@ from pipeline.run import journal
 from pipeline.run.benchmarks import leave_out
 from pipeline.run.directory import Run, RunError, resume_command
 from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.kept import keep
 from pipeline.run.lineage import find_break
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker, unique
@@ -35,6 +37,8 @@ BLOCKED_PATIENCE = 20.0
 """The same where something lies in the place of a file or folder, which waiting does not remove."""
 _BLOCKED = (NotAFile, FileExistsError, IsADirectoryError, NotADirectoryError)
 _ROWS_REST = 1.0
+_KEPT_SECONDS = 300.0
+"""Seconds between two looks of a driver at the files that identify the run."""
 
 
 class Outcome(StrEnum):
@@ -93,6 +97,8 @@ class Driver:
     """Reason why rows could not be written in the last pass; empty if they could."""
     rows_patience: float = ROWS_PATIENCE
     """Seconds for which that reason is waited for to pass, where nothing but rows is left to do."""
+    kept: float = -math.inf
+    """When it last saw to what identifies the run (monotonic)."""
     has_recovered: bool = False
     """Whether the journal holds no unresolved trouble with rows; false until checked, as an earlier driver
     may have left some."""
@@ -154,6 +160,7 @@ class Driver:
                 note(text)
             for text in (*books.thin(self.frontier), *books.pack(self.frontier)):
                 note(text)
+            self._keep_identity()
             if not self.has_recovered:
                 note_recovery(self.run.paths, Trouble.ROWS)
             self.trouble, self.has_recovered = "", True
@@ -317,6 +324,15 @@ class Driver:
             else:
                 self.watcher.note(f"{task} will be computed again: {reason}")
         self.frontier = find_frontier(self.run.plan, paths)
+
+    def _keep_identity(self) -> None:
+        """Write again what a purge has taken of what identifies the run, and keep the rest from the next."""
+        if time.monotonic() - self.kept < _KEPT_SECONDS:
+            return
+        if gone := keep(self.run):
+            journal.event(self.run.paths.events, "identity_kept", files=gone)
+            self.watcher.note(f"{' and '.join(gone)}: gone, and written again from what is kept twice")
+        self.kept = time.monotonic()
 
     def _tell_advice(self, iteration: int) -> None:
         """Report findings that the newest row is the first to show, each once in the life of a driver, and

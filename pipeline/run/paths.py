@@ -34,6 +34,9 @@ class RunPaths:
 
     run_json = _Below("run.json")
     config_yaml = _Below("config.yaml")
+    run_copy = _Below("run.copy.json")
+    config_copy = _Below("config.copy.yaml")
+    """Copies of the two: what identifies a run is its oldest, and purges by age take that first."""
     events = _Below("events.jsonl")
     metrics = _Below("metrics.jsonl")
     rows = _Below("rows")
