@@ -55,8 +55,8 @@ def cancel_whatever_is_left(root: Path) -> str:
             write_control(paths, replace(control, cancelled=True, emptied=control.invocation))
     count = cancel_of_id(left.run_id)
     return (
-        f"{shown(root)} cannot be opened any more; cancelled {count} jobs that have its id, {left.run_id}, in "
-        f"their names; what is left of it: ls {shlex.quote(str(root))}"
+        f"{shown(root)} cannot be opened any more; cancelled {count} jobs that have its id, {left.run_id}, "
+        f"in their names; what is left of it: ls {shlex.quote(str(root))}"
     )
 
 

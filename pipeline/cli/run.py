@@ -21,10 +21,11 @@ from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.control import Control, write_control
-from pipeline.run.directory import Run, claimed_run
+from pipeline.run.directory import Run, RunError, claimed_run
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage
+from pipeline.run.losses import find_loss, in_sentences
 from pipeline.run.records import find_frontier
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.run.troubles import described
@@ -124,11 +125,22 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
         moved = go_back(run, point, patience)
         will_change("the run's history")
         print(f"moved aside: {moved}" if moved else "nothing to move aside", file=sys.stderr)
+    else:
+        check_is_not_lost(run)
     mend_chain(run, patience)
     mend_rows(run, patience)
     if executor is not None:
         return carry_on(run, executor, patience=patience)
     return follow_run(run) if watch else submit_run(run)
+
+
+def check_is_not_lost(run: Run) -> None:
+    """Refuse to go on where nothing is left to go on from. Raises RunError, with what is left, and the way
+    out."""
+    frontier = find_frontier(run.plan, run.paths)
+    loss = find_loss(run, frontier.updated, is_trained=frontier.updated >= run.plan.iterations)
+    if loss is not None and loss.is_of_all:
+        raise RunError(in_sentences(run, loss))
 
 
 def mend_chain(run: Run, patience: float) -> None:

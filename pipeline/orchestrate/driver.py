@@ -12,6 +12,7 @@ from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.metrics.noticed import note_noticed
 from pipeline.notify.events import completion, failure, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
+from pipeline.orchestrate.losses import after_loss
 from pipeline.orchestrate.lost_states import note_lost_states
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Actions, Observation, Retract, reconcile
@@ -111,18 +112,16 @@ class Driver:
     def one_pass(self) -> Actions:
         """Observe the disk and the executor, decide, act, and keep books. Idempotent."""
         seen = self.observe()
-        config, in_advance = self.run.config, self.jobs.lookahead > 0
-        actions = reconcile(
-            self.run.plan,
-            seen,
-            config.scheduler.max_attempts,
-            in_advance,
-            config.attempts_of(Stage.BENCHMARK),
-        )
+        actions = after_loss(self.run, seen, self.records, self.frontier.updated) or self._decide(seen)
         self.act(actions, seen)
         self.keep_books(seen.tasks)
         self.watcher.progress(self.frontier, self.records, tuple(seen.tasks))
         return actions
+
+    def _decide(self, seen: Observation) -> Actions:
+        config, in_advance = self.run.config, self.jobs.lookahead > 0
+        attempts = config.scheduler.max_attempts, in_advance, config.attempts_of(Stage.BENCHMARK)
+        return reconcile(self.run.plan, seen, *attempts)
 
     def observe(self) -> Observation:
         """Collect ended jobs and new commits, and find how far the run has come."""
@@ -319,11 +318,20 @@ class Driver:
             attempt = records[task].attempt if task in records else ""
             self.jobs.note_retracted(Failure(task, 0, FailureKind.INPUTS, reason), attempt)
             journal.event(paths.events, "retracted", task=task_key(task), reason=reason, moved_to=target)
-            if task.stage is Stage.STATE:
-                self.watcher.note(f"{task} is moved aside, and the next update learns it again: {reason}")
-            else:
-                self.watcher.note(f"{task} will be computed again: {reason}")
+        self._tell_taken_back(retracts)
         self.frontier = find_frontier(self.run.plan, paths)
+
+    def _tell_taken_back(self, retracts: Sequence[Retract]) -> None:
+        """Say what is computed again, in a line for each reason."""
+        by_reason: dict[str, list[Task]] = {}
+        for one in retracts:
+            by_reason.setdefault(one.reason, []).append(one.task)
+        for reason, tasks in by_reason.items():
+            named = f"{tasks[-1]} to {tasks[0]}" if len(tasks) > 1 else str(tasks[0])
+            if tasks[0].stage is Stage.STATE:
+                self.watcher.note(f"{named} is moved aside, and the next update learns it again: {reason}")
+            else:
+                self.watcher.note(f"{named} will be computed again: {reason}")
 
     def _keep_identity(self) -> None:
         """Write again what a purge has taken of what identifies the run, and keep the rest from the next."""

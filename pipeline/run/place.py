@@ -92,6 +92,6 @@ def check_is_no_copy(run: Run, word: str) -> None:
 def no_own_jobs(copy: Path, original: Path, word: str) -> RunError:
     """Return the refusal of :func:`check_is_no_copy`."""
     return RunError(
-        f"{shown(copy)} is a copy, and has no jobs nor a run on W&B of its own; those of {shown(original)} are "
-        f"left alone; for that: slurm-ppo {word} {shlex.quote(shown(original))}"
+        f"{shown(copy)} is a copy, and has no jobs nor a run on W&B of its own; those of {shown(original)} "
+        f"are left alone; for that: slurm-ppo {word} {shlex.quote(shown(original))}"
     )
