@@ -32,7 +32,7 @@ from pipeline.run.tasks import PREPARE
 from pipeline.run.wandb_place import WandbPlace, settled
 from slurm.errors import UserError
 from slurm.sealing import checksum, from_json, unsealed
-from slurm.sharedfiles import is_there, read_newest, read_shared
+from slurm.sharedfiles import is_there, names_in, read_newest, read_shared
 
 FORMAT = 2
 """Format of the run directories that this version writes. 1: a trainer's state is committed with its policy;
@@ -314,6 +314,12 @@ def load_run(root: Path) -> Run:
                 f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo status {root}; to continue "
                 f"them all: slurm-ppo sweep {root}"
             ) from None
+        if left := _left_by_a_purge(paths):
+            raise RunError(
+                f"{shown(root)} held a run, and its {Path(str(error.filename)).name} and the copy of it are "
+                f"gone; what is left: {left}; put the file back from an archive, or start a run from the "
+                f"newest policy: model.policy=...; to end its jobs: slurm-ppo cancel {shlex.quote(str(root))}"
+            ) from None
         why = "it is a file" if root.exists() else "nothing is there"
         if root.is_dir():
             why = f"it holds no {Path(str(error.filename)).name}"
@@ -337,6 +343,16 @@ def load_run(root: Path) -> Run:
         return Run(paths, _config_of(text), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def _left_by_a_purge(paths: RunPaths) -> str:
+    """Return what is left of a run whose identity is gone, in words; empty where there was none."""
+    names = names_in(paths.root) if paths.root.is_dir() else set()
+    if not names & {paths.iterations.name, paths.slurm.name}:
+        return ""
+    policies = sorted(name for name in names_in(paths.policies) if name[:1].isdecimal() and "." in name)
+    newest = f"policies up to {paths.policies.name}/{policies[-1]}" if policies else "no policy"
+    return f"{newest}{' and its rows' if paths.metrics.name in names else ''}"
 
 
 @lru_cache(maxsize=2)

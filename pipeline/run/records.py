@@ -172,7 +172,8 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     """Find how far a run has come by binary search, so that nothing scans the run: commits are contiguous.
 
     Old records may be gone, by a purge: what has a row was committed. One exception: an evaluation that
-    lags behind may have found its policy corrupt. Then the run goes on from before that policy, and passes over the later ones, which are committed, once it is there again.
+    lags behind may have found its policy corrupt. Then the run goes on from before that policy, and passes
+    over the later ones, which are committed, once it is there again.
     """
     if not is_committed(paths, PREPARE):
         return Frontier(-1, 0)

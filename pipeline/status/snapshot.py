@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import Advice, Evidence, advise
 from pipeline.run import journal
+from pipeline.run.ages import aging
 from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run, RunError, slurm_settings
@@ -94,7 +95,7 @@ class Status:
     rows_missing: int = 0
     """Iterations that are done and have no row yet."""
     troubles: tuple[str, ...] = ()
-    """Failures of drivers that are not overcome yet, in words."""
+    """Failures of drivers that are not overcome yet, and files that are about to be removed, in words."""
     state_lost: int | None = None
     """Newest iteration that is done, if its trainer's state was lost."""
     workers: tuple[WorkersOf, ...] = ()
@@ -232,7 +233,7 @@ class StatusReader:
             copy_of=str(original) if original else None,
             advice=() if run.config.slurm else self._advise(),
             rows_missing=max(0, frontier.updated - newest),
-            troubles=self._troubles,
+            troubles=(*self._troubles, *aging(run, frontier.updated)),
             time=now,
             created=run.identity.created,
             awaited=holder if holder and is_spoilt(run.paths.locks) else None,
