@@ -15,7 +15,8 @@ def after_loss(run: Run, seen: Observation, records: Records, updated: int) -> A
     """Decide what a pass does where weights are gone that the next update needs; None where none are, or only
     one update's, which is repaired as any commit is.
 
-    Looks closer only where that is possible: the newest policy does not verify, or has no trainer's state.
+    Looks closer only where that is possible: the newest policy does not verify, or has no trainer's state and
+    the next update was tried in vain.
     """
     if updated <= run.plan.start or not _is_suspicious(run, seen, records, updated):
         return None
@@ -35,7 +36,8 @@ def _is_suspicious(run: Run, seen: Observation, records: Records, updated: int) 
     newest, following = policy_maker(updated), policy_maker(updated + 1)
     if newest in seen.corrupt:
         return newest in needed_by(run.plan, seen)
-    if following not in seen.tasks or following in seen.committed:
+    # One that was not tried yet may find in memory what is gone on the disk.
+    if following in seen.committed or following in seen.live or not seen.failures.get(following):
         return False
     record = records.readable(newest)
     has_to_have = record is not None and keeps_state(record) and not record.holds_state

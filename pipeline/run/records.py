@@ -78,10 +78,15 @@ class Records:
         return self.known.get(task) or self.damaged.get(task)
 
     def verify(self, task: Task) -> None:
-        """Read and hash everything that a suspected task committed."""
+        """Read and hash everything that a suspected task committed, whose record may be gone by now."""
         record = self.get(task)
-        if record is not None:
+        if record is None:
+            return
+        if any(recorded(self.paths, [task])):
             self._check(record, verify_outputs)
+        else:
+            self.damaged[task] = self.known.pop(task)
+            self.corrupt[task] = f"{task} has no commit record any more"
 
     def forget(self, task: Task) -> None:
         for found in (self.known, self.corrupt, self.damaged):
