@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,21 +18,8 @@ from pipeline.run.place import original_of
 from pipeline.status.listing import find_places, read_entries
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.sync import sync
+from tests.support.copying import TOOLS, copied
 from tests.support.toyworld import Luck, make_world
-
-TOOLS = {
-    "cp -r": "cp -r {source} {target}",
-    "cp -a": "cp -a {source} {target}",
-    "rsync": "rsync -a {source}/ {target}/",
-    "tar": "mkdir {target} && tar -C {source} -cf - . | tar -C {target} -xf -",
-}
-
-
-def copied(source: Path, target: Path, tool: str) -> Path:
-    if not shutil.which(tool.split()[0]):
-        pytest.skip(f"there is no {tool}")
-    subprocess.run(TOOLS[tool].format(source=source, target=target), shell=True, check=True)
-    return target
 
 
 def id_of(root: Path) -> str:
