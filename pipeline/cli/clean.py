@@ -12,7 +12,7 @@ from pipeline.orchestrate.independence import make_independent
 from pipeline.run.cleaning import Kind, Removable, find_removable, remove
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.lease import LeaseHeld, hold, holder_of
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import holds_identity
 from pipeline.run.place import original_of
 from pipeline.run.sizes import bytes_below
 from pipeline.status.listing import find_places
@@ -93,7 +93,7 @@ def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]
 def _holds_run(root: Path) -> bool:
     """Whether a run is there; true too where that cannot be seen: reading it says why."""
     try:
-        return RunPaths(root).run_json.exists() or RunPaths(root).run_copy.exists()
+        return holds_identity(root)
     except OSError:
         return True
 

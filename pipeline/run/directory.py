@@ -317,8 +317,9 @@ def load_run(root: Path) -> Run:
         if left := _left_by_a_purge(paths):
             raise RunError(
                 f"{shown(root)} held a run, and its {Path(str(error.filename)).name} and the copy of it are "
-                f"gone; what is left: {left}; put the file back from an archive, or start a run from the "
-                f"newest policy: model.policy=...; to end its jobs: slurm-ppo cancel {shlex.quote(str(root))}"
+                f"gone; what is left: {left}\n"
+                f"put the file back from an archive, or start a run from the newest policy: model.policy=...; "
+                f"to end its jobs: slurm-ppo cancel {shlex.quote(str(root))}"
             ) from None
         why = "it is a file" if root.exists() else "nothing is there"
         if root.is_dir():

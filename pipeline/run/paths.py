@@ -90,6 +90,12 @@ class RunPaths:
         return path.relative_to(self.root).as_posix()
 
 
+def holds_identity(root: Path) -> bool:
+    """Whether a directory holds a run's identity or the copy of it, as this machine remembers. Raises
+    PermissionError in one that may not be looked into."""
+    return RunPaths(root).run_json.exists() or RunPaths(root).run_copy.exists()
+
+
 OWN_NAMES = frozenset(below.names[0] for below in vars(RunPaths).values() if isinstance(below, _Below))
 """Names in a run's directory that the run itself makes."""
 

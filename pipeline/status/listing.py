@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
-from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
+from pipeline.run.paths import SWEEP_MANIFEST, RunPaths, holds_identity
 from pipeline.run.place import find_original
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
@@ -95,7 +95,7 @@ def find_places(folder: Path) -> list[Place]:
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {what}; give a run directory, or a folder that holds runs")
-    if (folder / "run.json").exists():
+    if holds_identity(folder):
         return [Place(folder)]
     if (folder / SWEEP_MANIFEST).exists():
         return list(_of_sweep(folder))
@@ -104,12 +104,12 @@ def find_places(folder: Path) -> list[Place]:
 
 def _below(child: Path) -> Iterator[Place]:
     try:
-        if (child / "run.json").exists():
+        if holds_identity(child):
             yield Place(child)
         elif (child / SWEEP_MANIFEST).exists():
             yield from _of_sweep(child)
         else:
-            yield from (Place(path) for path in _folders(child) if (path / "run.json").exists())
+            yield from (Place(path) for path in _folders(child) if holds_identity(path))
     except OSError:  # a folder that may not be looked into is nobody's run that we could show
         return
 
@@ -121,7 +121,7 @@ def _of_sweep(root: Path) -> Iterator[Place]:
         points = unsealed(read_plainly(root / SWEEP_MANIFEST))["points"]
         yield from [Place(root / point["name"], root) for point in points]
         return
-    yield from (Place(path, root) for path in _folders(root) if (path / "run.json").exists())
+    yield from (Place(path, root) for path in _folders(root) if holds_identity(path))
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -162,7 +162,7 @@ def _read(place: Place, now: float) -> tuple[Entry, str | None]:
     root, sweep = str(place.root), str(place.sweep) if place.sweep else None
     try:
         paths = RunPaths(place.root)
-        if not (paths.run_json.exists() or paths.run_copy.exists()):
+        if not holds_identity(place.root):
             return Entry(root, NOT_BEGUN, place.root.name, sweep=sweep), None
         return _read_run(paths, sweep, now)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -199,3 +199,21 @@ def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_
     assert f"what is left: rows up to iteration {RESTS_AT}" in done.stderr
     assert done.stderr.endswith(f"slurm-ppo resume {root} --from rollout@1; nothing was changed\n")
     assert (root / "events.jsonl").read_bytes() == before
+
+
+def test_an_iteration_has_six_files_a_shard_and_few_once_it_is_packed(inputs, slurm_ppo, tmp_path):
+    """What a quota of inodes counts, as docs/howto/disk_space.md has it."""
+    root, shards = tmp_path / "run", 8
+    more = (f"rollout.num_shards={shards}", "iterations=5", "update.keep_shards_last=2")
+    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1", "update.keep_last=2")
+    done = slurm_ppo("run", *tiny.overrides(inputs, root, *more, *heldout))
+    assert done.returncode == 0, done.stderr
+
+    def files(iteration: int) -> list[Path]:
+        number = f"{iteration:05d}"
+        folders = (root / "iterations" / number, *root.glob(f"logs/{number}-*"), root / "slurm" / number)
+        return [path for folder in folders for path in folder.rglob("*")] + [root / f"rows/{number}.json"]
+
+    recent, packed = files(5), files(2)
+    assert len(recent) <= 6 * shards + 6 + 7 + 6 + 1, recent
+    assert len(packed) <= 9, packed

@@ -19,6 +19,7 @@ from pipeline.status.listing import find_places, read_entries
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.sync import sync
 from tests.support.copying import TOOLS, copied
+from tests.support.tables import sample
 from tests.support.toyworld import Luck, make_world
 
 
@@ -38,13 +39,11 @@ def original(complete_run, tmp_path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", sample(list(TOOLS), 1 / 4))
 def test_a_copy_goes_on_as_a_run_of_its_own_and_says_so(original, tmp_path, slurm_ppo, tool):
     copy = copied(original, tmp_path / "copy", tool)
     (copy / "wandb/offline-run-1").mkdir(parents=True)
     before = (original / "run.json").read_bytes(), (original / "events.jsonl").read_bytes()
-    shown = slurm_ppo("status", copy)
-    assert f"a copy of {original}" in " ".join(shown.stdout.split())
     assert json.loads(slurm_ppo("status", "--json", copy).stdout)["copy_of"] == str(original)
     done = slurm_ppo("resume", copy)
     assert done.returncode == 0, done.stderr
@@ -54,8 +53,7 @@ def test_a_copy_goes_on_as_a_run_of_its_own_and_says_so(original, tmp_path, slur
     assert [path.name for path in copy.glob("superseded/*/wandb/*")] == ["offline-run-1"]
     assert not list(copy.glob(".own-*"))
     assert before == ((original / "run.json").read_bytes(), (original / "events.jsonl").read_bytes())
-    again = slurm_ppo("resume", copy)
-    assert "is a copy" not in again.stderr + slurm_ppo("status", copy).stdout
+    assert original_of(load_run(copy)) is None
 
 
 def test_a_run_that_is_moved_or_put_back_is_the_same_run(original, tmp_path, slurm_ppo):
@@ -103,18 +101,17 @@ def test_a_copy_of_a_run_that_is_at_work_is_refused_at_once(original, tmp_path, 
     with hold(original / "locks"):
         copy = copied(original, tmp_path / "copy", "cp -a")
         begun = time.monotonic()
-        for command in ("resume", "resume"):
-            done = slurm_ppo(command, copy)
-            assert done.returncode == 2, done.stderr
-            assert (
-                f"{copy} is a copy of {original}, which is at work (a driver holds its lease)" in done.stderr
-            )
-            assert f"slurm-ppo fork {original}@ITERATION NEW_RUN" in done.stderr
-            assert done.stderr.endswith("nothing was changed\n")
-        assert time.monotonic() - begun < 10
+        done = slurm_ppo("resume", copy)
+        assert time.monotonic() - begun < 5
+        assert done.returncode == 2, done.stderr
+        assert f"{copy} is a copy of {original}, which is at work (a driver holds its lease)" in done.stderr
+        assert f"slurm-ppo fork {original}@ITERATION NEW_RUN" in done.stderr
+        assert done.stderr.endswith("nothing was changed\n")
         assert id_of(copy) == "0123456789ab"
-        assert "a driver is at work" not in slurm_ppo("status", copy).stdout
-    assert slurm_ppo("resume", copy).returncode == 0
+        shown = " ".join(slurm_ppo("status", copy).stdout.split())
+        assert f"a copy of {original}" in shown
+        assert "a driver is at work" not in shown
+    assert as_own(load_run(copy)).identity.id != "0123456789ab"
 
 
 def test_a_copy_whose_lease_is_held_is_cleaned_as_a_run_of_its_own(original, tmp_path, slurm_ppo):
@@ -137,7 +134,7 @@ def submitted(tmp_path, monkeypatch, clock):
 
 
 def live(world) -> set[str]:
-    return {element.array_id for element in world.slurm.elements() if not element.has_ended}
+    return {str(element.job.id) for element in world.slurm.elements() if not element.has_ended}
 
 
 def test_jobs_of_a_run_on_slurm_are_not_those_of_its_copy(submitted):
