@@ -109,6 +109,8 @@ def check(
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code."""
     executor = executor_of(run.config, watch)
+    if back_to is None:
+        check_is_not_lost(run)
     run = as_own(run)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
@@ -125,8 +127,6 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
         moved = go_back(run, point, patience)
         will_change("the run's history")
         print(f"moved aside: {moved}" if moved else "nothing to move aside", file=sys.stderr)
-    else:
-        check_is_not_lost(run)
     mend_chain(run, patience)
     mend_rows(run, patience)
     if executor is not None:
