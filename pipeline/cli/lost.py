@@ -14,8 +14,9 @@ from pipeline.cli.queue import cancel_run
 from pipeline.executors.slurm.queue import cancel_of_id
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import RunError, is_run, load_run, read_identity, shown
+from pipeline.run.originals import find_original
 from pipeline.run.paths import RunPaths
-from pipeline.run.place import find_original, no_own_jobs
+from pipeline.run.place import no_own_jobs
 from pipeline.run.submissions import run_id_of
 from slurm.sealing import unsealed
 from slurm.sharedfiles import names_in, read_shared

@@ -15,64 +15,21 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.run.directory import Run, RunError, read_identity, shown, write_identity
-from pipeline.run.paths import RunPaths
+from pipeline.run.directory import Run, RunError, shown, write_identity
+from pipeline.run.originals import find_original, is_one
 
 
 def original_of(run: Run) -> Path | None:
     """Return the directory of the run that this one is a copy of; None where it is the run itself, or was
-    moved."""
+    moved. Raises OSError where that cannot be seen now."""
     return find_original(run.identity.root, run.paths.root, run.identity.id)
-
-
-def find_original(known: str, here: Path, run_id: str) -> Path | None:
-    """Return the same as :func:`original_of`.
-
-    Args:
-        known: directory that the run's identity names; empty in runs of versions that named none.
-
-    Raises:
-        OSError: whether the run is there still cannot be seen now.
-    """
-    if not known or known == str(here):
-        return None
-    there = Path(known)
-    try:
-        return there if _holds(there, run_id) and not _is_one(there, here) else None
-    except PermissionError:  # it is there, and somebody else's: a colleague's copy
-        return there
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _holds(root: Path, run_id: str) -> bool:
-    """Whether a run of this id is there, whatever else of it is spoilt. Raises OSError where nothing is."""
-    root.stat()
-    try:
-        return read_identity(RunPaths(root)).id == run_id
-    except PermissionError:
-        raise
-    except (OSError, ValueError):
-        return False
-
-
-def _is_one(first: Path, second: Path) -> bool:
-    """Whether two paths lead to one directory, perhaps by two mounts of a filesystem: its numbers of inodes
-    are the same by each, and those of a copy are not."""
-    if first.samefile(second):
-        return True
-    pairs = ((first, second), (RunPaths(first).run_json, RunPaths(second).run_json))
-    try:
-        return all(one.stat().st_ino == other.stat().st_ino for one, other in pairs)
-    except FileNotFoundError:
-        return False
 
 
 def settle(run: Run) -> Run:
     """Note where the run lies now, for the holder of its lease: it was moved, or is of a version that noted
     no place. Returns the run as it is then."""
     known, here = run.identity.root, run.paths.root
-    if known == str(here) or (known and Path(known).is_dir() and _is_one(Path(known), here)):
+    if known == str(here) or (known and Path(known).is_dir() and is_one(Path(known), here)):
         return run
     identity = replace(run.identity, root=str(here))
     write_identity(run.paths, identity)

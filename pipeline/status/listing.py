@@ -17,8 +17,8 @@ from typing import Any
 
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
+from pipeline.run.originals import find_original
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths, holds_identity
-from pipeline.run.place import find_original
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
