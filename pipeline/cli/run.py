@@ -109,9 +109,6 @@ def check(
 def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code."""
     executor = executor_of(run.config, watch)
-    if back_to is None:
-        check_is_not_lost(run)
-    run = as_own(run)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
         print(told, file=sys.stderr)
@@ -119,9 +116,13 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
         print(told, file=sys.stderr)
     # A driver on another node may have been killed with its job: its lease runs out.
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
-    if back_to is not None:
-        point = parse_point(back_to)
+    point = None if back_to is None else parse_point(back_to)
+    if point is None:
+        check_is_not_lost(run)
+    else:
         checked_point(run, point)
+    run = as_own(run)
+    if point is not None:
         if executor is None:
             clear_queue(run)
         moved = go_back(run, point, patience)

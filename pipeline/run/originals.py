@@ -1,4 +1,4 @@
-"""Whether the run that a directory's identity names is still where it was. Imports little, for lists of runs."""
+"""Whether the run that a directory's identity names is still where it was. Imports little: lists ask too."""
 
 from pathlib import Path
 
