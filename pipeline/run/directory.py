@@ -318,7 +318,7 @@ def load_run(root: Path) -> Run:
             raise RunError(
                 f"{shown(root)} held a run, and its {Path(str(error.filename)).name} and the copy of it are "
                 f"gone; what is left: {left}\n"
-                "put the file back from an archive, or start a run from its newest policy (model.policy=...); "
+                "put the file back from an archive, or start a run from its newest policy (model.policy); "
                 f"to end its jobs: slurm-ppo cancel {shlex.quote(str(root))}"
             ) from None
         why = "it is a file" if root.exists() else "nothing is there"
