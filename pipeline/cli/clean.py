@@ -8,9 +8,12 @@ from pathlib import Path
 from pipeline.cli.errors import system_error, will_change
 from pipeline.cli.seen_here import check_is_seen_here
 from pipeline.config.issue import ConfigError
+from pipeline.orchestrate.independence import make_independent
 from pipeline.run.cleaning import Kind, Removable, find_removable, remove
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.lease import LeaseHeld, hold, holder_of
+from pipeline.run.paths import holds_identity
+from pipeline.run.place import original_of
 from pipeline.run.sizes import bytes_below
 from pipeline.status.listing import find_places
 from pipeline.status.listing_text import table
@@ -90,13 +93,15 @@ def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]
 def _holds_run(root: Path) -> bool:
     """Whether a run is there; true too where that cannot be seen: reading it says why."""
     try:
-        return (root / "run.json").exists()
+        return holds_identity(root)
     except OSError:
         return True
 
 
 def check_is_idle(run: Run) -> None:
     """Refuse a run that a driver or a job works at. Raises RunError."""
+    if original_of(run):  # nobody works at a copy, whose lease was copied too
+        return
     if holder := holder_of(run.paths.locks):
         raise RunError(f"{holder}; clean it afterwards")
     _check_no_jobs(run)
@@ -154,6 +159,7 @@ def _remove(found: Found) -> list[str]:
     if not found.items:
         return []
     try:
+        run = make_independent(run) if original_of(run) else run
         with hold(run.paths.locks):
             _check_no_jobs(run)
             will_change("what can go")

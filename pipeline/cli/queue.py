@@ -22,6 +22,7 @@ from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
+from pipeline.run.place import check_is_no_copy
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
 from pipeline.status.progress import Bars, Lines, watcher_for
@@ -74,6 +75,7 @@ def cancel_run(run: Run) -> str:
     """Cancel every job of the run. Returns what to say."""
     from pipeline.status.snapshot import is_complete
 
+    check_is_no_copy(run, "cancel")
     if not run.config.slurm:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
     # Until a spoilt lease is free takes minutes, in which jobs would go on.
@@ -143,6 +145,7 @@ def _run_on_slurm(root: Path) -> Run:
     """Return the run. Raises RunError also for one of this machine, which has no driver jobs."""
     run = load_run(root)
     slurm_settings(run)
+    check_is_no_copy(run, "resume")
     return run
 
 

@@ -57,15 +57,16 @@ def resume(
 def cancel(run_dir: RunDir) -> None:
     """Cancel the run's jobs on Slurm, and only these; of a sweep those of all its runs.
 
-    Nothing that was committed is lost.
+    Nothing that was committed is lost. Of a run whose directory is gone, its id does: squeue shows it in the
+    jobs' names.
     """
     if is_sweep(run_dir):
         from pipeline.cli.sweep import cancel_sweep
 
         raise typer.Exit(cancel_sweep(run_dir.absolute()))
-    from pipeline.cli.queue import cancel_run
+    from pipeline.cli.lost import cancel_whatever_is_left
 
-    typer.echo(cancel_run(load(run_dir)))
+    typer.echo(cancel_whatever_is_left(run_dir))
 
 
 def advance(

@@ -23,6 +23,7 @@ from pipeline.run.control import read_control, spoilt_control
 from pipeline.run.directory import Run, resume_command, version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
+from pipeline.run.place import original_of
 from pipeline.run.plan import policy_maker, state_of, unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
@@ -57,6 +58,7 @@ def health_checks(run: Run) -> list[Check]:
     place = str(run.paths.root)
     looks: dict[str, Callable[[Run], Finding | Iterable[Finding]]] = {
         "version": look_at_version,
+        "identity": look_at_identity,
         "inputs": look_at_inputs,
         "driver": look_at_driver,
         "troubles": look_at_troubles,
@@ -87,6 +89,21 @@ def look_at_version(run: Run) -> Finding:
         return ok("version", f"{here}, as when the run began")
     advice = "go on with the version that it began with, or compare the rows before and after"
     return warning("version", f"{here} here, the run began with {began}", advice)
+
+
+def look_at_identity(run: Run) -> Finding:
+    """Look at what identifies the run, which is kept twice, and at whether it is a copy."""
+    names, paths = names_in(run.paths.root), run.paths
+    if original := original_of(run):
+        told = f"a copy of {original}, whose jobs and run on W&B are the original's"
+        return ok("identity", f"{told}; it gets an id of its own once it goes on")
+    gone = [path.name for path in (paths.run_json, paths.config_yaml) if path.name not in names]
+    if gone:
+        told = f"{' and '.join(gone)}: gone, and read from the copy"
+        return warning(
+            "identity", told, "nothing to do: the next driver writes it again; what removes files?"
+        )
+    return ok("identity", f"{run.identity.name}, id {run.identity.id}")
 
 
 def look_at_inputs(run: Run) -> Finding:
@@ -127,6 +144,8 @@ def look_at_benchmarks(run: Run) -> Finding:
 
 def look_at_driver(run: Run) -> Finding:
     holder, control = holder_of(run.paths.locks), read_control(run.paths)
+    if original := original_of(run):
+        return ok("driver", f"none: it is a copy of {original}, whose lease was copied too")
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
     if holder and "cannot be read" in holder:
         return warning("driver", holder, "nothing to do: the next driver waits for that")

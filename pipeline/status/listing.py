@@ -17,7 +17,8 @@ from typing import Any
 
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
-from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
+from pipeline.run.originals import find_original
+from pipeline.run.paths import SWEEP_MANIFEST, RunPaths, holds_identity
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
@@ -94,7 +95,7 @@ def find_places(folder: Path) -> list[Place]:
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {what}; give a run directory, or a folder that holds runs")
-    if (folder / "run.json").exists():
+    if holds_identity(folder):
         return [Place(folder)]
     if (folder / SWEEP_MANIFEST).exists():
         return list(_of_sweep(folder))
@@ -103,12 +104,12 @@ def find_places(folder: Path) -> list[Place]:
 
 def _below(child: Path) -> Iterator[Place]:
     try:
-        if (child / "run.json").exists():
+        if holds_identity(child):
             yield Place(child)
         elif (child / SWEEP_MANIFEST).exists():
             yield from _of_sweep(child)
         else:
-            yield from (Place(path) for path in _folders(child) if (path / "run.json").exists())
+            yield from (Place(path) for path in _folders(child) if holds_identity(path))
     except OSError:  # a folder that may not be looked into is nobody's run that we could show
         return
 
@@ -120,7 +121,7 @@ def _of_sweep(root: Path) -> Iterator[Place]:
         points = unsealed(read_plainly(root / SWEEP_MANIFEST))["points"]
         yield from [Place(root / point["name"], root) for point in points]
         return
-    yield from (Place(path, root) for path in _folders(root) if (path / "run.json").exists())
+    yield from (Place(path, root) for path in _folders(root) if holds_identity(path))
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -160,22 +161,25 @@ def _read(place: Place, now: float) -> tuple[Entry, str | None]:
     """Read one run; also return its id where only Slurm's queue can say whether it is running."""
     root, sweep = str(place.root), str(place.sweep) if place.sweep else None
     try:
-        if not (place.root / "run.json").exists():
+        paths = RunPaths(place.root)
+        if not holds_identity(place.root):
             return Entry(root, NOT_BEGUN, place.root.name, sweep=sweep), None
-        return _read_run(RunPaths(place.root), sweep, now)
+        return _read_run(paths, sweep, now)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
 
 
 def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
-    identity = from_json(read_plainly(paths.run_json))
-    total, is_on_slurm, has_program = _plan_of(read_plainly(paths.config_yaml))
+    identity = from_json(_read_or_copy(paths.run_json, paths.run_copy))
+    total, is_on_slurm, has_program = _plan_of(_read_or_copy(paths.config_yaml, paths.config_copy))
     end = read_end(paths.metrics, _END_BYTES)
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
     done = int(row["iteration"]) if row else start
-    state = _state_of(paths, done >= total and (not has_program or _is_measured(paths, total)), is_on_slurm)
+    is_done = done >= total and (not has_program or _is_measured(paths, total))
+    is_copy = find_original(identity.get("root", ""), paths.root.absolute(), str(identity["id"])) is not None
+    state = _state_of(paths, is_done, is_on_slurm, is_copy)
     best, metric = _best_of(paths)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
     entry = Entry(
@@ -210,13 +214,20 @@ def _is_measured(paths: RunPaths, last: int) -> bool:
     return is_there(paths.task(Task(last, Stage.BENCHMARK)).record)
 
 
-def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool) -> str | None:
-    """Return the run's state; None where Slurm's queue has to be asked."""
+def _read_or_copy(path: Path, copy: Path) -> bytes:
+    try:
+        return read_plainly(path)
+    except FileNotFoundError:
+        return read_plainly(copy)
+
+
+def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool, is_copy: bool) -> str | None:
+    """Return the run's state; None where Slurm's queue has to be asked. Nobody is at work on a copy."""
     if is_complete:
         return "complete"
     if is_on_slurm:
-        return _requested(paths)
-    if holder_of(paths.locks):
+        return _requested(paths) or ("stopped" if is_copy else None)
+    if not is_copy and holder_of(paths.locks):
         return "running"
     events = journal.read_tail(paths.events, _EVENT_BYTES)
     moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]

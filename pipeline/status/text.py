@@ -46,7 +46,7 @@ def moment(seconds: float) -> str:
 
 def describe(status: "Status") -> str:
     """Describe a status for a person, ending in the next command."""
-    lines = [_first_line(status)]
+    lines = list(_first_lines(status))
     if status.driver:
         lines.append(status.driver)
     elif status.stopped and not status.slurm and status.state != "complete":
@@ -85,11 +85,16 @@ def standing(status: "Status") -> str:
     return f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"
 
 
-def _first_line(status: "Status") -> str:
+def _first_lines(status: "Status") -> Iterator[str]:
     line = standing(status)
     if status.evaluations:
         line += f", {status.evaluations_done}/{status.evaluations} evaluations"
-    return f"{line}, forked from {status.forked_from}" if status.forked_from else line
+    yield f"{line}, forked from {status.forked_from}" if status.forked_from else line
+    if status.copy_of:
+        yield from wrapped(
+            f"a copy of {status.copy_of}, whose jobs are not shown here; if it goes on, it does so as a run "
+            "of its own"
+        )
 
 
 def _last_lines(status: "Status") -> Iterator[str]:

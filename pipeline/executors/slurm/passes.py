@@ -25,6 +25,7 @@ from pipeline.run.directory import Run, slurm_settings, upgrade
 from pipeline.run.endings import take_in_former_retractions
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
+from pipeline.run.place import settle
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
@@ -194,7 +195,7 @@ def leased_pass(
     take_in_former_retractions(run.paths, time.time())
     if read_control(run.paths).cancelled:
         return Pass(Outcome.CANCELLED)
-    run = upgrade(run)
+    run = settle(upgrade(run))
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
     jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts)

@@ -2,12 +2,13 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.paths import RunPaths
+from pipeline.run.place import original_of
 from pipeline.run.submissions import SUBMITTED, is_job_of, run_id_of
 from pipeline.workers.looking import PERSON_AGE, Look, look
 from slurm.commands import SlurmError, SlurmMissing
@@ -26,11 +27,17 @@ _HELD = frozenset({"launchfailedrequeuedheld", "jobholdmaxrequeue"})
 wait for ever. Jobs held by an administrator or the user are left to them."""
 
 
+def jobs_of(run: Run) -> Callable[[str], bool]:
+    """Return what says of a job's name whether it is a job of the run. A copy's are the original's."""
+    run_id = "" if original_of(run) else run.identity.id
+    return lambda name: is_job_of(run_id, name)
+
+
 def run_queue(run: Run, seen: Look) -> ElementsByName:
     """Return the run's elements as a look shows them. Those that Slurm could not start, and holds, are
     cancelled and count as ended.
     """
-    elements = seen.elements_of(lambda name: is_job_of(run.identity.id, name))
+    elements = seen.elements_of(jobs_of(run))
     queue: ElementsByName = {}
     for element in _without_held(elements):
         queue.setdefault(element.name, []).append(element)
@@ -81,7 +88,12 @@ def as_heard_of(element: Element, heard_of: Starts) -> Element:
 
 def cancel_all(run: Run) -> int:
     """Cancel every job of a run, of any iteration. Returns how many arrays that were."""
-    return cancel_jobs([read_queue(lambda name: is_job_of(run.identity.id, name))], only_pending=False)
+    return cancel_jobs([read_queue(jobs_of(run))], only_pending=False)
+
+
+def cancel_of_id(run_id: str) -> int:
+    """Cancel every job of the run that has an id, wherever it lies. Returns how many arrays that were."""
+    return cancel_jobs([read_queue(lambda name: is_job_of(run_id, name))], only_pending=False)
 
 
 def wait_until_gone(run: Run, seconds: float) -> int:
@@ -92,7 +104,7 @@ def wait_until_gone(run: Run, seconds: float) -> int:
     """
     until = time.monotonic() + seconds
     while True:
-        elements = read_queue(lambda name: is_job_of(run.identity.id, name))
+        elements = read_queue(jobs_of(run))
         left = sum(map(is_live, elements))
         if not left or time.monotonic() > until:
             return left
@@ -155,7 +167,7 @@ def ask_for_queue(run: Run, max_age: float, patience: float) -> Queue:
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
     seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
-    return Queue(seen.elements_of(lambda name: is_job_of(run.identity.id, name)), asked=seen.asked)
+    return Queue(seen.elements_of(jobs_of(run)), asked=seen.asked)
 
 
 def newest_submission(paths: RunPaths) -> float:
