@@ -15,6 +15,7 @@ from slurm import probe_task
 from slurm.commands import SlurmError
 from slurm.ended import NoAccounting, read_ended
 from slurm.query import Element, read_queue
+from slurm.setup_lines import checked
 from slurm.sharedfiles import is_there, read_newest, read_shared, size_of
 from slurm.states import Phase, exit_in_words, phase_of, reason_in_words
 from slurm.submission import Array, Option, Refused, cancel, literal, render, submit
@@ -237,7 +238,11 @@ def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
         output=literal(sent.file("log")),
         folder=folder,
         options={"nodes": 1, **probe.options, "time": _TIME_LIMIT},
-        setup=[*probe.setup, *_looking_outside(sent), f"exec <{shlex.quote(str(place / 'probe.py'))}"],
+        setup=[
+            *checked(probe.setup),
+            *_looking_outside(sent),
+            f"exec <{shlex.quote(str(place / 'probe.py'))}",
+        ],
         environment=probe.environment,
     )
     script = sent.file("sh")

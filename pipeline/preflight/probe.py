@@ -14,6 +14,7 @@ from pipeline.preflight.cluster import gpus_wanted, job_kinds_used
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.preflight.sight import image_key, image_of, paths_of, way_in, way_to_gpus
 from pipeline.run.directory import version
+from slurm.clusters import on_cluster
 from slurm.probe import Answer, Probe, ProbeResult, ProbeTimeout, run_probes
 
 PROBE_SECONDS = 120.0
@@ -55,7 +56,8 @@ def ask_nodes(
     """Send a tiny job to every place that stages go to, and wait for the answers."""
     aims = aims_of(config)
     probes = [replace(probe_of(config, aim), measures_delay=measures_delay) for aim in aims]
-    answers = run_probes(probes, folder_of(config), Path.cwd(), seconds, note)
+    with on_cluster(config.slurm.cluster if config.slurm else ""):
+        answers = run_probes(probes, folder_of(config), Path.cwd(), seconds, note)
     return [(aim, answers[aim.name]) for aim in aims]
 
 

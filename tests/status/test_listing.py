@@ -20,7 +20,7 @@ from tests.support.reportrun import SLURM, make_row, make_run, make_spans, slurm
 from tests.support.sweeps import make_sweep
 
 
-def never() -> None:
+def never(cluster: str) -> None:
     raise AssertionError("Slurm is asked, though no run may be at work")
 
 
@@ -60,14 +60,17 @@ def test_of_runs_on_slurm_the_queue_is_asked_once(tmp_path):
     write_control(runs[2].paths, Control(1, cancelled=True))
     write_control(runs[3].paths, Control(1, has_failed=True))
 
-    def live():
+    def live(cluster):
         asked.append(1)
         return {runs[0].identity.id}
 
     states = [entry.state for entry in entries(tmp_path, live).values()]
     assert states == ["running", "stopped", "cancelled", "failed"]
     assert len(asked) == 1
-    assert [entry.state for entry in entries(tmp_path, lambda: None).values()][:2] == ["unknown", "unknown"]
+    assert [entry.state for entry in entries(tmp_path, lambda cluster: None).values()][:2] == [
+        "unknown",
+        "unknown",
+    ]
 
 
 def test_what_a_line_says(tmp_path):
