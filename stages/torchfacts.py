@@ -16,8 +16,8 @@ _LOOKS = frozenset({"open", "os.listdir", "os.scandir"})
 
 
 def counted_calls() -> Counter[str]:
-    """Return a count that grows with the calls of this process for files: what a shared filesystem's servers are
-    asked. It cannot be ended, so this is for processes of their own."""
+    """Return a count that grows with the calls of this process for files: what a shared filesystem's servers
+    are asked. It cannot be ended, so this is for processes of their own."""
     calls: Counter[str] = Counter()
     stat = posix.stat
 
@@ -37,9 +37,9 @@ def counted_calls() -> Counter[str]:
 
 
 def torch_facts() -> dict[str, str | int | float | None]:
-    """Return version, CUDA and HIP that it is built for, the number of GPUs, and the seconds of its import; the
-    calls by which Python looked for files and opened them, without those of the dynamic loader, and how many
-    modules it compiled, as there was no file of theirs that is.
+    """Return version, CUDA and HIP that it is built for, the number of GPUs, and the seconds of its import;
+    the calls by which Python looked for files and opened them, without those of the dynamic loader, and how
+    many modules it compiled, as there was no file of theirs that is.
 
     Raises:
         ImportError, OSError: it cannot be imported.

@@ -280,7 +280,8 @@ class SlurmConfig:
     """Quality of service of every job that names none of its own."""
     options: dict[OptionName, Line | int | bool] = field(default_factory=dict)
     """Any other sbatch option of every job, without its dashes, e.g. {export: NONE}; a stage's options come
-    over them. clusters: the one cluster that all jobs go to, at sites with several. Default: SLURM_CLUSTERS."""
+    over them. clusters: the one cluster that all jobs go to, at sites with several. Default:
+    SLURM_CLUSTERS."""
     setup: tuple[Text, ...] = ()
     """Shell lines before every job's command. One that fails ends the job, unless it ends with || true."""
     container: Text | None = None

@@ -29,8 +29,8 @@ _SLOW_IMPORT = 30.0
 _MOST_SOURCES = 100
 """Modules that one start may compile: some packages make a few as they are imported."""
 _PACK = (
-    "if a second time is much quicker, every node pays this at its first start: pack the environment into one "
-    "file (examples/environment)"
+    "if a second time is much quicker, every node pays this at its first start: pack the environment into "
+    "one file (examples/environment)"
 )
 _ASK_SECONDS = 20.0
 _BUSY_SHARE = 0.5

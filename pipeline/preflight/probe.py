@@ -151,6 +151,9 @@ def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
 
 def _unanswered(aim: Aim, answer: ProbeTimeout) -> ConfigIssue:
     """Report a job that was refused, or ended without an answer. Images most often lack the interpreter."""
+    if answer.failed_setup:
+        why = f"{answer.failed_setup}; mend it, or let it fail with || true"
+        return ConfigIssue(f"{key_of(aim.stages[0])}.setup", "; ".join(aim.given.setup or ()), why)
     if image_of(aim.given) and answer.has_spoken:
         return _of_image(aim, aim.stages, f"{answer.why}; does this image have {aim.given.python}?")
     return ConfigIssue(f"{key_of(aim.stages[0])}.partition", _partition(aim), answer.why)

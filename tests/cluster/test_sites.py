@@ -1,7 +1,6 @@
-"""What sites ask of every job, on a real Slurm: jobs without an environment, profiles full of options, setup that
-fails, and several clusters with one accounting."""
+"""What sites ask of every job, on a real Slurm: jobs without an environment, profiles full of options, setup
+that fails, and several clusters with one accounting."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 def test_a_profile_that_sets_every_option_of_sbatch_and_jobs_without_an_environment(
     cluster, make_run, complete_run, tmp_path
 ):
-    """Submitted from inside a job, or so it looks. What jobs need they get from their setup and environment."""
+    """Submitted from inside a job, or so it looks. What jobs need they get from setup and environment."""
     root = room_on(cluster, tmp_path) / "run"
     run = make_run(
         *(cluster, root, "iterations=1", *staying(20), "scheduler.options={export: NONE}"),
@@ -52,7 +51,7 @@ def test_a_line_of_setup_that_fails_is_the_sites_fault_with_its_line_and_node(cl
 
 
 @pytest.fixture
-def two_clusters(cluster_with_accounting: Cluster, own_cluster) -> Iterator[tuple[Cluster, Cluster]]:
+def two_clusters(cluster_with_accounting: Cluster, own_cluster) -> tuple[Cluster, Cluster]:
     """The practice cluster with accounting, and another whose jobs are in the same database."""
     near = cluster_with_accounting
     shared = (
@@ -62,7 +61,7 @@ def two_clusters(cluster_with_accounting: Cluster, own_cluster) -> Iterator[tupl
         f"AccountingStoragePass={near.identity.root}/munge.sock",
         f"AuthInfo=socket={near.identity.root}/munge.sock,cred_expire=5",
     )
-    yield near, own_cluster(Layout(more=shared))
+    return near, own_cluster(Layout(more=shared))
 
 
 def test_a_run_on_the_other_of_two_clusters(two_clusters, make_run, complete_run, tmp_path):

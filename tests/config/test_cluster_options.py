@@ -50,19 +50,22 @@ def test_one_cluster_of_several_is_the_runs_and_no_option_of_a_job():
     assert not any("clusters" in asked(given, kind) for kind in SLURM_STAGES)
 
 
+ONE = "all jobs of a run are on one cluster"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("options={clusters: 'a,b'}", "options.clusters=a,b: all jobs of a run are on one cluster; give the name of one"),
-        ("options={clusters: all}", "options.clusters=all: all jobs of a run are on one cluster; give the name of one"),
+        ("options={clusters: 'a,b'}", f"options.clusters=a,b: {ONE}; give the name of one"),
+        ("options={clusters: all}", f"options.clusters=all: {ONE}; give the name of one"),
         (
             "update.options={clusters: far}",
-            "update.options.clusters=far: all jobs of a run are on one cluster; give scheduler.options.clusters=far",
+            f"update.options.clusters=far: {ONE}; give scheduler.options.clusters=far instead",
         ),
         ("options={array: 1-3}", "options.array=1-3: is set by slurm-ppo itself; leave it out"),
         ("options={job-name: x}", "options.job-name=x: is set by slurm-ppo itself; leave it out"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_says_why_and_the_way_out(words, said):
     (issue,) = contradictions(config(f"scheduler.{words}"))
     assert str(issue).startswith(f"scheduler.{said}")

@@ -19,9 +19,8 @@ def archive(tmp_path_factory) -> Path:
     """An environment with a module of its own."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "env", with_pip=False, symlinks=True)
-    (folder / "env/lib" / f"python3.{sys.version_info.minor}" / "site-packages/packed.py").write_text(
-        "x = 7\n"
-    )
+    packages = folder / "env/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    (packages / "packed.py").write_text("x = 7\n")
     subprocess.run(["tar", "-C", folder / "env", "-cf", folder / "env.tar", "."], check=True)
     return folder / "env.tar"
 

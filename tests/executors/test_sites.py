@@ -1,6 +1,7 @@
-"""Ten sites and kinds of site: the scripts of the examples, and what wrappers, plug-ins and old versions print.
+"""Ten sites and kinds of site: the scripts of the examples, and what wrappers, plug-ins and old versions
+print.
 
-Facts of sites are from the pages that the examples name; what wrappers print is made up after job_submit plug-ins.
+Facts of sites are from the pages that the examples name; what wrappers print is made up.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Commands for one of several clusters: each names it, but in a job there, and their answers are read as ever."""
+"""Commands for one of several clusters: each names it, but in a job there, and answers are read as ever."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Submitting from inside a job, or with a profile that sets sbatch's options: jobs ask for what the settings say."""
+"""Submitting from inside a job, or with a profile that sets sbatch's options: the settings count."""
 
 import gzip
 import os

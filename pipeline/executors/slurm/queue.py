@@ -173,8 +173,8 @@ _PATIENCE_OF_A_LIST = 5.0
 
 
 def live_run_ids(cluster: str) -> frozenset[str] | None:
-    """Return the ids of all runs of this user that have jobs in a cluster's queue, by one call of squeue; None
-    where it does not answer."""
+    """Return the ids of all runs of this user that have jobs in a cluster's queue, by one call of squeue;
+    None where it does not answer."""
     try:
         with on_cluster(cluster):
             elements = read_queue(lambda name: bool(run_id_of(name)), _PATIENCE_OF_A_LIST)
