@@ -26,11 +26,11 @@ def archive(tmp_path_factory) -> Path:
 
 
 def job(archive: Path, place: Path) -> subprocess.Popen[bytes]:
-    """A job that starts up with it, as a batch script does, and notes each time that something is unpacked."""
+    """A job that starts up with it, as a batch script does, and notes each time that tar is called."""
     tar = place / "bin" / "tar"
     if not tar.exists():
         tar.parent.mkdir(parents=True)
-        tar.write_text(f'#!/bin/sh\necho >>{place}/unpacked\nPATH=${{PATH#*:}} exec tar "$@"\n')
+        tar.write_text(f'#!/bin/sh\necho >>"{place}/unpacked"\nPATH=${{PATH#*:}} exec tar "$@"\n')
         tar.chmod(0o755)
     lines = checked([f"source {UNPACK} {archive}"])
     script = "\n".join([*lines, "exec python -P -c 'import sys, packed; print(sys.prefix, packed.x)'"])

@@ -341,8 +341,8 @@ FINE = ProbeResult("gpu07", "3.11.7", {}, [], {}, 2)
         (
             ProbeTimeout("job 3 left no answer", False, True, "line 2 of setup failed on node n1"),
             [
-                "scheduler.rollout.setup=module load cuda; conda x: line 2 of setup failed on node n1; mend it, "
-                "or let it fail with || true"
+                "scheduler.rollout.setup=module load cuda; conda x: line 2 of setup failed on node n1; "
+                "mend it, or let it fail with || true"
             ],
         ),
         (ProbeTimeout("waiting for free resources", is_late=True), []),
