@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def test_of_runs_on_slurm_the_queue_is_asked_once(tmp_path):
         "unknown",
         "unknown",
     ]
+
+
+def test_each_cluster_is_asked_for_the_runs_whose_settings_name_it(tmp_path):
+    on_far = replace(SLURM, options={"clusters": "far-2", "export": "NONE"})
+    runs = [make_run(tmp_path / name, scheduler=given) for name, given in (("a", SLURM), ("b", on_far))]
+    for run in runs:
+        write_control(run.paths, Control(1))
+    asked = {"": {runs[1].identity.id}, "far-2": {runs[1].identity.id}}
+    states = [entry.state for entry in entries(tmp_path, asked.pop).values()]
+    assert states == ["stopped", "running"]
+    assert not asked, "once each"
 
 
 def test_what_a_line_says(tmp_path):
