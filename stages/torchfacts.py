@@ -5,10 +5,12 @@ It is a process of its own, so that whoever asks, such as doctor, has no torch.
 """
 
 import json
+import os
 import posix
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 SOURCE = "source"
@@ -19,11 +21,15 @@ def counted_calls() -> Counter[str]:
     """Return a count that grows with the calls of this process for files: what a shared filesystem's servers
     are asked. It cannot be ended, so this is for processes of their own."""
     calls: Counter[str] = Counter()
-    stat = posix.stat
 
-    def counted(*arguments: Any, **options: Any) -> Any:
-        calls["stat"] += 1
-        return stat(*arguments, **options)
+    def counting(name: str) -> Callable[..., Any]:
+        act = getattr(posix, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return act(*arguments, **options)
+
+        return counted
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _LOOKS:
@@ -31,7 +37,10 @@ def counted_calls() -> Counter[str]:
         if event == "compile":
             calls[SOURCE] += str(arguments[1]).endswith(".py")
 
-    posix.stat = counted  # what importlib calls, for every folder of sys.path and every module
+    for name in ("stat", "lstat", "readlink"):
+        counted = counting(name)
+        setattr(posix, name, counted)  # what importlib calls, for every folder of sys.path and every module
+        setattr(os, name, counted)
     sys.addaudithook(note)
     return calls
 
