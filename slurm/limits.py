@@ -5,7 +5,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
 from slurm.memory import ClusterMemory, Defaults, parse_cluster_memory, parse_defaults
@@ -71,7 +71,8 @@ def read_limits() -> ClusterLimits:
 
     Raises :class:`SlurmError`, :class:`SlurmMissing`.
     """
-    return parse_limits(_settings(), _max_submit())
+    found = parse_limits(_settings())
+    return replace(found, max_submit=_max_submit(found.name))
 
 
 def read_cluster_name() -> str:
@@ -81,10 +82,11 @@ def read_cluster_name() -> str:
 
 def read_cluster_memory() -> ClusterMemory:
     """Ask the controller for the memory of jobs that ask for none. Raises as :func:`read_limits`."""
-    return parse_cluster_memory(_settings_of(_settings()))
+    return parse_cluster_memory(parse_settings(_settings()))
 
 
-def _settings_of(text: str) -> dict[str, str]:
+def parse_settings(text: str) -> dict[str, str]:
+    """Parse the output of ``scontrol show config``: values by name."""
     return dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
 
 
@@ -94,7 +96,7 @@ def _settings() -> str:
 
 def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
     """Parse the limits in the output of ``scontrol show config``."""
-    settings = _settings_of(text)
+    settings = parse_settings(text)
     try:
         major, minor = settings["SLURM_VERSION"].split(".")[:2]
         return ClusterLimits(
@@ -109,7 +111,7 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
         raise SlurmError(["scontrol", "show"], 0, f"its output is not understood: {error}") from None
 
 
-def _max_submit() -> int | None:
+def _max_submit(cluster: str) -> int | None:
     """Return the strictest limit of submitted jobs of the user's accounts and default QOS; None if unknown.
 
     A QOS that a user may name and does not (for interactive work, say) bounds nothing. Limits that are not
@@ -117,11 +119,17 @@ def _max_submit() -> int | None:
     """
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-        associations = _sacctmgr("assoc", f"user={user}", "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
+        which = (f"user={user}", *of_cluster(cluster))
+        associations = _sacctmgr("assoc", *which, "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
         qos = _sacctmgr("qos", "format=Name,MaxSubmitJobsPerUser,GrpSubmit")
     except (KeyError, SlurmError, SlurmMissing):
         return None  # no account of this name here, or no accounting
     return parse_max_submit(associations, qos)
+
+
+def of_cluster(name: str) -> list[str]:
+    """Return the words by which sacctmgr leaves out what is of other clusters of the same database."""
+    return [f"cluster={name.lower()}"] if name else []  # there all names are in small letters
 
 
 def _sacctmgr(what: str, *options: str) -> str:

@@ -181,9 +181,10 @@ def _with_resources(element: Element, resources: str, per_node: str) -> Element:
 
 
 def _gpus_of_node(request: str) -> Iterator[int]:
-    """Yield the GPUs in a list like ``gres:gpu:2,gres:gpu:a100:1``; newer versions write ``gres/gpu:2``."""
-    for words in (re.split("[:/=]", part) for part in request.split(",")):
-        if words[:2] == ["gres", "gpu"]:
+    """Yield the GPUs in a list like ``gres:gpu:2,gres:gpu:a100:1``; newer versions write ``gres/gpu:2``,
+    older ones ``gpu:2``."""
+    for words in (re.split("[:/=]", part.removeprefix("gres")) for part in request.split(",")):
+        if "gpu" in words[:2]:
             yield int(words[-1]) if words[-1].isdigit() else 1
 
 

@@ -11,6 +11,7 @@ import time
 from pipeline.run.directory import Run, RunError
 from pipeline.run.submissions import cluster_of
 from pipeline.workers.living import SILENT_SECONDS, Crew
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.limits import read_cluster_name
 from slurm.sharedfiles import is_there
@@ -45,7 +46,8 @@ def _check_cluster(run: Run) -> None:
     """Check that this machine asks the cluster that the run was submitted to, where both have a name."""
     there = cluster_of(run.paths)
     try:
-        here = read_cluster_name() if there else ""
+        with on_cluster(run.cluster):
+            here = read_cluster_name() if there else ""
     except (SlurmError, SlurmMissing) as error:
         raise RunError(f"whether jobs of {run.paths.root} live is not known: {error}") from None
     if there and here and here != there:

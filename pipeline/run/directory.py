@@ -94,6 +94,11 @@ class Run:
     identity: Identity
 
     @property
+    def cluster(self) -> str:
+        """Name of the cluster that its jobs go to, where its settings name one; else empty."""
+        return self.config.slurm.cluster if self.config.slurm else ""
+
+    @property
     def plan(self) -> Plan:
         parent = self.identity.parent
         return Plan.of(self.config, parent.iteration if parent else 0)

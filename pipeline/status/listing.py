@@ -1,6 +1,6 @@
 """Runs below a folder, a line each: what is read of each is little, so that a thousand take a second or two.
 
-Of a run these are read: run.json, three keys of config.yaml, the end of metrics.jsonl, of one that is not
+Of a run these are read: run.json, some keys of config.yaml, the end of metrics.jsonl, of one that is not
 complete also the lease, people's requests and the journal's end; where a program measures policies, whether
 the last one was. Nothing is written. What cannot be read makes an entry that says so, never an error.
 """
@@ -36,6 +36,9 @@ _HEAVY = ("policy", "state", "trainer", "critic")
 """Folders whose files are counted: nearly all bytes of a run are there."""
 _ITERATIONS = re.compile(rb"^iterations: (\d+)$", re.MULTILINE)
 _SCHEDULER = re.compile(rb"^scheduler:\n(?: .*\n)*?  kind: (\w+)$", re.MULTILINE)
+_CLUSTER = re.compile(
+    rb"^scheduler:\n(?: .*\n)*?  options:\n(?:    .*\n)*?    clusters: (\S+)$", re.MULTILINE
+)
 _PROGRAM = re.compile(rb"^evaluate:\n(?: .*\n)*?  command:\n", re.MULTILINE)
 """Beginning of evaluate.command, which is a list, or null in the same line."""
 _HOURS = re.compile(rb'"slurm/gpu_hours/[^"]+": ([0-9.eE+-]+)')
@@ -82,8 +85,18 @@ class Place:
     sweep: Path | None = None
 
 
-LiveIds = Callable[[], "Collection[str] | None"]
-"""Asks Slurm for the ids of runs that have jobs in the queue; None where it does not answer."""
+LiveIds = Callable[[str], "Collection[str] | None"]
+"""Asks a cluster, by its name or with none the one of this machine, for the ids of runs that have jobs in the
+queue; None where it does not answer."""
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """Run of which only Slurm's queue can say whether it is running."""
+
+    id: str
+    cluster: str
+    """Name of the cluster that its settings give; else empty."""
 
 
 def find_places(folder: Path) -> list[Place]:
@@ -138,18 +151,13 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
-    """Read all runs. Slurm is asked once, and only if one of its runs may still be at work."""
+    """Read all runs. Each cluster is asked once, and only if one of its runs may still be at work."""
     now = time.time() if now is None else now
     with ThreadPoolExecutor(_THREADS) as threads:
         found = list(threads.map(lambda place: _read(place, now), places))
-    asked: list[Collection[str] | None] = []
-
-    def live() -> Collection[str] | None:
-        if not asked:
-            asked.append(live_ids())
-        return asked[0]
-
-    return [entry if run_id is None else _with_queue(entry, run_id, live()) for entry, run_id in found]
+    clusters = {queued.cluster for _, queued in found if queued is not None}
+    live = {cluster: live_ids(cluster) for cluster in clusters}
+    return [entry if one is None else _with_queue(entry, one.id, live[one.cluster]) for entry, one in found]
 
 
 def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entry:
@@ -157,8 +165,8 @@ def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entr
     return Entry(**asdict(entry) | {"state": state})
 
 
-def _read(place: Place, now: float) -> tuple[Entry, str | None]:
-    """Read one run; also return its id where only Slurm's queue can say whether it is running."""
+def _read(place: Place, now: float) -> tuple[Entry, _Queued | None]:
+    """Read one run; also return who it is where only Slurm's queue can say whether it is running."""
     root, sweep = str(place.root), str(place.sweep) if place.sweep else None
     try:
         paths = RunPaths(place.root)
@@ -170,9 +178,10 @@ def _read(place: Place, now: float) -> tuple[Entry, str | None]:
         return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
 
 
-def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
+def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, _Queued | None]:
     identity = from_json(_read_or_copy(paths.run_json, paths.run_copy))
-    total, is_on_slurm, has_program = _plan_of(_read_or_copy(paths.config_yaml, paths.config_copy))
+    config = _read_or_copy(paths.config_yaml, paths.config_copy)
+    total, is_on_slurm, has_program = _plan_of(config)
     end = read_end(paths.metrics, _END_BYTES)
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
@@ -197,7 +206,7 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, st
         bytes=_bytes_of(paths),
         sweep=sweep,
     )
-    return entry, None if state else str(identity["id"])
+    return entry, None if state else _Queued(str(identity["id"]), _cluster_of(config))
 
 
 def _plan_of(config: bytes) -> tuple[int, bool, bool]:
@@ -207,6 +216,11 @@ def _plan_of(config: bytes) -> tuple[int, bool, bool]:
     if iterations is None or scheduler is None:
         raise ValueError("config.yaml has no iterations or no scheduler.kind")
     return int(iterations[1]), scheduler[1] == b"slurm", _PROGRAM.search(config) is not None
+
+
+def _cluster_of(config: bytes) -> str:
+    found = _CLUSTER.search(config)
+    return found[1].decode().strip("'\"") if found else ""
 
 
 def _is_measured(paths: RunPaths, last: int) -> bool:

@@ -31,6 +31,7 @@ from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
 from pipeline.workers.looking import PASS_AGE, Look, look
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmTimeout, within
 from slurm.limits import read_partitions
 from slurm.signals import Errands
@@ -72,7 +73,8 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
         SlurmError: Slurm's answer is not understood, or a command failed.
     """
     try:
-        done = _patient_pass(run, watcher, max_age)
+        with on_cluster(run.cluster):
+            done = _patient_pass(run, watcher, max_age)
     except (LeaseHeld, LeaseLost):
         raise  # another driver is at it
     except Exception as error:  # whatever it is: the guards try again, and somebody should know

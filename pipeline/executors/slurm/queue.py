@@ -11,6 +11,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.place import original_of
 from pipeline.run.submissions import SUBMITTED, is_job_of, run_id_of
 from pipeline.workers.looking import PERSON_AGE, Look, look
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.query import Element, read_queue
 from slurm.ringing import WorkerName, parse_worker
@@ -88,7 +89,8 @@ def as_heard_of(element: Element, heard_of: Starts) -> Element:
 
 def cancel_all(run: Run) -> int:
     """Cancel every job of a run, of any iteration. Returns how many arrays that were."""
-    return cancel_jobs([read_queue(jobs_of(run))], only_pending=False)
+    with on_cluster(run.cluster):
+        return cancel_jobs([read_queue(jobs_of(run))], only_pending=False)
 
 
 def cancel_of_id(run_id: str) -> int:
@@ -104,7 +106,8 @@ def wait_until_gone(run: Run, seconds: float) -> int:
     """
     until = time.monotonic() + seconds
     while True:
-        elements = read_queue(jobs_of(run))
+        with on_cluster(run.cluster):
+            elements = read_queue(jobs_of(run))
         left = sum(map(is_live, elements))
         if not left or time.monotonic() > until:
             return left
@@ -166,7 +169,8 @@ def ask_for_queue(run: Run, max_age: float, patience: float) -> Queue:
     Raises:
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
-    seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
+    with on_cluster(run.cluster):
+        seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
     return Queue(seen.elements_of(jobs_of(run)), asked=seen.asked)
 
 
@@ -180,11 +184,12 @@ _PATIENCE_OF_A_LIST = 5.0
 """The same of a command that lists runs."""
 
 
-def live_run_ids() -> frozenset[str] | None:
-    """Return the ids of all runs of this user that have jobs in the queue, by one call of squeue; None where
-    it does not answer."""
+def live_run_ids(cluster: str) -> frozenset[str] | None:
+    """Return the ids of all runs of this user that have jobs in a cluster's queue, by one call of squeue;
+    None where it does not answer."""
     try:
-        elements = read_queue(lambda name: bool(run_id_of(name)), _PATIENCE_OF_A_LIST)
+        with on_cluster(cluster):
+            elements = read_queue(lambda name: bool(run_id_of(name)), _PATIENCE_OF_A_LIST)
     except (SlurmError, SlurmMissing, UnknownState):
         return None
     return frozenset(run_id_of(element.name) for element in elements if is_live(element))
