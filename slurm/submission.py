@@ -16,6 +16,7 @@ from string import Template
 from slurm.commands import NotStarted, SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.ended import find_by_name
 from slurm.errors import UserError
+from slurm.reasons import help_with_refusal
 from slurm.signals import cancel_command, is_over
 
 SUBMIT_SECONDS = 60.0
@@ -195,7 +196,8 @@ def submit_once(script: Path) -> str:
 
 
 def _refusal(script: Path, error: SlurmError) -> str:
-    return f"sbatch refused {script}: {error.stderr.strip()}"
+    helps = "" if is_full(error.stderr) else help_with_refusal(error.stderr)
+    return f"sbatch refused {script}: {error.stderr.strip()}" + (f"; {helps}" if helps else "")
 
 
 def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> str:

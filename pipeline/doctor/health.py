@@ -128,6 +128,7 @@ def look_at_benchmarks(run: Run) -> Finding:
 def look_at_driver(run: Run) -> Finding:
     holder, control = holder_of(run.paths.locks), read_control(run.paths)
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
+    asked = f"; {control.paused.in_words}, so the run pauses" if control.paused else asked
     if holder and "cannot be read" in holder:
         return warning("driver", holder, "nothing to do: the next driver waits for that")
     if holder:

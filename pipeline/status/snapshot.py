@@ -61,8 +61,8 @@ class Status:
     run: str
     state: str
     """State: complete, running, failed (the last driver gave up) or incomplete (nobody is at work); of a run
-    on Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, stopped
-    (nothing is in the queue) or unknown (Slurm does not answer)."""
+    on Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, paused (its
+    jobs were cancelled by hand), stopped (nothing is in the queue) or unknown (Slurm does not answer)."""
     iterations_done: int
     """Iterations that are done; of a fork including its parent's."""
     iterations: int
@@ -104,6 +104,8 @@ class Status:
     """Versions of policies that were left out, whose numbers are missing."""
     benchmarks_told: str = ""
     """The same in words, with the reason of the last one that is missing."""
+    paused: str = ""
+    """What has made the run pause, or stop, in words: its jobs were cancelled by hand."""
     missing_state: Missing | None = None
     """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0
@@ -283,6 +285,7 @@ class StatusReader:
     def _on_slurm(
         self, status: Status, frontier: Frontier, tasks: Sequence[Task], queue: "Queue | None"
     ) -> Status:
+        from pipeline.executors.slurm.by_hand import look_for_act
         from pipeline.executors.slurm.queue import Queue, is_pending
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
@@ -309,6 +312,9 @@ class StatusReader:
         workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
         status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
         status = replace(status, workers=workers, advice=self._advise(workers))
+        act = control.paused or (look_for_act(Ledger(run.paths), seen.elements, control.invocation))
+        if act and state in ("paused", "stopped"):
+            status = replace(status, paused=act.in_words)
         return self._with_state(status, frontier, writer_of)
 
     def _tasks_on_slurm(

@@ -22,8 +22,9 @@ from pipeline.workers.reading import read_beats
 from slurm.limits import parse_gres, parse_memory
 from slurm.nodes import node_names
 from slurm.query import Element
+from slurm.reasons import is_at_limit, lacks_room
 from slurm.ringing import parse_worker
-from slurm.states import SlurmState, is_at_limit, lacks_room
+from slurm.states import SlurmState
 
 SILENT_SECONDS = 300.0
 """Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
