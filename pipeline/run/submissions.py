@@ -324,11 +324,19 @@ def read_limits_of(paths: RunPaths) -> ClusterLimits:
     return limits
 
 
+def kept_limits(paths: RunPaths) -> ClusterLimits | None:
+    """Return the limits of the cluster that the newest invocation submitted to; None where they are not
+    known."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        kept: ClusterLimits = converted(ClusterLimits, unsealed(read_newest(_limits_file(paths)))["limits"])
+        return kept
+    return None
+
+
 def cluster_of(paths: RunPaths) -> str:
     """Return the name of the cluster that the newest invocation submitted to; empty where it is not known."""
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        return converted(ClusterLimits, unsealed(read_newest(_limits_file(paths)))["limits"]).name
-    return ""
+    limits = kept_limits(paths)
+    return limits.name if limits else ""
 
 
 def _limits_file(paths: RunPaths) -> Path:

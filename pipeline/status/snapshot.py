@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pipeline.metrics.costs import Costs
     from pipeline.run.submissions import Submission
     from pipeline.status.slurm import SlurmStatus
+    from slurm.query import Element
 
 _TAKEN_BACK = ("retracted", "went_back")
 """Events after which a commit that was read before may be gone."""
@@ -106,6 +107,8 @@ class Status:
     """The same in words, with the reason of the last one that is missing."""
     paused: str = ""
     """What has made the run pause, or stop, in words: its jobs were cancelled by hand."""
+    held_back: tuple[str, ...] = ()
+    """Stages that could go on and are not in the queue, as it takes no more of the run: why, in words."""
     missing_state: Missing | None = None
     """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0
@@ -298,7 +301,8 @@ class StatusReader:
             {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
         )
         asked = None if queue is None or queue.unanswered else status.answered or status.time
-        found, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
+        states, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
+        found = list(states)
         lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
         jobs = SlurmStatus(
             unanswered=seen.unanswered,
@@ -315,7 +319,23 @@ class StatusReader:
         act = control.paused or (look_for_act(Ledger(run.paths), seen.elements, control.invocation))
         if act and state in ("paused", "stopped"):
             status = replace(status, paused=act.in_words)
+        if state == "running":
+            status = replace(status, held_back=tuple(self._held_back(status, found, live)))
         return self._with_state(status, frontier, writer_of)
+
+    def _held_back(
+        self, status: Status, tasks: Sequence[TaskState], live: "Sequence[Element]"
+    ) -> Iterator[str]:
+        """Yield what is said of stages that are not in the queue though they could go on."""
+        from pipeline.run.submissions import kept_limits
+        from pipeline.status.held_back import held_back, why_full
+        from pipeline.status.slurm import ready_since
+
+        run, known = self.run, self._records.known
+        free = (t.task for t in tasks if not (t.record or t.is_running or t.is_waiting))
+        ready = {task: since for task in free if (since := ready_since(run.plan, task, known)) is not None}
+        why = why_full(slurm_settings(run), kept_limits(run.paths), live, status.events)
+        return held_back(ready, live, status.workers, why, status.time)
 
     def _tasks_on_slurm(
         self,

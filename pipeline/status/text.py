@@ -57,6 +57,7 @@ def describe(status: "Status") -> str:
     if status.slurm:
         lines += wrapped(f"{status.paused}; {_OF_A_PAUSE}") if status.paused else []
         lines += describe_slurm(status.slurm, status.state)
+        lines += [line for text in status.held_back for line in wrapped(printable(text), "", _INDENT)]
         lines += describe_workers(status.workers)
         lines += describe_starts(status.workers)
     elif status.state != "complete":
