@@ -1,7 +1,7 @@
 """The most that one job may ask for, by the limits of its account and QOS.
 
-sbatch takes what exceeds them, unless a QOS denies it, and such a job waits for ever. Limits of what a user or
-an account has at once are ceilings of one job too.
+sbatch takes what exceeds them, unless a QOS denies it, and such a job waits for ever. Limits of what a user
+or an account has at once are ceilings of one job too.
 """
 
 import os
@@ -91,7 +91,7 @@ def _ceiling(whose: str, wall: str, amounts: Iterable[str], submitted: Iterable[
 
 
 def _amounts(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the amounts in a list like ``cpu=4,gres/gpu=2,mem=16G``; names that are not known are left out."""
+    """Yield the amounts in a list like ``cpu=4,gres/gpu=2,mem=16G``; names that are not known are omitted."""
     for name, count in re.findall(r"(?:^|,)([\w/:.-]+)=(\d+(?:\.\d+)?[KMGT]?)", text):
         if name == "mem":
             yield name, parse_memory(count)

@@ -321,6 +321,11 @@ class SlurmConfig:
         return self.update.num_ranks
 
     @property
+    def qos_named(self) -> frozenset[str]:
+        """Names of the QOS that jobs are submitted with, where they name one."""
+        return frozenset(q for q in (self.qos, *(one.qos for one in self.resources.values())) if q)
+
+    @property
     def update_seconds(self) -> float:
         """Seconds that an update may take."""
         return parse_duration(self.update.time) or math.inf

@@ -149,9 +149,7 @@ def limit_problems(
     given: SlurmConfig, limits: ClusterLimits, ceilings: Ceilings | None = None
 ) -> Iterator[ConfigIssue]:
     """Find limits of submitted jobs that leave a run no room: of the user, and of QOS that it names."""
-    asked = [resources_of(given, stage) for stage in SLURM_STAGES]
-    named = {one.qos for one in asked if one.qos and ceilings}
-    of_qos = [ceilings.qos[name].submitted for name in named if ceilings and name in ceilings.qos]
+    of_qos = [ceilings.qos[name].submitted for name in given.qos_named if ceilings and name in ceilings.qos]
     most = min((bound for bound in (limits.max_submit, *of_qos) if bound is not None), default=None)
     if most is not None and most < _ELEMENTS_NEEDED:
         why = f"you may queue {most} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more"

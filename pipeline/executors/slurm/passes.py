@@ -93,7 +93,9 @@ def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
 
     def make(accounts: Accounts) -> Pass:
         nonlocal patience, had_no_time
-        read_limits_of(run.paths)  # once in each invocation: a pass needs them, but need not ask for them
+        read_limits_of(
+            run.paths, slurm_settings(run).qos_named
+        )  # once in each invocation: a pass needs them, but need not ask for them
         errands, given, patience = Errands(watcher.note), patience, _USUAL_PATIENCE
         try:
             age, had_no_time = 0.0 if had_no_time else max_age, False
@@ -198,7 +200,7 @@ def leased_pass(
     run = upgrade(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
-    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts)
+    jobs = kind(submitter, read_limits_of(run.paths, config.qos_named), watcher.note, errands, accounts)
     jobs.first_look, jobs.is_alone = seen, is_alone
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
     with within(PASS_SECONDS):
