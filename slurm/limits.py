@@ -113,8 +113,8 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
 
 
 def _max_submit(named: Collection[str]) -> int | None:
-    """Return the strictest limit of submitted jobs of the user's accounts, default QOS and QOS that are named;
-    None if unknown.
+    """Return the strictest limit of submitted jobs of the user's accounts, default QOS and named ones; None
+    if unknown.
 
     A QOS that a user may name and does not (for interactive work, say) bounds nothing. Limits that are not
     seen here show when sbatch refuses a job for them.
@@ -141,9 +141,8 @@ def parse_max_submit(associations: str, qos: str, named: Collection[str] = ()) -
         named: names of the QOS that jobs are submitted with.
     """
     rows = [line.split("|") for line in associations.splitlines() if line]
-    names = {row[3] or row[2] for row in rows}.union(
-        named
-    )  # of several QOS without a default, none is sure to apply
+    # Of several QOS without a default, none is sure to apply.
+    names = {row[3] or row[2] for row in rows}.union(named)
     of_qos = (line.split("|") for line in qos.splitlines() if line)
     bounds = [*(row[:2] for row in rows), *(row[1:3] for row in of_qos if row[0] in names)]
     return min((int(bound) for row in bounds for bound in row if bound.isdigit()), default=None)

@@ -93,9 +93,8 @@ def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
 
     def make(accounts: Accounts) -> Pass:
         nonlocal patience, had_no_time
-        read_limits_of(
-            run.paths, slurm_settings(run).qos_named
-        )  # once in each invocation: a pass needs them, but need not ask for them
+        # Once in each invocation: a pass needs them, but need not ask for them.
+        read_limits_of(run.paths, slurm_settings(run).qos_named)
         errands, given, patience = Errands(watcher.note), patience, _USUAL_PATIENCE
         try:
             age, had_no_time = 0.0 if had_no_time else max_age, False
