@@ -90,6 +90,8 @@ STATUS_KEYS = [
     "benchmarks",
     "benchmarks_missing",
     "benchmarks_told",
+    "paused",
+    "held_back",
 ]
 
 

@@ -186,6 +186,18 @@ def test_a_limit_of_the_user_makes_stages_take_turns():
     assert found.evictions > 0
 
 
+@pytest.mark.parametrize("submitted", sample((5, 6, 7, 8, 10, 12), 0.4))
+@pytest.mark.parametrize("linger", [600, 0])
+def test_a_limit_of_submitted_jobs_is_one_of_places(submitted, linger):
+    """Nodes have room for everybody, and workers stay for ten minutes: no stage waits for those of another."""
+    found = simulate(plant_with(16, 4, shards=4, linger=linger, limits=Limits(submitted=submitted)))
+    assert found.is_complete
+    alone = 4 * sum(
+        SECONDS[stage] * tasks + 60 for stage, tasks in (("rollout", 4), ("reward", 4), ("update", 1))
+    )
+    assert found.seconds < alone
+
+
 def test_a_limit_of_running_jobs_is_a_place_too_where_stages_have_partitions_of_their_own():
     """Nobody has another's node, but three workers that wait keep the update from starting."""
     plant = plant_with(4, 4, limits=Limits(jobs=4))
