@@ -1,4 +1,4 @@
-"""Runs with workers where the queue takes few jobs: no stage waits for workers of its own run that do nothing.
+"""Runs with workers where the queue takes few jobs: no stage waits for idle workers of its own run.
 
 On the toy Slurm a worker leaves by itself only by chance; here none does.
 """
@@ -15,8 +15,6 @@ from pipeline.workers.beats import Reason
 from tests.support.tables import sample
 from tests.support.toyworkers import WorkerWorld, make_worker_world
 from tests.support.toyworld import Luck, trials
-
-FOR_EVER = frozenset({Reason.LONG})
 
 
 @pytest.fixture
