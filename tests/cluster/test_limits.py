@@ -55,11 +55,6 @@ def qos(cluster_with_accounting) -> Iterator[Qos]:
     found.lift()
 
 
-def end(run: SlurmRun) -> None:
-    run.command("cancel", run.root)
-    run.wait_for(lambda: not run.jobs(), "an empty queue")
-
-
 def is_named(run: SlurmRun, words: str) -> bool:
     """Whether status names a limit, within the minute."""
     until = time.monotonic() + _NAMED_SECONDS
