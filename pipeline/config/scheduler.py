@@ -303,7 +303,8 @@ class SlurmConfig:
     """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
     lost nodes and missing inputs are not counted, up to five times as many."""
     max_submitted: PositiveInt | None = None
-    """Array elements of this run's stages in the queue at once. Default: what the cluster's limits allow."""
+    """Array elements of this run's stages in the queue at once, those that run among them. Default: what the
+    cluster's limits allow."""
     check_minutes: PositiveInt = 15
     """Most minutes between two driver jobs, even if every other one was lost."""
     poll_seconds: PositiveInt = 10
