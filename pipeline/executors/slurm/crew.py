@@ -215,6 +215,16 @@ def are_in_doubt(
     return any(is_doubtful(claim) for claim in claims if claim.worker in shown)
 
 
+def are_several_warned(shown: Collection[str], beats: Beats) -> bool:
+    """Whether several workers were warned whom a look shows as running: somebody may have cancelled all jobs
+    since, and nothing is to be submitted then. Pure.
+
+    Args:
+        shown: names of the workers that the look shows as running.
+    """
+    return sum(name in beats and beats[name].reason is Reason.WARNED for name in shown) > 1
+
+
 def gone_claims(claims: Sequence[Claim], beats: Beats) -> list[Gone]:
     """Return failed claims as attempts of array elements. One by a worker of no array is left out."""
     return [gone for claim in claims if (gone := _gone(claim, beats.get(claim.worker))) is not None]

@@ -24,7 +24,7 @@ from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.endings import mend_endings, retraction
 from pipeline.run.failures import Failure
-from pipeline.run.submissions import Submission, is_driver_job
+from pipeline.run.submissions import Submission, is_driver_job, is_job_of
 from pipeline.run.tasks import Task
 from pipeline.workers.looking import Look, look
 from slurm.commands import SlurmError, SlurmTimeout
@@ -103,12 +103,24 @@ class SlurmJobs:
             now = look(self.run.paths, 0.0, SECOND_PATIENCE)
             snapshot = take_snapshot(self.run, now, is_fresh=True)
         self.table = JobTable(ledger, snapshot)
-        control = snapshot.control
-        if not control.has_failed and (act := look_for_act(ledger, self.elements, control.invocation)):
-            raise Paused(act)
+        self.heed_people(self.elements)
         if self.needs_watchdogs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
             self.watchdogs.ensure(snapshot)
+
+    def heed_people(self, elements: Sequence[Element]) -> None:
+        """Do nothing further if somebody has cancelled the run's jobs.
+
+        Args:
+            elements: the run's, as a look shows them.
+
+        Raises:
+            Paused: somebody has.
+        """
+        control = self.table.seen.control
+        act = look_for_act(self.submitter.ledger, elements, control.invocation)
+        if act and not control.has_failed:
+            raise Paused(act)
 
     def _from_before(self, seen: Look, submitted: Sequence[Submission]) -> Snapshot | None:
         """Return what a look shows that was taken before the lease was; None where it is to be taken again:
@@ -162,6 +174,7 @@ class SlurmJobs:
 
         Raises:
             SlurmTimeout: there is no answer, or one of them lives: nothing is judged in this pass.
+            Paused: somebody has cancelled the run's jobs.
         """
         seen = self.table.seen
         unseen = {(job, index) for job, index in elements if job and not seen.shows((job, index))}
@@ -170,6 +183,7 @@ class SlurmJobs:
         self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
         if any((e.array_id, e.index) in unseen and is_live(e) for e in self.second_look.elements):
             raise SlurmTimeout(["squeue"], None, "it did not show a job that is there")
+        self.heed_people(self.second_look.elements_of(lambda name: is_job_of(self.run.identity.id, name)))
 
     def _cancel_requeued(self, update: Task) -> None:
         """Cancel a job that waits to start again although its policy is committed: it would find nothing to

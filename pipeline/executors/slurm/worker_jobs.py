@@ -16,6 +16,7 @@ from pipeline.executors.slurm.crew import (
     Beats,
     Roster,
     are_in_doubt,
+    are_several_warned,
     beats_of,
     broken_attempts,
     gone_claims,
@@ -106,7 +107,8 @@ class WorkerJobs(SlurmJobs):
         self._read(iterations, looked_at, newest)
         committed = set(committed_of(sorted(looked_at)))
         shown = {worker.name for worker in self.roster.crew.workers}
-        if not self.table.seen.is_fresh and are_in_doubt(self.claims, shown, self.beats, committed):
+        is_doubtful = are_in_doubt(self.claims, shown, self.beats, committed)
+        if not self.table.seen.is_fresh and (is_doubtful or are_several_warned(shown, self.beats)):
             self._look_again()
             self._read(iterations, looked_at, newest)
             committed = set(committed_of(sorted(looked_at)))
@@ -131,6 +133,7 @@ class WorkerJobs(SlurmJobs):
         ledger = self.submitter.ledger
         seen = take_snapshot(self.run, self.second_look, is_fresh=True).expecting(ledger.load({0}))
         self.table = JobTable(ledger, seen)
+        self.heed_people(self.elements)
 
     def _unwritten(self, newest: Task | None) -> list[Task]:
         """Return the tasks of the last finished iterations that have no row yet, and those before the first
