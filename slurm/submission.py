@@ -171,6 +171,7 @@ def is_full(words: str) -> bool:
     return any("Submit" in limit for limit in limits) if limits else bool(_FULL.search(words))
 
 
+_NOISE = re.compile(r"^(sbatch: )?error: (Batch job submission failed: )?")
 _TRIES = 3
 _LOOKS = 5
 _LOOK_SECONDS = 2.0
@@ -197,7 +198,8 @@ def submit_once(script: Path) -> str:
 
 def _refusal(script: Path, error: SlurmError) -> str:
     helps = "" if is_full(error.stderr) else help_with_refusal(error.stderr)
-    return f"sbatch refused {script}: {error.stderr.strip()}" + (f"; {helps}" if helps else "")
+    said = "; ".join(_NOISE.sub("", line.strip()) for line in error.stderr.splitlines() if line.strip())
+    return f"sbatch refused {script}: {said}" + (f"; {helps}" if helps else "")
 
 
 def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> str:
