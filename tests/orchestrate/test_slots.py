@@ -9,6 +9,7 @@ from pipeline.orchestrate.places import Need
 from pipeline.orchestrate.sharing import Work, targets_by_group
 from pipeline.orchestrate.situation import Estimate, Order
 from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
 from tests.orchestrate.test_staffing import (
     NEXT_ROLLOUTS,
@@ -89,7 +90,7 @@ def test_what_is_due_is_not_withdrawn_for_something_later():
 
 
 def test_who_leaves_already_makes_way_for_one_and_no_second_leaves_for_that():
-    gone = replace(IDLE[0], doing="leaving")
+    gone = replace(IDLE[0], doing=Doing.LEAVING)
     one_left = [*ROLLED_OUT, *REWARDS[:3]]
     assert leaving(with_slots(2, [gone, IDLE[1]], one_left)) == {}
 

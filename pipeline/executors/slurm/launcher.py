@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from pipeline.config.job_kinds import DRIVERS
@@ -198,8 +199,9 @@ class Launcher:
 
     def most_elements(self) -> int:
         """Return how many elements of the run's stages the queue takes, as far as is known."""
-        return most_elements(*self._bounds(), self._drivers_there())
+        return most_elements(*self._bounds, self._drivers_there())
 
+    @cached_property
     def _bounds(self) -> tuple[int, int | None]:
         paths, now = self.submitter.run.paths, self.table.seen.time
         own_bound = self.submitter.config.max_submitted or self.limits.max_jobs // 2
@@ -208,7 +210,7 @@ class Launcher:
 
     def _free_elements(self) -> int:
         """Return how many elements of stages may still be submitted."""
-        return free_elements(*self._bounds(), self._elements_there(), self._drivers_there())
+        return free_elements(*self._bounds, self._elements_there(), self._drivers_there())
 
     def _elements_there(self) -> int:
         """Count the elements of the run's stages that wait or run."""
