@@ -35,10 +35,12 @@ def held_back(
         why: why the queue takes no more, from :func:`why_full`; None where it does.
         now: unix time.
     """
-    there = Counter(job_kind_of(element.name) for element in live)
-    waiting = {t.job_kind: t for t, at in reversed(ready.items()) if now - at > _MOMENT}
     if why is None:
         return
+    there = Counter(job_kind_of(element.name) for element in live)
+    waiting: dict[str, Task] = {}
+    for task in (task for task, since in ready.items() if now - since > _MOMENT):
+        waiting.setdefault(task.job_kind, task)
     holders = _holders(there, {one.job_kind: one for one in workers})
     for job_kind, task in waiting.items():
         if not there[job_kind]:

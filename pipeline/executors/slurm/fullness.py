@@ -13,6 +13,8 @@ from pipeline.run import journal
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import SUBMITTED, is_driver_job
 
+Event = Mapping[str, Any]
+
 QUEUE_FULL = "queue_full"
 """Name of the event that sbatch took no more."""
 _KEPT_SECONDS = 60.0
@@ -35,16 +37,20 @@ def shown_to_fit(paths: RunPaths, now: float) -> int | None:
     return int(event["elements"]) if event and 0 <= now - event["time"] < _KEPT_SECONDS else None
 
 
-def newest_refusal(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def newest_refusal(events: Iterable[Event]) -> Event | None:
     """Return the newest event that the queue took no more. Pure."""
-    return next((event for event in reversed(list(events)) if event["event"] == QUEUE_FULL), None)
+    return next((event for event in _newest_first(events) if event["event"] == QUEUE_FULL), None)
 
 
-def standing_refusal(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def standing_refusal(events: Iterable[Event]) -> Event | None:
     """Return the newest event that the queue took no more, unless it has taken jobs of stages since. Pure."""
-    for event in reversed(list(events)):
+    for event in _newest_first(events):
         if event["event"] == QUEUE_FULL:
             return event
         if event["event"] == SUBMITTED and not is_driver_job(str(event["array"])):
             return None
     return None
+
+
+def _newest_first(events: Iterable[Event]) -> list[Event]:
+    return list(events)[::-1]
