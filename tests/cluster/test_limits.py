@@ -112,6 +112,37 @@ def test_a_limit_that_comes_while_a_run_is_at_work_is_named_and_passes_when_it_i
     run.wait_until_complete(_LONGEST)
 
 
+CLOSED = {
+    "partition down": (["partitionname=reward", "state=down"], ["state=up"], "its partition is down"),
+    "partition inactive": (["partitionname=reward", "state=inactive"], ["state=up"], "give other partitions"),
+    "nodes drained": (
+        ["nodename=reward0", "state=drain", "reason=test"],
+        ["state=resume"],
+        "nodes that it needs are down, drained or reserved",
+    ),
+}
+"""What an administrator does while a run is at work, how it is undone, and what status says meanwhile."""
+
+
+@pytest.mark.parametrize("what", sample(list(CLOSED), 1 / 3))
+@pytest.mark.trial(0.5)
+def test_what_cannot_start_any_more_is_named_within_a_minute_and_goes_on_later(
+    what, cluster_with_accounting, make_run, tmp_path
+):
+    close, undo, words = CLOSED[what]
+    cluster = cluster_with_accounting
+    run = make_run(cluster, tmp_path / "run", "iterations=1", *MODES["workers"], *take("2", "rollout"))
+    run.submit()
+    run.wait_for_job("rollout")
+    assert cluster.call("scontrol", "update", *close).returncode == 0
+    try:
+        run.wait_for(lambda: run.has_committed(1, "rollout"), "a rollout")
+        assert is_named(run, words), run.story()
+    finally:
+        assert cluster.call("scontrol", "update", close[0], *undo).returncode == 0
+    run.wait_until_complete(_LONGEST)
+
+
 def scancel(run: SlurmRun) -> int:
     """Cancel all jobs of a run by one command, as ``scancel -u USER`` does. Returns how many there were."""
     ids = [job.id for job in run.jobs()]
