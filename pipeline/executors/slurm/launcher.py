@@ -203,9 +203,10 @@ class Launcher:
 
     @cached_property
     def _bounds(self) -> tuple[int, int | None]:
-        paths, now = self.submitter.run.paths, self.table.seen.time
-        own_bound = self.submitter.config.max_submitted or self.limits.max_jobs // 2
-        shown = shown_to_fit(paths, now)
+        config, now = self.submitter.config, self.table.seen.time
+        own_bound = config.max_submitted or self.limits.max_jobs // 2
+        # Where each task has a job, sbatch is asked each time: what it refuses makes later arrays leave.
+        shown = shown_to_fit(self.submitter.run.paths, now) if config.has_workers else None
         return own_bound if shown is None else min(own_bound, shown), self.limits.max_submit
 
     def _free_elements(self) -> int:
