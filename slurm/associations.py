@@ -19,6 +19,8 @@ class Associations:
     """QOS that any of the accounts may use."""
     enforced: bool
     """Whether the controller refuses other accounts and QOS."""
+    is_limited: bool = False
+    """Whether it enforces their limits."""
 
 
 def read_associations() -> Associations | None:
@@ -44,4 +46,5 @@ def parse_associations(rows: str, config: str) -> Associations:
         accounts=frozenset(row[0] for row in fields),
         qos=frozenset(names),
         enforced=bool(words & {"associations", "limits", "qos", "safe", "all", "1"}),
+        is_limited=bool(words & {"limits", "safe", "all"}),
     )

@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class ServiceError(Exception):
     """Failure of Slurm, W&B or a file server. Nothing is lost, and a later try may succeed. Exit code 1."""
+
+
+class UnfinishedError(ServiceError):
+    """Failure of a service after a part of what was asked for was done, which it names. Exit code 1."""

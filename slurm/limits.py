@@ -4,7 +4,7 @@ import math
 import os
 import pwd
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
@@ -66,13 +66,16 @@ class Partition:
         return max((kind.gres.get(device, 0) for kind in self.kinds), default=0)
 
 
-def read_limits() -> ClusterLimits:
+def read_limits(qos: Collection[str] = ()) -> ClusterLimits:
     """Ask the controller for limits, and accounting where there is any.
+
+    Args:
+        qos: names of the QOS that jobs are submitted with.
 
     Raises :class:`SlurmError`, :class:`SlurmMissing`.
     """
     found = parse_limits(_settings())
-    return replace(found, max_submit=_max_submit(found.name))
+    return replace(found, max_submit=_max_submit(found.name, qos))
 
 
 def read_cluster_name() -> str:
@@ -111,8 +114,9 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
         raise SlurmError(["scontrol", "show"], 0, f"its output is not understood: {error}") from None
 
 
-def _max_submit(cluster: str) -> int | None:
-    """Return the strictest limit of submitted jobs of the user's accounts and default QOS; None if unknown.
+def _max_submit(cluster: str, named: Collection[str]) -> int | None:
+    """Return the strictest limit of submitted jobs of the user's accounts, default QOS and named ones; None
+    if unknown.
 
     A QOS that a user may name and does not (for interactive work, say) bounds nothing. Limits that are not
     seen here show when sbatch refuses a job for them.
@@ -121,10 +125,10 @@ def _max_submit(cluster: str) -> int | None:
         user = pwd.getpwuid(os.getuid()).pw_name
         which = (f"user={user}", *of_cluster(cluster))
         associations = _sacctmgr("assoc", *which, "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
-        qos = _sacctmgr("qos", "format=Name,MaxSubmitJobsPerUser,GrpSubmit")
+        of_qos = _sacctmgr("qos", "format=Name,MaxSubmitJobsPerUser,GrpSubmit")
     except (KeyError, SlurmError, SlurmMissing):
         return None  # no account of this name here, or no accounting
-    return parse_max_submit(associations, qos)
+    return parse_max_submit(associations, of_qos, named)
 
 
 def of_cluster(name: str) -> list[str]:
@@ -136,13 +140,17 @@ def _sacctmgr(what: str, *options: str) -> str:
     return run_command(["sacctmgr", "-n", "-P", "-r", "show", what, *options], retries=_RETRIES)
 
 
-def parse_max_submit(associations: str, qos: str) -> int | None:
+def parse_max_submit(associations: str, qos: str, named: Collection[str] = ()) -> int | None:
     """Return the smallest of a user's limits of submitted jobs; None if there is none.
 
-    ``associations``: rows of MaxSubmitJobs|GrpSubmit|QOS|DefaultQOS; ``qos``: rows of Name|limit|limit.
+    Args:
+        associations: rows of MaxSubmitJobs|GrpSubmit|QOS|DefaultQOS.
+        qos: rows of Name|limit|limit.
+        named: names of the QOS that jobs are submitted with.
     """
     rows = [line.split("|") for line in associations.splitlines() if line]
-    names = {row[3] or row[2] for row in rows}  # of several QOS without a default, none is sure to apply
+    # Of several QOS without a default, none is sure to apply.
+    names = {row[3] or row[2] for row in rows}.union(named)
     of_qos = (line.split("|") for line in qos.splitlines() if line)
     bounds = [*(row[:2] for row in rows), *(row[1:3] for row in of_qos if row[0] in names)]
     return min((int(bound) for row in bounds for bound in row if bound.isdigit()), default=None)

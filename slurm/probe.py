@@ -15,9 +15,10 @@ from slurm import probe_task
 from slurm.commands import SlurmError
 from slurm.ended import NoAccounting, read_ended
 from slurm.query import Element, read_queue
+from slurm.reasons import reason_in_words
 from slurm.setup_lines import checked, failed_line
 from slurm.sharedfiles import is_there, read_newest, read_shared, size_of
-from slurm.states import Phase, exit_in_words, phase_of, reason_in_words
+from slurm.states import Phase, exit_in_words, phase_of
 from slurm.submission import Array, Option, Refused, cancel, literal, render, submit
 
 _TIME_LIMIT = "0:05:00"

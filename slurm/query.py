@@ -21,7 +21,7 @@ class Element:
     name: str
     state: SlurmState
     reason: str
-    """Reason why it waits, as Slurm shows it; see :func:`slurm.states.reason_in_words`."""
+    """Reason why it waits, as Slurm shows it; see :func:`slurm.reasons.reason_in_words`."""
     node: str
     """Node where it runs or last ran; empty before."""
     partition: str

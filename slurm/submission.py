@@ -16,6 +16,7 @@ from string import Template
 from slurm.commands import NotStarted, SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.ended import find_by_name
 from slurm.errors import UserError
+from slurm.reasons import help_with_refusal
 from slurm.signals import cancel_command, is_over
 
 SUBMIT_SECONDS = 60.0
@@ -170,6 +171,7 @@ def is_full(words: str) -> bool:
     return any("Submit" in limit for limit in limits) if limits else bool(_FULL.search(words))
 
 
+_NOISE = re.compile(r"^(sbatch: )?error: (Batch job submission failed: )?")
 _TRIES = 3
 _LOOKS = 5
 _LOOK_SECONDS = 2.0
@@ -195,7 +197,9 @@ def submit_once(script: Path) -> str:
 
 
 def _refusal(script: Path, error: SlurmError) -> str:
-    return f"sbatch refused {script}: {error.stderr.strip()}"
+    helps = "" if is_full(error.stderr) else help_with_refusal(error.stderr)
+    said = "; ".join(_NOISE.sub("", line.strip()) for line in error.stderr.splitlines() if line.strip())
+    return f"sbatch refused {script}: {said}" + (f"; {helps}" if helps else "")
 
 
 def submit(script: Path, name: str, beat: Callable[[], None] = lambda: None) -> str:

@@ -29,8 +29,8 @@ class RunStatus:
     """Where a run stands."""
 
     state: str
-    """complete, running, failed or incomplete; of a run on Slurm also cancelled, stopped (nothing is in the
-    queue) or unknown (Slurm does not answer here)."""
+    """complete, running, failed or incomplete; of a run on Slurm also cancelled, paused (its jobs were
+    cancelled by hand), stopped (nothing is in the queue) or unknown (Slurm does not answer here)."""
     iterations_done: int
     """Iterations that are done; of a fork including its parent's."""
     iterations: int

@@ -14,7 +14,7 @@ from pipeline.cli import devcluster as devcluster_cli
 from pipeline.cli.arguments import typed_words
 from pipeline.cli.completion import commands as completion_cli
 from pipeline.cli.options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from slurm.errors import ServiceError, UserError
+from slurm.errors import ServiceError, UnfinishedError, UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,6 +66,9 @@ def main() -> None:
     except UserError as error:
         say_error(refusal(error, next(iter(sys.argv[1:]), "")))
         sys.exit(EXIT_USAGE)
+    except UnfinishedError as error:
+        say_error(str(error))
+        sys.exit(EXIT_FAILED)
     except ServiceError as error:
         say_error(f"{error}; nothing is lost, ask again later")
         sys.exit(EXIT_FAILED)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.cli.errors import will_change
 from pipeline.cli.job_log import log_output
-from pipeline.cli.summary import announce, next_commands, say_how_it_ended
+from pipeline.cli.summary import announce, next_commands, pause_in_words, say_how_it_ended
 from pipeline.executors.slurm.passes import LEASE_PATIENCE, follow, make_pass
 from pipeline.executors.slurm.queue import cancel_all, wait_until_gone
 from pipeline.orchestrate.driver import Outcome, Pass
@@ -27,11 +27,17 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
 from pipeline.status.progress import Bars, Lines, watcher_for
 from pipeline.workers.looking import FROM_NOW, PASS_AGE
+from slurm.commands import SlurmError
 from slurm.elsewhere import requeue_elsewhere
+from slurm.errors import UnfinishedError
 from slurm.submission import Refused
 
 _GONE_PATIENCE = 60.0
 """Seconds for jobs that were cancelled to end: Slurm gives them 30 to do so by themselves."""
+
+
+class CancelledLater(UnfinishedError):
+    """Cancellation that is written down, and of which Slurm, which does not answer, knows nothing yet."""
 
 
 def submit_run(run: Run) -> int:
@@ -95,8 +101,15 @@ def _end_jobs(run: Run) -> int:
     """Let no driver go on, and cancel every job of the run. Returns how many arrays that were."""
     will_change("the queue")
     control = read_control(run.paths)
-    write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation))
-    return cancel_all(run)
+    write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation, paused=None))
+    try:
+        return cancel_all(run)
+    except SlurmError as error:
+        raise CancelledLater(
+            "the run is cancelled: nothing more is submitted, and workers end after their tasks; but Slurm "
+            "does not answer, so its jobs are in the queue until they start and end, or until this is typed "
+            f"again: slurm-ppo cancel {shlex.quote(str(run.paths.root))} ({error})"
+        ) from None
 
 
 def clear_queue(run: Run) -> None:
@@ -153,6 +166,9 @@ def _say_outcome(run: Run, done: Pass, watcher: Lines) -> int:
     """Say in a pass's log how the run has ended. Returns the exit code."""
     if done.outcome is Outcome.FAILED:
         return say_how_it_ended(run, done)
+    if done.outcome is Outcome.PAUSED:
+        watcher.note(pause_in_words(run))
+        return 0
     watcher.note(f"the run is {done.outcome}")
     return 0
 

@@ -35,8 +35,19 @@ def say_how_it_ended(run: Run, done: Pass, otherwise: str = "") -> int:
         return 2 if any(item.kind is FailureKind.CONFIG for item in done.given_up) else 1
     if done.outcome is Outcome.CANCELLED:
         otherwise = f"the run was cancelled; to continue: {resume_command(run)}"
+    if done.outcome is Outcome.PAUSED:
+        otherwise = pause_in_words(run)
     print(otherwise, file=sys.stderr)
     return 3
+
+
+def pause_in_words(run: Run) -> str:
+    """Say why a run pauses, and what to do."""
+    from pipeline.run.control import read_control
+
+    act, root = read_control(run.paths).paused, shlex.quote(str(run.paths.root))
+    why = f"{act.in_words}, so it pauses" if act else "the run pauses"
+    return f"{why}; resume with: {resume_command(run)}, or end it with: slurm-ppo cancel {root}"
 
 
 def next_commands(run: Run) -> str:

@@ -34,7 +34,7 @@ from pipeline.sweep.manifest import (
     write_sweep,
 )
 from pipeline.sweep.points import Draft, check_folder, config_of, drafts_of, extended, has_begun, run_folder
-from slurm.errors import ServiceError, UserError
+from slurm.errors import ServiceError, UnfinishedError, UserError
 
 _PATIENCE = 300.0
 """Seconds to wait for another command that submits the same sweep."""
@@ -332,13 +332,15 @@ def cancel_sweep(root: Path) -> int:
             lease.beat()
             try:
                 print(f"{point.name}: {_cancel(run_folder(root, point))}")
-            except (UserError, ServiceError) as error:
+            except UnfinishedError as error:
                 failed.append(f"{point.name}: {error}")
+            except (UserError, ServiceError) as error:
+                failed.append(f"not cancelled: {point.name}: {error}")
             except OSError as error:
-                failed.append(f"{point.name}: {system_error(error)}")
+                failed.append(f"not cancelled: {point.name}: {system_error(error)}")
     print(f"nothing that was committed is lost; to continue: slurm-ppo sweep {shlex.quote(str(root))}")
     for line in failed:
-        say_error(f"not cancelled: {line}")
+        say_error(line)
     return 1 if failed else 0
 
 

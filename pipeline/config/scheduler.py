@@ -310,7 +310,8 @@ class SlurmConfig:
     """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
     lost nodes and missing inputs are not counted, up to five times as many."""
     max_submitted: PositiveInt | None = None
-    """Array elements of this run's stages in the queue at once. Default: what the cluster's limits allow."""
+    """Array elements of this run's stages in the queue at once, those that run among them. Default: what the
+    cluster's limits allow."""
     check_minutes: PositiveInt = 15
     """Most minutes between two driver jobs, even if every other one was lost."""
     poll_seconds: PositiveInt = 10
@@ -331,6 +332,11 @@ class SlurmConfig:
     def num_update_ranks(self) -> int:
         """Processes that make one update together."""
         return self.update.num_ranks
+
+    @property
+    def qos_named(self) -> frozenset[str]:
+        """Names of the QOS that jobs are submitted with, where they name one."""
+        return frozenset(q for q in (self.qos, *(one.qos for one in self.resources.values())) if q)
 
     @property
     def update_seconds(self) -> float:

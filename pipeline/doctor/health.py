@@ -147,6 +147,7 @@ def look_at_driver(run: Run) -> Finding:
     if original := original_of(run):
         return ok("driver", f"none: it is a copy of {original}, whose lease was copied too")
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
+    asked = f"; {control.paused.in_words}, so the run pauses" if control.paused else asked
     if holder and "cannot be read" in holder:
         return warning("driver", holder, "nothing to do: the next driver waits for that")
     if holder:

@@ -49,6 +49,8 @@ class Outcome(StrEnum):
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     CANCELLED = "cancelled"
+    PAUSED = "paused"
+    """Rest of a run on Slurm whose jobs somebody cancelled with Slurm's own commands."""
 
 
 @dataclass(frozen=True)

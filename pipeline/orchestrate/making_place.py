@@ -44,6 +44,12 @@ class Places:
     """Job kinds of which something has been given a place."""
     fits_all: bool = False
     """Whether all workers that there are to be have places at once, where no other people's jobs are."""
+    slots: float = math.inf
+    """Elements that the queue takes yet, those among them who leave for something that is in it."""
+    is_tight: bool = False
+    """Whether the queue does not take all workers that there are to be."""
+    unsubmitted: set[str] = field(default_factory=set)
+    """Job kinds of which something that is wanted now is not taken by the queue."""
 
     def __post_init__(self) -> None:
         self._workers = {worker.name: worker for worker in self.seen.crew.workers}
@@ -58,8 +64,34 @@ class Places:
 
     def is_kept(self, task: Task) -> bool:
         """Whether an early start for a task could take a place that is wanted before it."""
-        before = self.lacking & self.seen.kinds_before(task)
-        return any(self.seen.may_share(task.job_kind, kind) for kind in before)
+        before = self.seen.kinds_before(task)
+        if self.unsubmitted & before:
+            return True
+        return any(self.seen.may_share(task.job_kind, kind) for kind in self.lacking & before)
+
+    def give(
+        self, demand: Demand, need: Need | None, whom: Handover, at: float, is_full: bool, is_limited: bool
+    ) -> bool:
+        """Give something that is not in the queue a place on nodes, and one in the queue. False where it
+        lacks one of them; what must come is put into the queue all the same if that takes it."""
+        has_room = need is None or self.find(need, whom, at, is_full, is_limited)
+        if not (has_room or demand.must_come):
+            return False
+        is_taken = self._take_slot(whom, at)
+        if demand.must_come and not is_taken:
+            self.unsubmitted.add(demand.job_kind)
+        return is_taken and has_room
+
+    def _take_slot(self, whom: Handover, at: float) -> bool:
+        """Give something a place in the queue: one that is free, or that a worker leaves."""
+        if self.slots < 1:
+            willing = self._willing(whom.whom, at)
+            if not willing:
+                return False
+            self._leave(willing[:1], whom, self._is_first_try(whom.whom))
+        self.slots -= 1
+        self.given.add(whom.whom)
+        return True
 
     def find(
         self, need: Need, whom: Handover, at: float, is_full: bool = False, is_limited: bool = False
@@ -101,6 +133,7 @@ class Places:
             is_patient: whether what it is for waits first for as long as they would take to come back.
         """
         self.room = with_end_of(self.room, chosen)
+        self.slots += len(chosen)
         staying = [self._workers[one.name] for one in chosen if self._workers[one.name].stays]
         until = self._patience(staying, whom) if is_patient else 0.0
         self.leaving += [replace(whom, worker=one.name, at=max(whom.at, until)) for one in staying]
@@ -119,7 +152,7 @@ class Places:
         is not the first of its kind, of which nobody knows how much there is to do: all may be done, or they
         gone, before one that left for it were back. Counted from the pass that saw so first."""
         costs = [self._loss(one.job_kind) for one in leaving]
-        promised = [one.at for one in self.seen.promised if whom.job and one.job == whom.job]
+        promised = [one.at for one in self.seen.promised if _is_same(one, whom)]
         return min([self.seen.now + max(costs, default=0.0), *promised])
 
     def _loss(self, job_kind: str) -> float:
@@ -158,6 +191,13 @@ class Places:
         return is_too_many or at < self.seen.next_use(kind)
 
 
+def _is_same(promised: Handover, whom: Handover) -> bool:
+    """Whether a place was promised to the same job or, of a kind that the queue takes no more of, to one."""
+    if whom.job or promised.job:
+        return promised.job == whom.job
+    return promised.at > 0 and promised.whom == whom.whom
+
+
 def _within_limit(need: Need, willing: Sequence[Candidate]) -> tuple[Candidate, ...] | None:
     """Choose whose end lets a job start that only a limit of its user keeps waiting, on whatever node: one
     that holds as many GPUs, if there is any."""
@@ -181,7 +221,12 @@ def make_places(
 ) -> tuple[tuple[Handover, ...], list[Demand]]:
     """Find places for what waits in the queue and then for what is wanted. Returns who leaves for them, and
     what is to be submitted: early ones for which there is a place, the others in any case."""
-    places = Places(seen, most, free_room(seen), _candidates(seen), fits_all=_fits_all(seen, most))
+    places = Places(
+        *(seen, most, free_room(seen), _candidates(seen)),
+        fits_all=_fits_all(seen, most),
+        slots=seen.free_slots,
+        is_tight=seen.slots is not None and sum(most[kind] for kind in seen.wanted) > seen.slots,
+    )
     full = {e.job_kind: e.is_limited for e in seen.crew.pending if e.lacks_room}
     waiting = [e for e in seen.crew.pending if e.job_kind in seen.needs and seen.has_task(e)]
     for element in waiting:
@@ -242,14 +287,13 @@ def _placed(
     for demand in demands:
         if not demand.must_come and _is_too_early(places, demand, [*before, *placed]):
             continue
-        kind, found = demand.job_kind, len(demand.tasks)
+        kind = demand.job_kind
         places.leave(demand.replaces, kind)
         quick = _quick(seen, kind)
         whom = Handover("", kind, (demand.begin or seen.now) + quick if demand.begin or quick else 0.0)
         at = math.inf if kind in seen.aside else demand.at  # no eviction before it has waited
-        if need := seen.needs.get(kind):
-            is_full, is_limited = kind in full, full.get(kind, False)
-            found = sum(places.find(need, whom, at, is_full, is_limited) for _ in demand.tasks)
+        need, is_full, is_limited = seen.needs.get(kind), kind in full, full.get(kind, False)
+        found = sum(places.give(demand, need, whom, at, is_full, is_limited) for _ in demand.tasks)
         if demand.must_come and found < len(demand.tasks):
             places.lacking.add(kind)
         if demand.must_come or found:
@@ -266,7 +310,7 @@ def _is_too_early(places: Places, demand: Demand, placed: Sequence[Demand]) -> b
     there = {one.job_kind for one in placed}
     before = (kind for kind in seen.kinds_before(demand.tasks[0]) if kind not in there)
     lacking = (kind for kind in before if not seen.crew.count(kind) and kind in seen.wanted)
-    return any(seen.may_share(demand.job_kind, kind) for kind in lacking)
+    return any(places.is_tight or seen.may_share(demand.job_kind, kind) for kind in lacking)
 
 
 def free_room(seen: Situation) -> dict[str, Node]:

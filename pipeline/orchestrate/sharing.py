@@ -34,17 +34,18 @@ class Work:
     """Seconds until a worker of it is there that is not: in the queue, and to start. None if unknown."""
 
 
-def targets(works: Mapping[str, Work], room: Room) -> dict[str, int]:
+def targets(works: Mapping[str, Work], room: Room, slots: float = math.inf) -> dict[str, int]:
     """Return the most workers that each job kind is to have at once.
 
     Args:
         works: by job kind.
         room: what nodes have for this run when none of its jobs is there; empty where they are not known.
+        slots: elements that the queue takes of all these kinds together, at least one.
     """
-    alone = {kind: _alone(work, room) for kind, work in works.items()}
-    if not room or _fit(works, alone, room):
+    alone = {kind: int(min(slots, _alone(work, room))) for kind, work in works.items()}
+    if _fit(works, alone, room, slots):
         return alone
-    shared = _shared(works, alone, room)
+    shared = _shared(works, alone, room, slots)
     if shared is None or _seconds(works, shared) > _seconds(works, alone) + _starts(works):
         return alone
     return shared
@@ -56,8 +57,11 @@ def _alone(work: Work, room: Room) -> int:
     return count(room, work.need, work.wanted) or work.wanted if room else work.wanted
 
 
-def _fit(works: Mapping[str, Work], numbers: Mapping[str, int], room: Room) -> bool:
-    return fits_all({kind: work.need for kind, work in works.items()}, numbers, room)
+def _fit(works: Mapping[str, Work], numbers: Mapping[str, int], room: Room, slots: float) -> bool:
+    """Whether so many workers of each kind may be there at once, by the queue and by nodes that are known."""
+    if sum(numbers.values()) > slots:
+        return False
+    return not room or fits_all({kind: work.need for kind, work in works.items()}, numbers, room)
 
 
 def fits_all(needs: Mapping[str, Need], numbers: Mapping[str, int], room: Room) -> bool:
@@ -81,17 +85,19 @@ def _size(need: Need) -> tuple[int, int, int, int]:
     return need.num_nodes, need.gpus, need.cpus, need.memory
 
 
-def _shared(works: Mapping[str, Work], most: Mapping[str, int], room: Room) -> dict[str, int] | None:
+def _shared(
+    works: Mapping[str, Work], most: Mapping[str, int], room: Room, slots: float
+) -> dict[str, int] | None:
     """Divide the places so that an iteration takes least; None where not every kind has one, or it is not
     known how long its tasks take. Each further place goes to the kind that gains most by it."""
     numbers = dict.fromkeys(works, 1)
-    if any(work.seconds is None for work in works.values()) or not _fit(works, numbers, room):
+    if any(work.seconds is None for work in works.values()) or not _fit(works, numbers, room, slots):
         return None
     growing = [kind for kind in works if most[kind] > 1]
     while growing:
         best = max(growing, key=lambda kind: _gain(works[kind], numbers[kind]))
         tried = numbers | {best: numbers[best] + 1}
-        if not _fit(works, tried, room):
+        if not _fit(works, tried, room, slots):
             growing.remove(best)
             continue
         numbers = tried
@@ -137,12 +143,13 @@ def groups(works: Mapping[str, Work], room: Room) -> list[dict[str, Work]]:
     return [works for _, works in found]
 
 
-def targets_by_group(works: Mapping[str, Work], room: Room) -> dict[str, int]:
-    """Return :func:`targets` for each group of kinds that may need the same places."""
+def targets_by_group(works: Mapping[str, Work], room: Room, slots: float = math.inf) -> dict[str, int]:
+    """Return :func:`targets` for each group of kinds that may need the same places: of all kinds together
+    where the queue does not take the workers of all groups."""
     found: dict[str, int] = {}
     for group in groups(works, room):
         found |= targets(group, room)
-    return found
+    return found if sum(found.values()) <= slots else targets(works, room, slots)
 
 
 def is_worthwhile(seconds: float | None, works: Mapping[str, Work], most: Mapping[str, int]) -> bool:

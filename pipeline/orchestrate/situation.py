@@ -114,6 +114,16 @@ class Situation:
     """Jobs of the same user that wait for room, and are not of the run's stages."""
     promised: Sequence[Handover] = ()
     """What the pass before has decided on who makes place."""
+    slots: int | None = None
+    """Elements of stages that the run may have in the queue at once, those that run among them; None: any
+    number."""
+
+    @property
+    def free_slots(self) -> float:
+        """Return how many elements may be submitted now; infinite if any number."""
+        if self.slots is None:
+            return math.inf
+        return max(0, self.slots - len(self.crew.workers) - len(self.crew.pending))
 
     def idle(self, job_kind: str) -> Sequence[str]:
         """Return the names of workers, and those to be, that have no task; those that wait come first."""

@@ -14,7 +14,7 @@ from pipeline.orchestrate.making_place import make_places
 from pipeline.orchestrate.places import room_of
 from pipeline.orchestrate.sharing import Work, is_worthwhile, targets_by_group, worthwhile
 from pipeline.orchestrate.situation import Demand, Estimate, Order, Situation
-from pipeline.orchestrate.withdrawing import withdrawn
+from pipeline.orchestrate.withdrawing import withdrawn, withdrawn_for
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
@@ -37,6 +37,17 @@ class Staffing:
     those that are more than there are to be."""
 
 
+def is_making_way(decided: Staffing, doing: Iterable[Doing | None], now: float) -> bool:
+    """Whether the queue takes more in a moment: somebody leaves, or what waits was withdrawn.
+
+    Args:
+        doing: what each worker does.
+        now: unix time.
+    """
+    leaves_now = any(one.at <= now for one in decided.handovers)
+    return bool(decided.withdrawn) or leaves_now or Doing.LEAVING in doing
+
+
 def staff(seen: Situation) -> Staffing:
     """Decide which workers to submit, and who makes place.
 
@@ -49,7 +60,8 @@ def staff(seen: Situation) -> Staffing:
        in the first iteration, rollouts start up beside prepare.
     5. A pending element whose input is there does not wait for its begin time.
     6. What would only start up before those that have something to do, or for nothing, leaves the queue
-       (:mod:`pipeline.orchestrate.withdrawing`).
+       (:mod:`pipeline.orchestrate.withdrawing`); so does, where the queue takes no more, what is wanted later
+       than something that is not in it.
     7. For what finds no place workers leave once they have nothing to do: those whose next task is furthest
        away, if it is later than what they leave for. They may be at work yet, if they will have done all that
        is ready by then.
@@ -61,16 +73,25 @@ def staff(seen: Situation) -> Staffing:
     seen = seen.without(spare)
     matters = {kind for kind in seen.early if _starts_early(seen, kind, chain, most)}
     demands = [d for kind in seen.wanted for d in _demands(seen, kind, most[kind], kind in matters)]
-    demands.sort(key=lambda demand: demand.at)
+    demands.sort(key=lambda demand: _turn(seen, demand))
+    later = withdrawn_for(seen, demands)
+    seen = seen.without(later)
     handovers, placed = make_places(seen, most, demands)
     orders = [order for demand in placed for order in demand.orders]
-    return Staffing(tuple(orders), tuple(_hurried(seen)), handovers, spare)
+    return Staffing(tuple(orders), tuple(_hurried(seen)), handovers, (*spare, *later))
+
+
+def _turn(seen: Situation, demand: Demand) -> tuple[float, bool, int]:
+    """Return a key by which demands sort in the order in which they get places."""
+    iteration = demand.tasks[0].iteration if demand.tasks else 0
+    return demand.at, demand.job_kind in seen.aside, iteration
 
 
 def _targets(seen: Situation, chain: Mapping[str, Work]) -> dict[str, int]:
     """Return the most workers of each kind that there are to be. No place is kept for what an iteration is no
     chain of: prepare is there once, and nothing waits for what is measured of policies."""
-    found = worthwhile(chain, targets_by_group(chain, room_of(seen.nodes, seen.others)))
+    room, slots = room_of(seen.nodes, seen.others), _slots_for(seen, chain)
+    found = worthwhile(chain, targets_by_group(chain, room, slots))
     most = {kind: min(wanted, found.get(kind, wanted)) for kind, wanted in seen.wanted.items()}
     if PREPARE in seen.committed:
         most[PREPARE.job_kind] = 0
@@ -79,6 +100,15 @@ def _targets(seen: Situation, chain: Mapping[str, Work]) -> dict[str, int]:
         keeping_up = [max(most[s], _keep_up(seen, kind, s, most[s])) for s in sources]
         most[kind] = min([most[kind], *keeping_up])
     return most
+
+
+def _slots_for(seen: Situation, chain: Mapping[str, Work]) -> float:
+    """Return how many workers of the chain the queue takes: but for one that measures policies, if there is
+    anything to measure and each kind of the chain can have one all the same."""
+    if seen.slots is None:
+        return math.inf
+    is_beside = any(seen.open_tasks(kind) or seen.crew.count(kind) for kind in seen.aside)
+    return max(1, seen.slots - (is_beside and seen.slots > len(chain)))
 
 
 def _upstream(seen: Situation, job_kind: str) -> list[str]:

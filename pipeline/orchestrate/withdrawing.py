@@ -4,12 +4,13 @@ An element is submitted for a task that is there, or will be. Until it has a pla
 task, and all others like it: it would start up for nothing, and takes a place that somebody else may need.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pipeline.orchestrate.crew import Pending
 from pipeline.orchestrate.making_place import free_room
 from pipeline.orchestrate.places import place
-from pipeline.orchestrate.situation import Estimate, Situation, comes_before
+from pipeline.orchestrate.situation import Demand, Estimate, Situation, comes_before
+from pipeline.run.tasks import Task
 
 
 def withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
@@ -32,6 +33,38 @@ def withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
         newest = [e.name for e in reversed(mine) if e.name not in found]
         found |= dict.fromkeys(newest[: max(0, surplus)])
     return tuple(found)
+
+
+def withdrawn_for(seen: Situation, demands: Sequence[Demand]) -> tuple[str, ...]:
+    """Return the names of further elements that are to leave the queue, as it takes no more: one, of those
+    that are wanted later, for each task that must be done now. Those that are wanted last go first.
+
+    Args:
+        demands: what is wanted, in the order in which it gets its places.
+    """
+    due = [task for demand in demands if demand.must_come for task in demand.tasks]
+    soon_free = seen.free_slots + sum(not worker.stays for worker in seen.crew.workers)
+    lacking = due[int(min(len(due), soon_free)) :]
+    left = sorted(seen.crew.pending, key=lambda element: _is_wanted_at(seen, element))
+    found: list[str] = []
+    for task in lacking:
+        if left and _is_wanted_later(seen, left[-1], task):
+            found.append(left.pop().name)
+    return tuple(found)
+
+
+def _is_wanted_later(seen: Situation, element: Pending, task: Task) -> bool:
+    """Whether an element that waits is wanted later than a task that could be done now."""
+    if element.job_kind == task.job_kind or task.job_kind in seen.aside:
+        return False
+    is_spare = element.job_kind in seen.aside or not seen.has_task(element)
+    return is_spare or comes_before(task, element.first)
+
+
+def _is_wanted_at(seen: Situation, element: Pending) -> tuple[bool, bool, int, int, int]:
+    """Return a key by which elements sort in the order in which they are wanted."""
+    first, is_aside = element.first, element.job_kind in seen.aside
+    return not seen.has_task(element), is_aside, first.iteration, first.stage.position, first.shard
 
 
 def _in_the_way(seen: Situation) -> Iterator[str]:

@@ -13,11 +13,13 @@ from pipeline.config.scheduler import SLURM_STAGES, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
 from pipeline.executors.slurm.resources import Escalation
+from pipeline.preflight.ceilings import ceiling_problems
 from pipeline.preflight.default_memory import asks_for_memory, default_memory_lines
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.run.directory import imagined_run
 from pipeline.run.tasks import Stage, Task, task_of
 from slurm.associations import Associations, read_associations
+from slurm.ceilings import Ceilings, read_ceilings
 from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmTimeout, run_command
 from slurm.limits import (
@@ -54,10 +56,16 @@ class Cluster:
     partitions: Mapping[str, Partition]
     associations: Associations | None
     """Accounts and QOS of the user; None where they are not known."""
+    ceilings: Ceilings | None = None
+    """What these allow one job; None where that is not known, or not enforced."""
 
 
 def read_cluster() -> Cluster:
-    return Cluster(read_limits(), read_partitions(), read_associations())
+    mine = read_associations()
+    return Cluster(
+        *(read_limits(), read_partitions(), mine),
+        read_ceilings() if mine and mine.is_limited else None,
+    )
 
 
 def check_cluster(config: Config) -> list[str]:
@@ -94,7 +102,7 @@ def cluster_at_hand(given: SlurmConfig) -> Cluster | ConfigIssue:
 def cluster_problems(config: Config, cluster: Cluster) -> Iterator[ConfigIssue]:
     """Find reasons why jobs of this configuration cannot run on a cluster."""
     assert config.slurm
-    yield from limit_problems(config.slurm, cluster.limits)
+    yield from limit_problems(config.slurm, cluster.limits, cluster.ceilings)
     for job_kind in job_kinds_used(config):
         yield from job_kind_problems(config, job_kind, cluster)
 
@@ -143,10 +151,14 @@ def run_dir_problems(run_dir: Path) -> Iterator[ConfigIssue]:
         yield ConfigIssue("run_dir", run_dir, why)
 
 
-def limit_problems(given: SlurmConfig, limits: ClusterLimits) -> Iterator[ConfigIssue]:
-    """Find limits of submitted jobs that leave a run no room."""
-    if limits.max_submit is not None and limits.max_submit < _ELEMENTS_NEEDED:
-        why = f"you may queue {limits.max_submit} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more"
+def limit_problems(
+    given: SlurmConfig, limits: ClusterLimits, ceilings: Ceilings | None = None
+) -> Iterator[ConfigIssue]:
+    """Find limits of submitted jobs that leave a run no room: of the user, and of QOS that it names."""
+    of_qos = [ceilings.qos[name].submitted for name in given.qos_named if ceilings and name in ceilings.qos]
+    most = min((bound for bound in (limits.max_submit, *of_qos) if bound is not None), default=None)
+    if most is not None and most < _ELEMENTS_NEEDED:
+        why = f"you may queue {most} jobs; a run needs at least {_ELEMENTS_NEEDED}, ask for more"
         yield ConfigIssue("scheduler.max_submitted", given.max_submitted, why)
 
 
@@ -167,6 +179,7 @@ def stage_problems(job_kind: str, given: ResourcesConfig, cluster: Cluster) -> I
     yield from _association_problems(key, given, partitions, cluster.associations)
     if partitions and not unknown:
         yield from _time_problems(key, given, partitions)
+        yield from ceiling_problems(key, given, cluster.ceilings or Ceilings())
         yield from _size_problems(key, given, partitions)
 
 

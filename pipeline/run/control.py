@@ -18,6 +18,22 @@ class SpoiltControl(UserError, ValueError):
 
 
 @dataclass(frozen=True)
+class ByHand:
+    """Cancellation of a run's jobs by Slurm's own commands, as with ``scancel -u USER``."""
+
+    cancelled: int
+    """Jobs that were cancelled; each array element counts, and driver jobs too."""
+    jobs: int
+    """Jobs that the run had then."""
+    time: float = field(default=0.0, compare=False)
+    """Unix time of the last of them."""
+
+    @property
+    def in_words(self) -> str:
+        return f"{self.cancelled} of {self.jobs} jobs of the run were cancelled by hand (scancel)"
+
+
+@dataclass(frozen=True)
 class Control:
     """People's requests of a run on Slurm: content of ``<run>/slurm/control.json``."""
 
@@ -31,10 +47,13 @@ class Control:
     """Pairs (task key, reason) of commits that were taken back in this invocation, until a pass moves them to
     where such are now (:mod:`pipeline.run.endings`)."""
     emptied: int = 0
-    """Number of the newest invocation of which all jobs were cancelled, by ``cancel`` or to go back. It is
-    what was asked for, written before any of them has ended: how each ended, passes judge."""
+    """Number of the newest invocation of which all jobs were cancelled, by ``cancel``, to go back or by hand.
+    It is what was asked for, written before any of them has ended: how each ended, passes judge."""
     begun: float = field(default=0.0, compare=False)
     """Unix time when the invocation began."""
+    paused: ByHand | None = None
+    """Cancellation by hand for which the run pauses: it counts as cancelled then, until somebody submits or
+    resumes it."""
 
 
 def read_control(paths: RunPaths) -> Control:

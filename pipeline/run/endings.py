@@ -40,7 +40,7 @@ class Evidence(StrEnum):
     SILENCE = "silence"
     """Worker that was not heard of for minutes, and was cancelled for that."""
     CANCELLATION = "cancellation"
-    """Cancellation of all jobs of the run by slurm-ppo."""
+    """Cancellation of all jobs of the run, by slurm-ppo or by hand."""
     RETRACTION = "retraction"
     """Commit that was taken back."""
 
@@ -52,7 +52,7 @@ BY_EVIDENCE = {
     Evidence.MISSING: "as Slurm does not know its job",
     Evidence.BEAT: "by its worker's word",
     Evidence.SILENCE: "by its worker's silence",
-    Evidence.CANCELLATION: "by slurm-ppo's own cancellation",
+    Evidence.CANCELLATION: "as all jobs of the run were cancelled",
     Evidence.RETRACTION: "as its commit was taken back",
 }
 """Evidence in words, after a judgement."""

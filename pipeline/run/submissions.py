@@ -9,7 +9,7 @@ and noting its answer leaves a submission without a job id, which is then looked
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -310,25 +310,37 @@ def chunk_size_for(max_array_size: int) -> int:
     return int(10 ** min(5, len(str(max_array_size)) - 1))
 
 
-def read_limits_of(paths: RunPaths) -> ClusterLimits:
-    """Return the cluster's limits, asked once in each invocation of submit, run or resume, and kept."""
+def read_limits_of(paths: RunPaths, qos: Collection[str] = ()) -> ClusterLimits:
+    """Return the cluster's limits, asked once in each invocation of submit, run or resume, and kept.
+
+    Args:
+        qos: names of the QOS that the run's jobs are submitted with.
+    """
     path, invocation = _limits_file(paths), read_control(paths).invocation
     # Where the file is spoilt, or of another invocation, the cluster is asked again.
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         kept = unsealed(read_newest(path))
         if kept["call"] == invocation:
             return converted(ClusterLimits, kept["limits"])
-    limits = read_limits()
+    limits = read_limits(qos)
     make_folder(path.parent, paths.root)
     replace_durably(path, sealed({"call": invocation, "limits": asdict(limits)}))
     return limits
 
 
+def kept_limits(paths: RunPaths) -> ClusterLimits | None:
+    """Return the limits of the cluster that the newest invocation submitted to; None where they are not
+    known."""
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        kept: ClusterLimits = converted(ClusterLimits, unsealed(read_newest(_limits_file(paths)))["limits"])
+        return kept
+    return None
+
+
 def cluster_of(paths: RunPaths) -> str:
     """Return the name of the cluster that the newest invocation submitted to; empty where it is not known."""
-    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-        return converted(ClusterLimits, unsealed(read_newest(_limits_file(paths)))["limits"]).name
-    return ""
+    limits = kept_limits(paths)
+    return limits.name if limits else ""
 
 
 def _limits_file(paths: RunPaths) -> Path:

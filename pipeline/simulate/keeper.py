@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.orchestrate.elements import free_elements
+from pipeline.orchestrate.elements import free_elements, most_elements
 from pipeline.orchestrate.places import KEPT_SECONDS, Held, is_contended
 from pipeline.orchestrate.situation import Foreign, Order
+from pipeline.orchestrate.staffing import is_making_way
 from pipeline.run.bookkeeping import rest_after
 from pipeline.run.tasks import Task
 from pipeline.simulate.clock import Clock
@@ -167,7 +168,7 @@ class Keeper:
                     others += [Held(self.nodes[number].name, need) for number in worker.job.nodes]
                 elif worker.job in lacking:
                     foreign.append(Foreign(worker.element, need, lacking[worker.job]))
-        return Around(self.nodes, others, foreign, lacking)
+        return Around(self.nodes, others, foreign, lacking, self._slots())
 
     def _look_whether_overdue(self) -> None:
         """Those who wait ask for a pass where none has been made for long."""
@@ -206,8 +207,7 @@ class Keeper:
         if decision.given_up:
             self.given_up = f"gave up {decision.given_up[0].task}"
         self._cancel_and_hurry(decision)
-        for order in staffing.orders:
-            self._submit(order, decision)
+        taken = [self._submit(order, decision) for order in staffing.orders]
         run.make_place(staffing.handovers)
         run.progress.write_rows()
         see_killed(run, decision.failed)
@@ -218,6 +218,10 @@ class Keeper:
             self._driver_jobs -= 1
             self.scheduling.end(job)
         self._follow_up()
+        if not all(taken) and is_making_way(
+            staffing, (w.doing for w in run.workers.values()), self.clock.now
+        ):
+            self.clock.after(_SOON_SECONDS, self.wish_for_pass)
         self._end()
 
     def _watch(self, looked: float) -> None:
@@ -264,8 +268,8 @@ class Keeper:
         worker.job.eligible = time + self.plant.queue_of(worker.name)
         self.clock.at(worker.job.eligible, self.scheduling.try_jobs)
 
-    def _submit(self, order: Order, decision: Decision) -> None:
-        """Submit an array."""
+    def _submit(self, order: Order, decision: Decision) -> bool:
+        """Submit an array, as far as the queue takes it. Returns whether that is all of it."""
         array, wanted = next(self.numbers), max(self.clock.now, order.begin or 0.0)
         tasks = order.tasks[: self._free_elements()]
         self.begun_with |= set(tasks)
@@ -279,6 +283,14 @@ class Keeper:
             self.scheduling.submit(job, self._starter(worker))
         if tasks:
             self.arrays[str(array)] += len(tasks)
+        return len(tasks) == len(order.tasks)
+
+    def _slots(self) -> int | None:
+        """Return how many elements the run may have in the queue at once."""
+        submitted, others = self.plant.limits.submitted, sum(len(run.workers) for run in self.kin)
+        if submitted is None:
+            return None
+        return max(0, most_elements(sys.maxsize, submitted, self._driver_jobs) - others)
 
     def _free_elements(self) -> int:
         """Return how many elements the user may submit."""

@@ -44,6 +44,8 @@ class Around:
     """Jobs of the user's other runs that wait for room."""
     lacking: Mapping[Job, bool] = field(default_factory=dict)
     """The user's jobs that wait for room, and whether at a limit of the user."""
+    slots: int | None = None
+    """Elements that the run may have in the queue at once; None: any number."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
         others=around.others,
         foreign=around.foreign,
         promised=run.handovers,
+        slots=around.slots,
         now=run.now,
         estimates=_estimates(run, terms, committed),
         begun_with=begun_with,

@@ -12,6 +12,7 @@ from pipeline.run.tasks import Task
 
 if TYPE_CHECKING:
     from slurm.query import Element
+    from slurm.reasons import Reason
 
 _BEHIND_OTHERS = "Priority"
 
@@ -77,7 +78,8 @@ class StageProgress:
     failed: int
     """Shards whose last attempt ended without a commit, and that no attempt is queued for."""
     reason: str | None
-    """Reason why most of the waiting shards wait, in words."""
+    """Reason why most of the waiting shards wait, in words; of one that does not pass by itself, before
+    others."""
     queue_seconds: float | None
     """Longest time that a shard waited once its inputs were there, or has waited so far."""
     run_seconds: float | None
@@ -90,6 +92,8 @@ class StageProgress:
     """Ids of the arrays in the queue."""
     nodes: tuple[str, ...]
     """Nodes that it runs on."""
+    helps: str | None = None
+    """What a person can do against that reason, if it does not pass by itself."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,7 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
     starts = [t.started for t in tasks if t.started is not None]
     end = now if running else max((t.record.ended for t in tasks if t.record), default=None)
     requeued = sum(t.requeues for t in tasks)
+    reason = _reason_of_most([e.reason for e in waiting if e])
     progress = StageProgress(
         iteration=iteration,
         stage=job_kind,
@@ -124,7 +129,8 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
         running=len(running),
         waiting=len(waiting),
         failed=sum(t.has_failed for t in tasks),
-        reason=_reason_of_most([e.reason for e in waiting if e]),
+        reason=reason.words if reason else None,
+        helps=_help_with(reason) if reason and reason.is_stuck else None,
         queue_seconds=max((t.waited for t in tasks if t.waited is not None), default=None),
         run_seconds=max(0.0, end - min(starts)) if starts and end is not None else None,
         attempts=sum(t.attempts for t in tasks) + requeued,
@@ -136,14 +142,22 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
     return Lane(progress, tuple(t.shard_state for t in tasks))
 
 
-def _reason_of_most(reasons: Sequence[str]) -> str | None:
-    """Return the commonest reason for waiting, in words.
+def _reason_of_most(reasons: Sequence[str]) -> "Reason | None":
+    """Return the commonest reason for waiting, of those that do not pass by themselves if there are any.
 
     Slurm says Priority of elements behind others of their own; then the others' reason counts.
     """
     if not reasons:
         return None
-    from slurm.states import reason_in_words
+    from slurm.reasons import explain
 
     counts = Counter([reason for reason in reasons if reason.strip("()") != _BEHIND_OTHERS] or reasons)
-    return reason_in_words(counts.most_common(1)[0][0])
+    known = [explain(reason) for reason, _ in counts.most_common()]
+    return next((reason for reason in known if reason.is_stuck), known[0])
+
+
+def _help_with(reason: "Reason") -> str:
+    from slurm.reasons import Ends
+
+    wait = "waiting does not help" if reason.ends is Ends.NEVER else "it does not pass by itself"
+    return f"{wait}: {reason.helps}"

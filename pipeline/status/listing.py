@@ -256,7 +256,7 @@ def _requested(paths: RunPaths) -> str | None:
     except FileNotFoundError:
         return None
     if control.get("cancelled"):
-        return "cancelled"
+        return "paused" if control.get("paused") else "cancelled"
     return "failed" if control.get("has_failed") else None
 
 

@@ -45,6 +45,7 @@ _LONGEST_LINE = 1 << 16
 _ENDS = {
     "complete": "the run is complete",
     "cancelled": "the run was cancelled",
+    "paused": "the run pauses, as its jobs were cancelled by hand",
     "failed": "the run has failed",
     "stopped": "nothing of the run is left in Slurm's queue",
     "incomplete": "nobody is at work on the run",

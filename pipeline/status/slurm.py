@@ -15,7 +15,8 @@ from pipeline.run.tasks import Task
 from pipeline.status.lanes import StageProgress, TaskState
 from pipeline.status.trainer_state import Writer
 from slurm.query import Element
-from slurm.states import Phase, SlurmState, phase_of, reason_in_words
+from slurm.reasons import reason_in_words
+from slurm.states import Phase, SlurmState, phase_of
 
 _NO_FAULT = frozenset({SlurmState.COMPLETED, SlurmState.CANCELLED})
 
@@ -49,11 +50,12 @@ class SlurmStatus:
 
 
 def state_of(is_complete: bool, control: Control, queue: Queue | None) -> str:
-    """Return complete, cancelled, failed, running, stopped, or unknown where Slurm did not answer (yet)."""
+    """Return complete, paused, cancelled, failed, running, stopped, or unknown where Slurm did not answer
+    (yet)."""
     if is_complete:
         return "complete"
     if control.cancelled or control.has_failed:
-        return "cancelled" if control.cancelled else "failed"
+        return "paused" if control.paused else "cancelled" if control.cancelled else "failed"
     if queue is None or queue.unanswered:
         return "unknown"
     return "running" if queue.live else "stopped"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pipeline.metrics.costs import Costs
     from pipeline.run.submissions import Submission
     from pipeline.status.slurm import SlurmStatus
+    from slurm.query import Element
 
 _TAKEN_BACK = ("retracted", "went_back")
 """Events after which a commit that was read before may be gone."""
@@ -63,8 +64,8 @@ class Status:
     run: str
     state: str
     """State: complete, running, failed (the last driver gave up) or incomplete (nobody is at work); of a run
-    on Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, stopped
-    (nothing is in the queue) or unknown (Slurm does not answer)."""
+    on Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, paused (its
+    jobs were cancelled by hand), stopped (nothing is in the queue) or unknown (Slurm does not answer)."""
     iterations_done: int
     """Iterations that are done; of a fork including its parent's."""
     iterations: int
@@ -108,6 +109,10 @@ class Status:
     """Versions of policies that were left out, whose numbers are missing."""
     benchmarks_told: str = ""
     """The same in words, with the reason of the last one that is missing."""
+    paused: str = ""
+    """What has made the run pause, or stop, in words: its jobs were cancelled by hand."""
+    held_back: tuple[str, ...] = ()
+    """Stages that could go on and are not in the queue, as it takes no more of the run: why, in words."""
     missing_state: Missing | None = None
     """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0
@@ -290,6 +295,7 @@ class StatusReader:
     def _on_slurm(
         self, status: Status, frontier: Frontier, tasks: Sequence[Task], queue: "Queue | None"
     ) -> Status:
+        from pipeline.executors.slurm.by_hand import look_for_act
         from pipeline.executors.slurm.queue import Queue, is_pending
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
@@ -303,7 +309,8 @@ class StatusReader:
             {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
         )
         asked = None if queue is None or queue.unanswered else status.answered or status.time
-        found, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
+        states, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
+        found = list(states)
         lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
         jobs = SlurmStatus(
             unanswered=seen.unanswered,
@@ -317,7 +324,26 @@ class StatusReader:
         workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
         status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
         status = replace(status, workers=workers, advice=self._advise(workers))
+        act = control.paused or (look_for_act(Ledger(run.paths), seen.elements, control.invocation))
+        if act and state in ("paused", "stopped"):
+            status = replace(status, paused=act.in_words)
+        if state == "running":
+            status = replace(status, held_back=tuple(self._held_back(status, found, live)))
         return self._with_state(status, frontier, writer_of)
+
+    def _held_back(
+        self, status: Status, tasks: Sequence[TaskState], live: "Sequence[Element]"
+    ) -> Iterator[str]:
+        """Yield what is said of stages that are not in the queue though they could go on."""
+        from pipeline.run.submissions import kept_limits
+        from pipeline.status.held_back import held_back, why_full
+        from pipeline.status.slurm import ready_since
+
+        run, known = self.run, self._records.known
+        free = (t.task for t in tasks if not (t.record or t.is_running or t.is_waiting))
+        ready = {task: since for task in free if (since := ready_since(run.plan, task, known)) is not None}
+        why = why_full(slurm_settings(run), kept_limits(run.paths), live, status.events)
+        return held_back(ready, live, status.workers, why, status.time)
 
     def _tasks_on_slurm(
         self,

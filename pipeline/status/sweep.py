@@ -174,4 +174,5 @@ def closing(status: SweepStatus) -> list[str]:
 
 def is_at_work(entry: Entry) -> bool:
     """Whether a run may still change."""
-    return entry.state not in ("complete", "failed", "cancelled", "stopped", "incomplete", NOT_BEGUN, SPOILT)
+    ended = ("complete", "failed", "cancelled", "paused", "stopped", "incomplete", NOT_BEGUN, SPOILT)
+    return entry.state not in ended

@@ -30,8 +30,11 @@ _MOST_NAMED = 4
 _NEXT = {
     "complete": "report {run}",
     "unknown": "status {run}",
-    **dict.fromkeys(("incomplete", "failed", "cancelled", "stopped"), "resume {run}"),
+    **dict.fromkeys(("incomplete", "failed", "cancelled", "paused", "stopped"), "resume {run}"),
 }
+
+
+_OF_A_PAUSE = "nothing is submitted until you resume the run; to end it for good: slurm-ppo cancel"
 
 
 def clock(seconds: float) -> str:
@@ -52,7 +55,9 @@ def describe(status: "Status") -> str:
     elif status.stopped and not status.slurm and status.state != "complete":
         lines.append(f"last driver: {status.stopped}")
     if status.slurm:
+        lines += wrapped(f"{status.paused}; {_OF_A_PAUSE}") if status.paused else []
         lines += describe_slurm(status.slurm, status.state)
+        lines += [line for text in status.held_back for line in wrapped(printable(text), "", _INDENT)]
         lines += describe_workers(status.workers)
         lines += describe_starts(status.workers)
     elif status.state != "complete":
@@ -232,7 +237,7 @@ def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
     if stage.jobs:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
     if stage.reason:
-        parts.append(stage.reason)
+        parts.append(f"{stage.reason} ({stage.helps})" if stage.helps else stage.reason)
     if stage.resubmitted or stage.requeued:
         told = ((stage.resubmitted, "submitted again"), (stage.requeued, "requeued by Slurm"))
         again = " and ".join(f"{number} {words}" for number, words in told if number)

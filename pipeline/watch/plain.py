@@ -27,6 +27,8 @@ def _states(before: Status | None, after: Status) -> Iterator[str]:
         yield f"Slurm does not answer: {' '.join(now.split())}" if now else "Slurm answers again"
     if after.awaited and not (before and before.awaited):
         yield f"waiting: {after.awaited}"
+    held = (after.paused, *after.held_back)
+    yield from (text for text in held if text and not (before and text in (before.paused, *before.held_back)))
     known = {(one.rule, one.title) for one in before.advice} if before else set()
     for one in worst(after.advice, len(after.advice)):
         if (one.rule, one.title) not in known:
@@ -76,4 +78,5 @@ def _in_words(lane: Lane) -> str:
         (progress.failed, f"{progress.failed} failed"),
     )
     words = ", ".join(text for count, text in told if count)
-    return f"{words} ({progress.reason})" if progress.waiting and progress.reason else words
+    why = f"{progress.reason}; {progress.helps}" if progress.helps else progress.reason
+    return f"{words} ({why})" if progress.waiting and why else words

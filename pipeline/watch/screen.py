@@ -160,14 +160,21 @@ def _header(look: Status, view: View, width: int) -> Lines:
     trouble = view.trouble or _silence(look) or look.awaited
     warning = [Text(trouble, "yellow")] if trouble else []
     state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
+    held = (textwrap.wrap(text, width, max_lines=2, placeholder=" …") for text in _holding(look))
     said = (
         _progress(look),
         *_outlook(look, width),
         *state,
+        *(line for lines in held for line in lines),
         *_workers(look, width),
         *packed(parts_together(look.workers), width, ""),
     )
     return [first, *map(Text, said), *warning]
+
+
+def _holding(look: Status) -> list[str]:
+    """Return what holds the run back, or its stages."""
+    return [printable(text) for text in (look.paused, *look.held_back) if text]
 
 
 def _workers(look: Status, width: int) -> list[str]:
@@ -291,6 +298,8 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
     progress = lane.progress
     if not is_selected:
         reason = progress.reason if progress.waiting else None
+        if reason and progress.helps:
+            return textwrap.wrap(f"{reason} ({progress.helps})", width - 6, max_lines=2, placeholder=" …")
         return [reason] if reason and reason != _DEPENDENCY else []
     parts = job_details(progress, len(f"{progress.iteration:4d} {progress.stage}") > _NAME)
     if width < _WIDE:

@@ -108,7 +108,8 @@ def slurm_queue(paths: RunPaths, array: str, index: int) -> Queue | None:
     of it, as where there is no client and nobody else looks."""
     from pipeline.workers.looking import WORKER_AGE, look  # submitting jobs alone needs more of this
     from slurm.commands import SlurmError, SlurmMissing
-    from slurm.states import Phase, lacks_room, phase_of
+    from slurm.reasons import lacks_room
+    from slurm.states import Phase, phase_of
 
     try:
         elements = look(paths, WORKER_AGE, _PATIENCE).elements

@@ -3,8 +3,11 @@
 import os
 import time
 
-from pipeline.cli.queue import cancel_run
+import pytest
+
+from pipeline.cli.queue import CancelledLater, cancel_run
 from pipeline.run.control import read_control
+from slurm.commands import SlurmTimeout
 from tests.support.toyworld import Luck, make_world
 
 
@@ -40,3 +43,21 @@ def test_jobs_end_at_once_also_where_nobody_knows_who_holds_the_lease(tmp_path, 
     assert not said.startswith("cancelled 0 ")
     assert waits
     assert not any(waits)
+
+
+def test_what_slurm_does_not_hear_of_is_said_as_it_is(tmp_path, monkeypatch, clock):
+    """Nothing is submitted from then on, though the controller is away: it is not "ask again later"."""
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world.submit()
+
+    def is_away(program):
+        raise SlurmTimeout([program], None, "Unable to contact slurm controller")
+
+    before, world.slurm.before = world.slurm.before, is_away
+    with pytest.raises(CancelledLater) as told:
+        cancel_run(world.run)
+    assert "the run is cancelled" in str(told.value)
+    assert f"slurm-ppo cancel {world.run.paths.root}" in str(told.value)
+    assert read_control(world.run.paths).cancelled
+    world.slurm.before = before
+    assert cancel_run(world.run).startswith("cancelled ")

@@ -91,6 +91,8 @@ STATUS_KEYS = [
     "benchmarks",
     "benchmarks_missing",
     "benchmarks_told",
+    "paused",
+    "held_back",
 ]
 
 

@@ -53,8 +53,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """``sacct`` answers. Every node must be idle again after a test."""
-    layout = Layout(network_filesystem=NETWORK)
+    """``sacct`` answers, and limits are enforced: none is set. Every node must be idle again after a test."""
+    layout = Layout(network_filesystem=NETWORK, more=("AccountingStorageEnforce=limits",))
     running = _start(tmp_path_factory.mktemp("accounting"), layout, accounting=True)
     yield running
     running.stop()

@@ -15,13 +15,21 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.preflight.cluster import Cluster, check_cluster, needs_of, run_dir_problems, stage_problems
+from pipeline.preflight.cluster import (
+    Cluster,
+    check_cluster,
+    limit_problems,
+    needs_of,
+    run_dir_problems,
+    stage_problems,
+)
 from pipeline.preflight.default_memory import default_memory_lines
 from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
 from pipeline.preflight.sight import image_of, paths_of, way_in
 from pipeline.run.directory import version
 from slurm import probe_task
 from slurm.associations import Associations, parse_associations
+from slurm.ceilings import parse_ceilings
 from slurm.limits import ClusterLimits, NodeKind, Partition, parse_unavailable
 from slurm.memory import given_memory, parse_cluster_memory, parse_defaults
 from slurm.probe import Probe, ProbeResult, ProbeTimeout, _send
@@ -150,9 +158,48 @@ def test_associations_count_where_the_controller_enforces_them():
     rows = "lab|normal,high|normal\nother||\n"
     config = "Configuration data\nAccountingStorageEnforce = associations,limits\nSLURM_VERSION = 23.11.1\n"
     assert parse_associations(rows, config) == Associations(
-        frozenset({"lab", "other"}), frozenset({"normal", "high"}), True
+        frozenset({"lab", "other"}), frozenset({"normal", "high"}), True, True
     )
     assert not parse_associations(rows, "AccountingStorageEnforce = none\n").enforced
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"time": "1:00:00", "qos": "high"}, []),
+        (
+            {"qos": "short"},
+            ["time=4:00:00: longer than QOS short allows (MaxWall), so its jobs would never start"],
+        ),
+        ({"gpus_per_node": 2, "qos": "high"}, []),
+        (
+            {"gpus_per_node": 2, "qos": "one", "time": "1:00:00"},
+            ["gpus_per_node=2: 2 gres/gpu in one job, and QOS one allows 1: it would wait for ever"],
+        ),
+        (
+            {"gres": "gpu:a100:2", "qos": "one", "time": "1:00:00"},
+            ["gres=gpu:a100:2: 2 gres/gpu in one job, and QOS one allows 1: it would wait for ever"],
+        ),
+        (
+            {"gpus_per_node": 2, "account": "lab"},
+            ["cpus_per_task=9: 9 cpu in one job, and account lab allows 8"],
+        ),
+    ],
+)
+def test_what_an_account_or_qos_never_starts_is_refused_before_it_waits(given, said):
+    known = parse_ceilings("lab||||cpu=8|\nother|||||\n", "high||||||\nshort|30||||||\none||||gres/gpu=1||\n")
+    cluster = Cluster(LIMITS, PARTITIONS, None, known)
+    asked = {"partition": ("gpu",), "cpus_per_task": 9 if "account" in given else 1, **given}
+    found = [str(p) for p in stage_problems("rollout", ResourcesConfig(**asked), cluster)]
+    assert len(found) == len(said)
+    assert all(words in line for line, words in zip(found, said, strict=True))
+
+
+def test_a_qos_that_the_run_names_and_that_takes_few_jobs_is_refused(inputs, tmp_path):
+    few = parse_ceilings("", "tiny|||||5|\n")
+    given = config(inputs, tmp_path, "scheduler.qos=tiny").slurm
+    assert "you may queue 5 jobs" in str(next(limit_problems(given, LIMITS, few)))
+    assert list(limit_problems(given, LIMITS, parse_ceilings("", "tiny|||||6|\n"))) == []
 
 
 # --- without a cluster ---

@@ -200,7 +200,7 @@ def test_each_call_begins_afresh(run):
 def test_the_cluster_is_asked_once_in_each_call(run, monkeypatch):
     asked = []
     limits = ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
-    monkeypatch.setattr("pipeline.run.submissions.read_limits", lambda: asked.append(1) or limits)
+    monkeypatch.setattr("pipeline.run.submissions.read_limits", lambda qos: asked.append(1) or limits)
     begin_invocation(run.paths)
     assert [read_limits_of(run.paths) for _ in range(3)] == [limits] * 3
     assert len(asked) == 1
@@ -266,7 +266,7 @@ def test_where_nobody_knows_what_was_asked_for_that_is_said(run):
 def test_what_cannot_be_read_of_the_cluster_is_asked_for_again(run, monkeypatch):
     asked = []
 
-    def ask() -> ClusterLimits:
+    def ask(qos: object) -> ClusterLimits:
         asked.append(1)
         return ClusterLimits((24, 5), 1001, 10, 300.0, None)
 

@@ -69,7 +69,7 @@ RULES = {
     "staffing: how many of each kind": (
         staffing,
         "targets_by_group",
-        lambda real: lambda works, room: dict.fromkeys(works, 1),
+        lambda real: lambda works, room, slots: dict.fromkeys(works, 1),
     ),
     "staffing: who is worth a place": (
         staffing,
@@ -116,6 +116,7 @@ def test_what_decides_is_the_same():
     assert knowledge.staying is waiting.staying
     assert knowledge.choosing is pulling.choosing
     assert keeper.free_elements is launcher.free_elements
+    assert keeper.most_elements is launcher.most_elements
 
 
 def told(folder, monkeypatch) -> list[str]:

@@ -13,6 +13,7 @@ from pipeline.simulate.simulation import Simulation, _partition_at, simulate
 from pipeline.simulate.strategies import job_for_each_task, never_leave
 from pipeline.workers.beats import Reason
 from tests.support.plants import SECONDS, plant_with
+from tests.support.tables import sample
 
 MOST_CALLS = 200_000
 """Calls of functions for an iteration of 16 shards: about half as many again as there are."""
@@ -184,6 +185,16 @@ def test_a_limit_of_the_user_makes_stages_take_turns():
     found = simulate(plant_with(8, limits=Limits(gpus=2)))
     assert found.is_complete
     assert found.evictions > 0
+
+
+@pytest.mark.parametrize("submitted", sample((5, 6, 7, 8, 10, 12), 0.4))
+@pytest.mark.parametrize("linger", [600, 0])
+def test_a_limit_of_submitted_jobs_is_one_of_places(submitted, linger):
+    """Nodes have room for all, and workers stay for ten minutes: no stage waits for those of another."""
+    found = simulate(plant_with(16, 4, shards=4, linger=linger, limits=Limits(submitted=submitted)))
+    assert found.is_complete
+    one_by_one = 4 * SECONDS["rollout"] + 4 * SECONDS["reward"] + SECONDS["update"]
+    assert found.seconds < 4 * (one_by_one + 3 * 60)
 
 
 def test_a_limit_of_running_jobs_is_a_place_too_where_stages_have_partitions_of_their_own():

@@ -25,16 +25,14 @@ from slurm.limits import (
     parse_partitions,
 )
 from slurm.query import Element, expand, parse_queue
+from slurm.reasons import is_at_limit, lacks_room, reason_in_words
 from slurm.states import (
     Phase,
     SlurmState,
     UnknownState,
     exit_in_words,
-    is_at_limit,
-    lacks_room,
     parse_state,
     phase_of,
-    reason_in_words,
 )
 from tests.support import ROOT
 

@@ -22,8 +22,9 @@ from pipeline.workers.reading import read_beats
 from slurm.limits import parse_gres, parse_memory
 from slurm.nodes import node_names
 from slurm.query import Element
+from slurm.reasons import is_at_limit, lacks_room
 from slurm.ringing import parse_worker
-from slurm.states import SlurmState, is_at_limit, lacks_room
+from slurm.states import SlurmState
 
 SILENT_SECONDS = 300.0
 """Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
@@ -218,6 +219,16 @@ def are_in_doubt(
         return claim.worker in warned or (is_done and claim.attempt in at_work)
 
     return any(is_doubtful(claim) for claim in claims if claim.worker in shown)
+
+
+def are_several_warned(shown: Collection[str], beats: Beats) -> bool:
+    """Whether several workers were warned whom a look shows as running: somebody may have cancelled all jobs
+    since, and nothing is to be submitted then. Pure.
+
+    Args:
+        shown: names of the workers that the look shows as running.
+    """
+    return sum(name in beats and beats[name].reason is Reason.WARNED for name in shown) > 1
 
 
 def gone_claims(claims: Sequence[Claim], beats: Beats) -> list[Gone]:

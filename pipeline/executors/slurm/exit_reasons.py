@@ -39,6 +39,7 @@ _NO_CONTAINER = frozenset({125, 126, 127, 255})
 """Exit codes of container runtimes, and of a shell, that could not start what they should."""
 _END_OF_LOG = 1 << 16
 """Bytes at the end of a log in which it is looked for which line of setup failed."""
+_BEFORE_ITS_START = "cancelled by hand before it had started, as with scancel (CANCELLED)"
 _MOMENT = 3.0
 """Seconds that a pass waits for accounting."""
 _PLACE_TAKEN = frozenset({FailureKind.PREEMPTED, FailureKind.LOST})
@@ -95,7 +96,7 @@ class Signs:
     is_taken_back: bool = False
     """Whether a commit of its task was taken back in this invocation."""
     is_emptied: bool = False
-    """Whether all jobs of its invocation were cancelled by slurm-ppo."""
+    """Whether all jobs of its invocation were cancelled, by slurm-ppo or by hand."""
     is_silenced: bool = False
     """Whether its worker was cancelled since it was not heard of."""
     failed_setup: str = ""
@@ -296,8 +297,10 @@ def _from_outside(signs: Signs) -> Verdict:
         words = "its worker was not heard of for minutes, and was cancelled"
         return Verdict(FailureKind.KILLED, words, Evidence.SILENCE)
     if element.state is SlurmState.CANCELLED and not element.node:
-        return Verdict(FailureKind.LOST, "cancelled before it had started (CANCELLED)", Evidence.SLURM)
+        return Verdict(FailureKind.LOST, _BEFORE_ITS_START, Evidence.SLURM)
     kind, words = KINDS.get(element.state, FailureKind.KILLED), _in_words(element)
+    if element.state is SlurmState.CANCELLED:
+        words = "cancelled by hand, as with scancel (CANCELLED)"
     if gone.is_of_used and kind in _OF_THE_WORKER:
         # How much of it was the tasks' before is not known: it says nothing about what this one needs.
         kind, words = FailureKind.PREEMPTED, f"{words}, in a worker that had done other tasks before"

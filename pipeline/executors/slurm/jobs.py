@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVERS
+from pipeline.executors.slurm.by_hand import Paused, look_for_act
 from pipeline.executors.slurm.dependencies import DependencyUpdate, committed_in, rewire
 from pipeline.executors.slurm.exit_reasons import Accounts, Gone, explain
 from pipeline.executors.slurm.job_table import JobTable, Snapshot, read_table, take_snapshot
 from pipeline.executors.slurm.launcher import Launcher
-from pipeline.executors.slurm.queue import arrays_of, is_live
+from pipeline.executors.slurm.queue import arrays_of, is_live, is_pending
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.jobs import CommittedOf, Ended
@@ -23,7 +24,7 @@ from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.endings import mend_endings, retraction
 from pipeline.run.failures import Failure
-from pipeline.run.submissions import Submission
+from pipeline.run.submissions import Submission, is_driver_job, is_job_of
 from pipeline.run.tasks import Task
 from pipeline.workers.looking import Look, look
 from slurm.commands import SlurmError, SlurmTimeout
@@ -89,7 +90,11 @@ class SlurmJobs:
         return bool(self.watchdogs.submitted) or any(map(self.table.seen.count_pending, DRIVERS))
 
     def query(self) -> None:
-        """Take the snapshot that the pass decides by."""
+        """Take the snapshot that the pass decides by.
+
+        Raises:
+            Paused: somebody has cancelled the run's jobs.
+        """
         seen, self.first_look = self.first_look, None
         ledger = self.submitter.ledger
         submitted = ledger.load({0})
@@ -98,9 +103,24 @@ class SlurmJobs:
             now = look(self.run.paths, 0.0, SECOND_PATIENCE)
             snapshot = take_snapshot(self.run, now, is_fresh=True)
         self.table = JobTable(ledger, snapshot)
+        self.heed_people(self.elements)
         if self.needs_watchdogs:
             self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
             self.watchdogs.ensure(snapshot)
+
+    def heed_people(self, elements: Sequence[Element]) -> None:
+        """Do nothing further if somebody has cancelled the run's jobs.
+
+        Args:
+            elements: the run's, as a look shows them.
+
+        Raises:
+            Paused: somebody has.
+        """
+        control = self.table.seen.control
+        act = look_for_act(self.submitter.ledger, elements, control.invocation)
+        if act and not control.has_failed:
+            raise Paused(act)
 
     def _from_before(self, seen: Look, submitted: Sequence[Submission]) -> Snapshot | None:
         """Return what a look shows that was taken before the lease was; None where it is to be taken again:
@@ -154,6 +174,7 @@ class SlurmJobs:
 
         Raises:
             SlurmTimeout: there is no answer, or one of them lives: nothing is judged in this pass.
+            Paused: somebody has cancelled the run's jobs.
         """
         seen = self.table.seen
         unseen = {(job, index) for job, index in elements if job and not seen.shows((job, index))}
@@ -162,6 +183,7 @@ class SlurmJobs:
         self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
         if any((e.array_id, e.index) in unseen and is_live(e) for e in self.second_look.elements):
             raise SlurmTimeout(["squeue"], None, "it did not show a job that is there")
+        self.heed_people(self.second_look.elements_of(lambda name: is_job_of(self.run.identity.id, name)))
 
     def _cancel_requeued(self, update: Task) -> None:
         """Cancel a job that waits to start again although its policy is committed: it would find nothing to
@@ -206,6 +228,12 @@ class SlurmJobs:
             f"{submission.job_kind} of iteration {submission.iteration} now waits for job "
             f"{', '.join(change.waits_for) or 'nothing'}"
         )
+
+    def end_all(self) -> None:
+        """Cancel every job of the run but for driver jobs that run: they end by themselves."""
+        live = [e for e in self.elements if is_live(e)]
+        ids = {e.array_id for e in live if is_pending(e) or not is_driver_job(e.name)}
+        self.errands.cancel([*self.watchdogs.submitted, *sorted(ids, key=int)], only_pending=False)
 
     def withdraw(self) -> int:
         """Cancel every job of the run that waits; what runs may end, and its commits count. Returns how many

@@ -1,7 +1,9 @@
 """Array jobs for tasks that are due, as many as the queue takes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeVar
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.arrays import in_order, position, stage_submissions
@@ -13,19 +15,23 @@ from pipeline.executors.slurm.dependencies import (
     elements_of,
     ended_before,
 )
+from pipeline.executors.slurm.fullness import note_full, shown_to_fit
 from pipeline.executors.slurm.job_table import JobTable
 from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
-from pipeline.orchestrate.elements import free_elements
+from pipeline.orchestrate.elements import free_elements, most_elements
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.situation import Order
 from pipeline.run.failures import Failure
-from pipeline.run.submissions import chunk_size_for, job_kind_of
+from pipeline.run.submissions import Submission, chunk_size_for, job_kind_of
 from pipeline.run.tasks import Task
 from slurm.limits import ClusterLimits
+from slurm.query import Element
 from slurm.sharedfiles import make_folder
 from slurm.submission import QueueFull, Refused, cancel
+
+_Group = TypeVar("_Group")
 
 
 @dataclass(frozen=True)
@@ -37,22 +43,18 @@ class Launcher:
     table: JobTable
     failures: Mapping[Task, Sequence[Failure]]
     note: Callable[[str], None]
+    entered: list[Submission] = field(default_factory=list)
+    """Arrays that it has submitted."""
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> Refused | None:
         """Submit an array for each job kind of each iteration, what others depend on first.
 
         Returns:
-            What Slurm refused; what comes after it waits for the next pass.
+            What Slurm refused first; the others were submitted all the same.
         """
-        free = self._free_elements()
 
-        def launch_all() -> None:
-            nonlocal free
-            for tasks in in_order(launches):
-                for some in self._apart(tasks):
-                    free -= self._launch_somehow(some, seen, free)
-
-        return self._as_far_as_possible(launch_all)
+        groups = (some for tasks in in_order(launches) for some in self._apart(tasks))
+        return self._as_far_as_possible(groups, lambda some: self._launch_somehow(some, seen))
 
     def submit_workers(
         self, orders: Sequence[Order], now: float, known: Mapping[Task, int]
@@ -64,17 +66,15 @@ class Launcher:
             known: number of the newest claim on each task that has any.
 
         Returns:
-            What Slurm refused; what comes after it waits for the next pass.
+            What Slurm refused first; the others were submitted all the same.
         """
-        free = self._free_elements()
-
-        def submit_all() -> None:
-            nonlocal free
-            for order in orders:
-                for some in self._apart(order.tasks):
-                    free -= self._submit_order(replace(order, tasks=some), now, known, free)
-
-        return self._as_far_as_possible(submit_all)
+        groups = (replace(order, tasks=some) for order in orders for some in self._apart(order.tasks))
+        return self._as_far_as_possible(
+            groups,
+            lambda order: self._in_pieces(
+                order.tasks, lambda few: self._submit_order(replace(order, tasks=few), now, known)
+            ),
+        )
 
     def _apart(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, ...]]:
         """Divide tasks so that one which Slurm could not start, and which waits, keeps no other waiting."""
@@ -83,32 +83,65 @@ class Launcher:
             groups.setdefault(self._escalation([task]).delay, []).append(task)
         yield from map(tuple, groups.values())
 
-    def _as_far_as_possible(self, act: Callable[[], None]) -> Refused | None:
-        """Submit until Slurm refuses something. Returns that, unless it is only that the queue is full."""
+    def _as_far_as_possible(self, groups: Iterable[_Group], act: Callable[[_Group], None]) -> Refused | None:
+        """Submit each group, until the queue is full. Returns what Slurm refused first for another reason:
+        the partition of one stage may be closed, and that of others not."""
+        first: Refused | None = None
         try:
-            act()
+            for group in groups:
+                try:
+                    act(group)
+                except QueueFull:
+                    raise
+                except Refused as error:
+                    first = first or error
         except QueueFull as error:
             self.note(f"the queue takes no more jobs now; the rest follows when some have ended ({error})")
-        except Refused as error:
-            return error
-        return None
+            note_full(self.submitter.run.paths, self._elements_there(), str(error))
+        return first
 
-    def _launch_somehow(self, tasks: Sequence[Task], seen: Observation, free: int) -> int:
-        """In a full queue, what can only start later makes room for what it waits for."""
-        while True:
+    def _in_pieces(self, tasks: Sequence[Task], submit: Callable[[tuple[Task, ...]], None]) -> None:
+        """Submit tasks, at once or, where the queue does not take that, in halves: as many as it takes.
+
+        Raises:
+            QueueFull: it does not take all.
+        """
+        left, size = list(tasks), len(tasks)
+        while left:
             try:
-                return self._launch_stage(tasks, seen, free)
+                submit(tuple(left[:size]))
             except QueueFull:
-                if not self._withdraw_last_after(tasks[0]):
+                if size == 1:
                     raise
+                left, size = self._without_entered(left), (size + 1) // 2
+            else:
+                left = left[size:]
 
-    def _launch_stage(self, tasks: Sequence[Task], seen: Observation, free: int) -> int:
-        """Submit what fits and has its inputs in sight. Returns the number of elements."""
+    def _without_entered(self, tasks: Sequence[Task]) -> list[Task]:
+        entered = {task for submission in self.entered for _, task in submission.tasks()}
+        return [task for task in tasks if task not in entered]
+
+    def _enter(self, submission: Submission) -> None:
+        self.table.enter(submission)
+        self.entered.append(submission)
+
+    def _launch_somehow(self, tasks: Sequence[Task], seen: Observation) -> None:
+        """In a full queue, what can only start later makes room for what it waits for."""
+        while tasks:
+            try:
+                return self._launch_stage(tasks, seen)
+            except QueueFull:
+                tasks = self._without_entered(tasks)
+                if not self._withdraw_last_after(tasks[0]):
+                    return self._in_pieces(tasks, lambda few: self._launch_stage(few, seen))
+
+    def _launch_stage(self, tasks: Sequence[Task], seen: Observation) -> None:
+        """Submit what fits and has its inputs in sight."""
         run, is_committed, elements = self.submitter.run, committed_in(seen), self.table.elements
         waits = {task: self._elements_of(task, is_committed) for task in tasks}
-        fitting = [task for task in tasks if waits[task] is not None][:free]
+        fitting = [task for task in tasks if waits[task] is not None][: self._free_elements()]
         if not fitting:
-            return 0
+            return
         first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
         number = self.table.ledger.next_number(first.iteration, first.job_kind)
         # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
@@ -117,22 +150,20 @@ class Launcher:
             wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
             ended = ended_before(run.plan, first, elements)
             dependency, arrays = dependency_of(wanted, self.submitter.config.dependency, ended)
-            self.table.enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
-        return len(fitting)
+            self._enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
 
-    def _submit_order(self, order: Order, now: float, known: Mapping[Task, int], free: int) -> int:
-        """Submit the workers of an order that fit. Returns their number."""
-        tasks = order.tasks[:free]
+    def _submit_order(self, order: Order, now: float, known: Mapping[Task, int]) -> None:
+        """Submit the workers of an order that fit."""
+        tasks = order.tasks[: self._free_elements()]
         if not tasks:
-            return 0
+            return
         run, first = self.submitter.run, tasks[0]
         number = self.table.ledger.next_number(first.iteration, first.job_kind)
         make_folder(run.paths.task(first).folder, run.paths.root)
         size, invocation = chunk_size_for(self.limits.max_array_size), self.table.seen.control.invocation
         begin = 0.0 if order.begin is None else order.begin - now
         for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin, known):
-            self.table.enter(self.submitter.submit(new, self._escalation(tasks), "", (), begin))
-        return len(tasks)
+            self._enter(self.submitter.submit(new, self._escalation(tasks), "", (), begin))
 
     def _elements_of(self, task: Task, is_committed: IsCommitted) -> tuple[ArrayElement, ...] | None:
         """Return the elements that ``task`` has to wait for; None if one cannot be named yet."""
@@ -161,10 +192,33 @@ class Launcher:
         self.note(f"the queue is full: job {last.state.job} makes room for what it waits for")
         return True
 
+    @property
+    def num_submitted(self) -> int:
+        """Return the number of elements that it has submitted."""
+        return sum(len(submission.indices) for submission in self.entered)
+
+    def most_elements(self) -> int:
+        """Return how many elements of the run's stages the queue takes, as far as is known."""
+        return most_elements(*self._bounds, self._drivers_there())
+
+    @cached_property
+    def _bounds(self) -> tuple[int, int | None]:
+        config, now = self.submitter.config, self.table.seen.time
+        own_bound = config.max_submitted or self.limits.max_jobs // 2
+        # Where each task has a job, sbatch is asked each time: what it refuses makes later arrays leave.
+        shown = shown_to_fit(self.submitter.run.paths, now) if config.has_workers else None
+        return own_bound if shown is None else min(own_bound, shown), self.limits.max_submit
+
     def _free_elements(self) -> int:
         """Return how many elements of stages may still be submitted."""
-        live = [e for elements in self.table.seen.queue.values() for e in elements if is_live(e)]
-        of_drivers = sum(job_kind_of(e.name) in DRIVERS for e in live)
-        of_stages = len(live) - of_drivers
-        own_bound = self.submitter.config.max_submitted or self.limits.max_jobs // 2
-        return free_elements(own_bound, self.limits.max_submit, of_stages, of_drivers)
+        return free_elements(*self._bounds, self._elements_there(), self._drivers_there())
+
+    def _elements_there(self) -> int:
+        """Count the elements of the run's stages that wait or run."""
+        return sum(job_kind_of(e.name) not in DRIVERS for e in self._live()) + self.num_submitted
+
+    def _drivers_there(self) -> int:
+        return sum(job_kind_of(e.name) in DRIVERS for e in self._live())
+
+    def _live(self) -> Iterator[Element]:
+        return (e for elements in self.table.seen.queue.values() for e in elements if is_live(e))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from pipeline.executors.slurm.by_hand import Paused
 from pipeline.executors.slurm.exit_reasons import Accounts, Unanswered
 from pipeline.executors.slurm.jobs import SlurmJobs
 from pipeline.executors.slurm.queue import is_pending
@@ -20,7 +21,7 @@ from pipeline.orchestrate.publish import Publisher
 from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass
-from pipeline.run.control import mend_control, read_control, write_control
+from pipeline.run.control import ByHand, mend_control, read_control, write_control
 from pipeline.run.directory import Run, slurm_settings, upgrade
 from pipeline.run.endings import take_in_former_retractions
 from pipeline.run.failures import Failure
@@ -95,7 +96,8 @@ def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
 
     def make(accounts: Accounts) -> Pass:
         nonlocal patience, had_no_time
-        read_limits_of(run.paths)  # once in each invocation: a pass needs them, but need not ask for them
+        # Once in each invocation: a pass needs them, but need not ask for them.
+        read_limits_of(run.paths, slurm_settings(run).qos_named)
         errands, given, patience = Errands(watcher.note), patience, _USUAL_PATIENCE
         try:
             age, had_no_time = 0.0 if had_no_time else max_age, False
@@ -195,16 +197,29 @@ def leased_pass(
     if spoilt := mend_control(run.paths):
         watcher.note(f"{spoilt}; it was written again from what the other says")
     take_in_former_retractions(run.paths, time.time())
-    if read_control(run.paths).cancelled:
-        return Pass(Outcome.CANCELLED)
+    if (control := read_control(run.paths)).cancelled:
+        return Pass(Outcome.PAUSED if control.paused else Outcome.CANCELLED)
     run = settle(upgrade(run))
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
-    jobs = kind(submitter, read_limits_of(run.paths), watcher.note, errands, accounts)
+    jobs = kind(submitter, read_limits_of(run.paths, config.qos_named), watcher.note, errands, accounts)
     jobs.first_look, jobs.is_alone = seen, is_alone
     books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
     with within(PASS_SECONDS):
-        return _act(Driver(run, jobs, watcher, books), jobs)
+        try:
+            return _act(Driver(run, jobs, watcher, books), jobs)
+        except Paused as found:
+            return _pause(run, jobs, found.by_hand)
+
+
+def _pause(run: Run, jobs: SlurmJobs, act: ByHand) -> Pass:
+    """Have the run rest, as somebody has cancelled its jobs: what is left of them ends too, with what was
+    submitted since, until a person goes on."""
+    control = read_control(run.paths)
+    write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation, paused=act))
+    journal.event(run.paths.events, "paused", cancelled=act.cancelled, jobs=act.jobs)
+    jobs.end_all()
+    return Pass(Outcome.PAUSED)
 
 
 def _act(driver: Driver, jobs: SlurmJobs) -> Pass:

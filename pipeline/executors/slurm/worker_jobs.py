@@ -16,6 +16,7 @@ from pipeline.executors.slurm.crew import (
     Beats,
     Roster,
     are_in_doubt,
+    are_several_warned,
     beats_of,
     broken_attempts,
     gone_claims,
@@ -48,7 +49,7 @@ from pipeline.orchestrate.crew import Crew, failed_claims, held_tasks
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.situation import Situation, at_hand, left_alone
-from pipeline.orchestrate.staffing import Staffing, staff
+from pipeline.orchestrate.staffing import Staffing, is_making_way, staff
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.commits import CorruptData, read_record
@@ -106,7 +107,8 @@ class WorkerJobs(SlurmJobs):
         self._read(iterations, looked_at, newest)
         committed = set(committed_of(sorted(looked_at)))
         shown = {worker.name for worker in self.roster.crew.workers}
-        if not self.table.seen.is_fresh and are_in_doubt(self.claims, shown, self.beats, committed):
+        is_doubtful = are_in_doubt(self.claims, shown, self.beats, committed)
+        if not self.table.seen.is_fresh and (is_doubtful or are_several_warned(shown, self.beats)):
             self._look_again()
             self._read(iterations, looked_at, newest)
             committed = set(committed_of(sorted(looked_at)))
@@ -131,6 +133,7 @@ class WorkerJobs(SlurmJobs):
         ledger = self.submitter.ledger
         seen = take_snapshot(self.run, self.second_look, is_fresh=True).expecting(ledger.load({0}))
         self.table = JobTable(ledger, seen)
+        self.heed_people(self.elements)
 
     def _unwritten(self, newest: Task | None) -> list[Task]:
         """Return the tasks of the last finished iterations that have no row yet, and those before the first
@@ -218,10 +221,10 @@ class WorkerJobs(SlurmJobs):
     def update_dependencies(self, seen: Observation) -> None:
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
         at_hand = self._nodes()
-        decided = staff(self._situation(seen, at_hand.nodes))
+        launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
+        decided = staff(self._situation(seen, at_hand.nodes, launcher.most_elements()))
         self._hurry(decided)
         self._withdraw(decided.withdrawn)
-        launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
         )
@@ -230,7 +233,7 @@ class WorkerJobs(SlurmJobs):
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
         self.watchdogs.watch_workers(self.table, sorted(self._arrays_to_watch(rung), key=int))
         self._end_silent()
-        self._follow_up()
+        self._follow_up(decided, sum(len(order.tasks) for order in decided.orders) > launcher.num_submitted)
 
     def _arrays_to_watch(self, rung: Collection[str]) -> set[str]:
         """Return the arrays whose end somebody has to see. Not that of workers which leave, as this pass has
@@ -245,13 +248,17 @@ class WorkerJobs(SlurmJobs):
         submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
         return {*live_arrays(staying, self.table.submissions), *submitted}
 
-    def _follow_up(self) -> None:
+    def _follow_up(self, decided: Staffing, is_full: bool) -> None:
         """Have another pass come where somebody waits without a task, and something was submitted or has
-        started since this one's look: who makes place for what then waits is not known yet."""
+        started since this one's look: who makes place for what then waits is not known yet. Soon, where the
+        queue was full and takes more in a moment."""
+        doing = [worker.doing for worker in self.roster.crew.workers]
+        if is_full and is_making_way(decided, doing, self.table.seen.time):
+            ask_for_pass_later(self.run.paths, _SOON_SECONDS)
         seen, now = self.table.seen, time.time()
         moments = (*(s.created for s in self.table.submissions), *(b.started for b in self.beats.values()))
         is_behind = any(seen.asked < moment <= now for moment in moments)  # of a clock that is ahead: no
-        if is_behind and any(worker.doing is Doing.WAITING for worker in self.roster.crew.workers):
+        if is_behind and Doing.WAITING in doing:
             ask_for_pass_later(self.run.paths, max(_SOON_SECONDS, seen.renewed - now))
 
     def _withdraw(self, names: Sequence[str]) -> None:
@@ -287,7 +294,7 @@ class WorkerJobs(SlurmJobs):
         own = [element for element in (*queue, *seen.others) if is_live(element)]
         return nodes_of(self.run.paths, needs, seen.time, own)
 
-    def _situation(self, seen: Observation, nodes: Sequence[Node]) -> Situation:
+    def _situation(self, seen: Observation, nodes: Sequence[Node], slots: int) -> Situation:
         tasks, now = at_hand(self.run.plan, seen.tasks), self.table.seen.time
         return Situation(
             plan=self.run.plan,
@@ -307,6 +314,7 @@ class WorkerJobs(SlurmJobs):
             others=held_by(self.table.seen.others),
             foreign=lacking_room(self.table.seen.others),
             promised=read_told(self.run.paths).handovers,
+            slots=slots,
         )
 
     def _is_new(self, submission: Submission) -> bool:

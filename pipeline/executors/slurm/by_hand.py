@@ -1,0 +1,74 @@
+"""Jobs of a run that somebody cancelled with Slurm's own commands, all at once: then the run pauses.
+
+Whoever types ``scancel -u USER``, an administrator among them, wants the jobs gone. Guards, which wait by the
+clock, tell that from the repair of single elements: nobody who cancels those cancels guards too.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from pipeline.executors.slurm.queue import is_live, is_pending
+from pipeline.run.control import ByHand
+from pipeline.run.submissions import Ledger, Submission, is_driver_job
+from slurm.query import Element
+from slurm.states import SlurmState
+
+_TOGETHER_SECONDS = 30.0
+"""Seconds before the newest cancellation in which others count as the same act."""
+_NEARLY_ALL = 0.8
+_FEWEST = 2
+
+
+class Paused(Exception):
+    """Cancellation of a run's jobs by hand, which a pass has found: it submits nothing."""
+
+    def __init__(self, by_hand: ByHand) -> None:
+        super().__init__(by_hand.in_words)
+        self.by_hand = by_hand
+
+
+def find_by_hand(elements: Iterable[Element], is_by_hand: Callable[[Element], bool]) -> ByHand | None:
+    """Return how many jobs of a run were cancelled by hand, if these were nearly all that it had; else None.
+    Pure. Preempted jobs and those of lost nodes were not cancelled.
+
+    Args:
+        elements: the run's, as the queue shows them, those too that have ended.
+        is_by_hand: whether a cancelled one was, and not by slurm-ppo.
+    """
+    elements = list(elements)
+    cancelled = [e for e in elements if e.state is SlurmState.CANCELLED and is_by_hand(e)]
+    last = max((e.ended or 0.0 for e in cancelled), default=0.0)
+    act = [e for e in cancelled if (e.ended or 0.0) >= last - _TOGETHER_SECONDS]
+    since = min((e.ended or 0.0 for e in act), default=0.0)
+    left = [e for e in elements if is_live(e) and _was_there(e, since)]
+    if any(is_pending(e) and is_driver_job(e.name) for e in left):
+        return None
+    others = [e for e in left if not is_driver_job(e.name)]
+    total = len(act) + len(others)
+    if len(act) < _FEWEST or len(act) < _NEARLY_ALL * total:
+        return None
+    return ByHand(len(act), total, last)
+
+
+def _was_there(element: Element, moment: float) -> bool:
+    """Whether an element was in the queue at a moment (unix time); 0: nobody knows when that was."""
+    return not moment or element.submitted is None or element.submitted < moment
+
+
+def is_of_people(ledger: Ledger, cancelled: Iterable[Element], invocation: int) -> Callable[[Element], bool]:
+    """Return a function that says of elements, which were cancelled, whether that was by hand: they belong to
+    the invocation at hand, and slurm-ppo did not cancel them itself."""
+    names = {element.name for element in cancelled}
+    known = {s.name: s for s in ledger.named(names) if s.invocation == invocation}
+    return lambda element: element.name in known and not _is_withdrawn(known[element.name], element.index)
+
+
+def _is_withdrawn(submission: Submission, index: int) -> bool:
+    return submission.state.is_withdrawn or index in submission.state.withdrawn
+
+
+def look_for_act(ledger: Ledger, elements: Sequence[Element], invocation: int) -> ByHand | None:
+    """Return what :func:`find_by_hand` finds of a run in its present invocation."""
+    cancelled = [element for element in elements if element.state is SlurmState.CANCELLED]
+    if len(cancelled) < _FEWEST:
+        return None
+    return find_by_hand(elements, is_of_people(ledger, cancelled, invocation))

@@ -1,0 +1,63 @@
+"""One table says of each of Slurm's reasons whether it passes by itself, and what helps where it does not."""
+
+import re
+
+import pytest
+
+from slurm.reasons import REASONS, Ends, explain, help_with_refusal, is_at_limit, lacks_room
+from tests.support import ROOT
+
+NAMES = (ROOT / "tests/golden/slurm/reasons.txt").read_text().split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_reason_passes_or_says_what_helps(name):
+    reason = explain(name)
+    assert reason.words != name
+    assert bool(reason.helps) is reason.is_stuck
+    if reason.frees:
+        assert not reason.is_stuck
+    if name.startswith(("QOS", "Assoc")) and reason.ends is Ends.NEVER:
+        assert not lacks_room(name), "nobody leaves for what would never start"
+
+
+def test_the_table_has_no_row_that_says_nothing():
+    assert all(bool(reason.helps) is reason.is_stuck for reason in REASONS.values())
+
+
+@pytest.mark.parametrize(
+    ("ends", "names"),
+    [
+        (Ends.ITSELF, "None Priority Resources BeginTime Licenses JobArrayTaskLimit AssocMaxJobsLimit"),
+        (Ends.ITSELF, "QOSMaxJobsPerUserLimit AssocGrpGRES QOSMaxSubmitJobPerUserLimit JobHoldMaxRequeue"),
+        (Ends.OTHERS, "JobHeldUser (JobHeldAdmin) PartitionDown PartitionInactive QOSGrpWallLimit"),
+        (Ends.OTHERS, "ReqNodeNotAvail,_UnavailableNodes:a1 AssocGrpCPUMinutesLimit"),
+        (Ends.NEVER, "QOSMaxWallDurationPerJobLimit AssocMaxWallDurationPerJobLimit PartitionTimeLimit"),
+        (Ends.NEVER, "BadConstraints InvalidAccount InvalidQOS QOSMaxGRESPerJob AssocMaxCpuPerJobLimit"),
+        (Ends.NEVER, "QOSMinGRES QOSMaxGRESMinutesPerJob AccountNotAllowed ReservationDeleted"),
+    ],
+)
+def test_what_passes(ends, names):
+    assert {name: explain(name).ends for name in names.split()} == dict.fromkeys(names.split(), ends)
+
+
+def test_a_limit_of_what_runs_at_once_is_one_that_workers_make_place_for():
+    assert is_at_limit("QOSMaxJobsPerUserLimit")
+    assert not is_at_limit("QOSMaxGRESPerJob")
+
+
+@pytest.mark.parametrize(
+    ("words", "helps"),
+    [
+        ("Required partition not available (inactive or drain)", "other partitions"),
+        ("Invalid account or account/partition combination specified", "sacctmgr show assoc"),
+        ("Invalid qos specification", "another QOS"),
+        ("Requested time limit is invalid (missing or exceeds some limit)", "shorter time"),
+        ("Requested node configuration is not available", "ask for less"),
+        ("Job violates accounting/QOS policy (QOSMaxWallDurationPerJobLimit)", "shorter time"),
+        ("a site's own words", ""),
+    ],
+)
+def test_what_helps_against_a_refusal(words, helps):
+    assert re.search(helps, help_with_refusal(f"sbatch: error: Batch job submission failed: {words}"))
+    assert bool(help_with_refusal(words)) is bool(helps)
