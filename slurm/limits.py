@@ -79,6 +79,13 @@ def read_cluster_name() -> str:
     return parse_limits(_settings()).name
 
 
+def hides_jobs() -> bool:
+    """Ask the controller whether users see jobs of their own alone (PrivateData). Raises as
+    :func:`read_limits`."""
+    hidden = _settings_of(_settings()).get("PrivateData", "").lower()
+    return bool({"jobs", "all"} & set(hidden.split(",")))
+
+
 def read_cluster_memory() -> ClusterMemory:
     """Ask the controller for the memory of jobs that ask for none. Raises as :func:`read_limits`."""
     return parse_cluster_memory(_settings_of(_settings()))

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
+from pipeline.cli.take_over import take_over
 from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import LocalConfig
@@ -24,7 +25,10 @@ from pipeline.run.directory import Run, claimed_run
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage
+from pipeline.run.owner import who_acts
+from pipeline.run.permissions import check_may_write
 from pipeline.run.records import find_frontier
+from pipeline.run.standpoint import check_is_ours
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.run.troubles import described
 from pipeline.run.version_checks import version_warning
@@ -47,7 +51,7 @@ def start(config: Config, found: Findings, watch: bool) -> int:
         will_change("a new run")
         if executor is not None:
             return carry_on(run, executor, lease)
-        write_control(run.paths, Control())  # from now on it is in the queue, or about to be
+        write_control(run.paths, Control(owner=who_acts()))  # from now on it is in the queue, or about to be
     try:
         return follow_run(run) if watch else submit_run(run)
     except Refused:
@@ -104,9 +108,18 @@ def check(
     found.refuse()
 
 
-def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
-    """Continue a run where it stands, or from an earlier point. Returns the exit code."""
+def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bool = False) -> int:
+    """Continue a run where it stands, or from an earlier point. Returns the exit code.
+
+    Args:
+        takes_over: of a run on Slurm, whether it becomes this user's, on this cluster, if it is another's.
+    """
     executor = executor_of(run.config, watch)
+    if takes_over:
+        take_over(run)
+    elif executor is None:
+        check_is_ours(run.paths)
+        check_may_write(run.paths)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
         print(told, file=sys.stderr)

@@ -90,6 +90,8 @@ class StageProgress:
     """Ids of the arrays in the queue."""
     nodes: tuple[str, ...]
     """Nodes that it runs on."""
+    way_out: str | None = None
+    """Command that lets shards start that are held, in words; None where none is."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,17 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
         requeued=requeued,
         jobs=tuple(dict.fromkeys(e.array_id for e in (*running, *waiting) if e)),
         nodes=tuple(dict.fromkeys(e.node for e in running if e and e.node)),
+        way_out=_way_out([e for e in waiting if e]),
     )
     return Lane(progress, tuple(t.shard_state for t in tasks))
+
+
+def _way_out(waiting: Sequence["Element"]) -> str | None:
+    if not waiting:
+        return None
+    from slurm.held import way_to_release
+
+    return way_to_release(waiting)
 
 
 def _reason_of_most(reasons: Sequence[str]) -> str | None:

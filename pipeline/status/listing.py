@@ -6,6 +6,7 @@ the last one was. Nothing is written. What cannot be read makes an entry that sa
 """
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
@@ -23,6 +24,9 @@ from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
 from slurm.sealing import from_json, unsealed
 from slurm.sharedfiles import is_there, opened_file, read_plainly
+
+if TYPE_CHECKING:
+    from pipeline.run.owner import Owner
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
 _THREADS = 4
@@ -70,7 +74,12 @@ class Entry:
     sweep: str | None = None
     """Folder of the sweep that it belongs to."""
     note: str = ""
-    """Reason why it cannot be read."""
+    """Reason why it cannot be read; of a run on Slurm that is somebody else's, or on another cluster, whose
+    it is."""
+
+
+Who = Callable[[], "Owner"]
+"""Says who looks, and from which cluster; asks Slurm once."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +148,15 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
     """Read all runs. Slurm is asked once, and only if one of its runs may still be at work."""
     now = time.time() if now is None else now
+
+    @functools.cache
+    def who() -> "Owner":
+        from pipeline.run.owner import who_acts  # runs of this machine need nothing of Slurm's
+
+        return who_acts()
+
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(lambda place: _read(place, now), places))
+        found = list(threads.map(lambda place: _read(place, now, who), places))
     asked: list[Collection[str] | None] = []
 
     def live() -> Collection[str] | None:
@@ -156,26 +172,29 @@ def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entr
     return Entry(**asdict(entry) | {"state": state})
 
 
-def _read(place: Place, now: float) -> tuple[Entry, str | None]:
+def _read(place: Place, now: float, who: Who) -> tuple[Entry, str | None]:
     """Read one run; also return its id where only Slurm's queue can say whether it is running."""
     root, sweep = str(place.root), str(place.sweep) if place.sweep else None
     try:
         if not (place.root / "run.json").exists():
             return Entry(root, NOT_BEGUN, place.root.name, sweep=sweep), None
-        return _read_run(RunPaths(place.root), sweep, now)
+        return _read_run(RunPaths(place.root), sweep, now, who)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
 
 
-def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
+def _read_run(paths: RunPaths, sweep: str | None, now: float, who: Who) -> tuple[Entry, str | None]:
     identity = from_json(read_plainly(paths.run_json))
     total, is_on_slurm, has_program = _plan_of(read_plainly(paths.config_yaml))
     end = read_end(paths.metrics, _END_BYTES)
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
     done = int(row["iteration"]) if row else start
-    state = _state_of(paths, done >= total and (not has_program or _is_measured(paths, total)), is_on_slurm)
+    is_complete = done >= total and (not has_program or _is_measured(paths, total))
+    state, note = _state_of(paths, is_complete, is_on_slurm), ""
+    if state is None and (owner := _other_owner(paths, who)):
+        state, note = _seen_from_elsewhere(paths, now), f"of {owner}"
     best, metric = _best_of(paths)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
     entry = Entry(
@@ -192,6 +211,7 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, st
         idle=now - written,
         bytes=_bytes_of(paths),
         sweep=sweep,
+        note=note,
     )
     return entry, None if state else str(identity["id"])
 
@@ -233,6 +253,25 @@ def _requested(paths: RunPaths) -> str | None:
     if control.get("cancelled"):
         return "cancelled"
     return "failed" if control.get("has_failed") else None
+
+
+def _other_owner(paths: RunPaths, who: Who) -> "Owner | None":
+    """Return the owner of a run on Slurm whose jobs are not seen here; None of one's own."""
+    from pipeline.run.standpoint import standpoint
+
+    found = standpoint(paths, who)
+    return found.owner if found else None
+
+
+def _seen_from_elsewhere(paths: RunPaths, now: float) -> str:
+    """Return the state of a run whose jobs are not seen here, by when its workers have last said something."""
+    from pipeline.workers.beats import folder_of
+    from pipeline.workers.living import SILENT_SECONDS
+
+    with contextlib.suppress(OSError), os.scandir(folder_of(paths)) as found:
+        if any(now - one.stat().st_mtime <= SILENT_SECONDS for one in found):
+            return "running"
+    return "unknown"
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:
