@@ -59,7 +59,7 @@ def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
     """Begin an invocation of a person's, with a new budget of attempts, and show progress during it."""
     owner = who_acts()
     with patient_hold(run):
-        check_is_ours(run.paths)  # others may have been faster
+        check_is_ours(run.paths, lambda: owner)  # others may have been faster
         will_change("a new invocation")
         begin_invocation(run.paths, owner)
     announce(run)
@@ -175,6 +175,8 @@ def asked_passes(root: Path) -> int:
         RunError: there is no run on Slurm.
     """
     paths = _run_on_slurm(root).paths
+    if "SLURM_JOB_ID" not in os.environ:
+        check_is_ours(paths)
 
     def make() -> None:
         run = load_run(root)  # settings may have changed since the last

@@ -25,7 +25,6 @@ from pipeline.run.directory import Run, claimed_run
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage
-from pipeline.run.owner import who_acts
 from pipeline.run.permissions import check_may_write
 from pipeline.run.records import find_frontier
 from pipeline.run.standpoint import check_is_ours
@@ -51,7 +50,7 @@ def start(config: Config, found: Findings, watch: bool) -> int:
         will_change("a new run")
         if executor is not None:
             return carry_on(run, executor, lease)
-        write_control(run.paths, Control(owner=who_acts()))  # from now on it is in the queue, or about to be
+        write_control(run.paths, Control())  # from now on it is in the queue, or about to be
     try:
         return follow_run(run) if watch else submit_run(run)
     except Refused:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.limits import read_cluster_name
 
+_PATIENCE = 10.0
+"""Seconds to wait for the name of the cluster that is asked from here."""
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -47,7 +50,7 @@ def who_acts() -> Owner:
 
 def _cluster_here() -> str:
     try:
-        return read_cluster_name()
+        return read_cluster_name(_PATIENCE)
     except (SlurmError, SlurmMissing):
         return ""
 

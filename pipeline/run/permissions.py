@@ -1,5 +1,6 @@
 """Whether this user may write all that going on with a run writes: asked before anything is changed."""
 
+import errno
 import os
 import shlex
 from collections.abc import Iterator
@@ -7,20 +8,23 @@ from pathlib import Path
 
 from pipeline.run.directory import RunError
 from pipeline.run.owner import owner_by_id
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import OWN_NAMES, RunPaths
 
-_LEFT = frozenset({"superseded", "wandb", "cache"})
-"""Folders that nothing stops for: what was moved aside, and what people see."""
+_WRITTEN = OWN_NAMES - {"superseded", "wandb", "cache"}
+"""Names of a run's own folders, without those that nothing stops for: what was moved aside, what people see."""
 _SHARED_LOGS = ("guard/guard.log", "passes/passes.log")
 _DEEP = ("slurm", "logs", "iterations")
 """Folders whose own folders are written into."""
 
 
 def check_may_write(paths: RunPaths) -> None:
-    """Check that this user may write what a pass writes, before one fails half-way. Raises RunError."""
+    """Check that this user may write what a pass writes, before one fails half-way. Raises RunError; OSError
+    where the filesystem takes nothing."""
     found = next((path for path in written(paths) if not os.access(path, os.W_OK)), None)
     if found is None:
         return
+    if os.statvfs(found).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(found))
     status = found.stat()
     owner, me = owner_by_id(status.st_uid).user, owner_by_id(os.getuid()).user
     whose = "yours" if owner == me else f"{owner}'s"
@@ -35,7 +39,7 @@ def written(paths: RunPaths) -> Iterator[Path]:
     are there."""
     yield paths.root
     for folder in _folders(paths.root):
-        if folder.name not in _LEFT:
+        if folder.name in _WRITTEN:
             yield folder
             yield from _newest(folder) if folder.name in _DEEP else ()
     logs = (paths.log_root / name for name in _SHARED_LOGS)

@@ -74,9 +74,13 @@ def standpoint(paths: RunPaths, who: Callable[[], Owner] = who_acts) -> Elsewher
     return found if found.is_other_user or found.is_on_another_cluster else None
 
 
-def check_is_ours(paths: RunPaths) -> None:
-    """Refuse to act on a run whose jobs are another user's, or on another cluster. Raises NotOurs."""
-    if (found := standpoint(paths)) is not None:
+def check_is_ours(paths: RunPaths, who: Callable[[], Owner] = who_acts) -> None:
+    """Refuse to act on a run whose jobs are another user's, or on another cluster. Raises NotOurs.
+
+    Args:
+        who: as for :func:`standpoint`.
+    """
+    if (found := standpoint(paths, who)) is not None:
         raise NotOurs(f"{paths.root} {found.reason}: {found.as_owner}, or {way_on(paths.root)}")
 
 

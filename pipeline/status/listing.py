@@ -264,7 +264,7 @@ def _other_owner(paths: RunPaths, who: Who) -> "Owner | None":
 
 
 def _seen_from_elsewhere(paths: RunPaths, now: float) -> str:
-    """Return the state of a run whose jobs are not seen here, by when its workers have last said something."""
+    """Return the state of a run whose jobs are not seen here, by when its workers last said something."""
     from pipeline.workers.beats import folder_of
     from pipeline.workers.living import SILENT_SECONDS
 
