@@ -21,9 +21,9 @@ from pipeline.config.schema import Config
 from pipeline.run.directory import RunError, is_run, near_runs, no_setting, shown
 from pipeline.run.lease import Lease, LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
+from pipeline.run.standpoint import NotOurs
 from pipeline.status.listing import Entry
 from pipeline.status.listing_text import describe, table
-from pipeline.run.standpoint import NotOurs
 from pipeline.sweep.grid import SweepError, parse_grid, read_words
 from pipeline.sweep.manifest import (
     Point,

@@ -11,7 +11,7 @@ from pipeline.run.owner import owner_by_id
 from pipeline.run.paths import OWN_NAMES, RunPaths
 
 _WRITTEN = OWN_NAMES - {"superseded", "wandb", "cache"}
-"""Names of a run's own folders, without those that nothing stops for: what was moved aside, what people see."""
+"""Names of a run's own folders, without what was moved aside and what people see: nothing stops for these."""
 _SHARED_LOGS = ("guard/guard.log", "passes/passes.log")
 _DEEP = ("slurm", "logs", "iterations")
 """Folders whose own folders are written into."""
