@@ -4,6 +4,7 @@ A fork drops to a user's number and groups, so that the system decides what may 
 Slurm's commands and the clock are made up. Needs root.
 """
 
+import codecs
 import importlib
 import io
 import os
@@ -115,6 +116,7 @@ class Clusters:
         self._note(f"scancel {' '.join(jobs)}")
         if self.person.uid != OWNER.uid:
             raise SlurmError(["scancel"], 1, f"Kill job error on job id {jobs[0]}: Access/permission denied")
+        self.jobs = {}
         return ""
 
     def _sacct(self, words: Sequence[str]) -> str:
@@ -136,7 +138,9 @@ def import_all() -> None:
     for module in pkgutil.walk_packages([str(ROOT / "pipeline")], "pipeline."):
         if module.name not in _NEVER:
             importlib.import_module(module.name)
-    importlib.import_module("submitit")
+    for name in ("submitit", "importlib.readers"):
+        importlib.import_module(name)
+    codecs.lookup("unicode-escape")  # which templates are read with
 
 
 @dataclass(frozen=True)
