@@ -24,6 +24,7 @@ from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
 from pipeline.run.owner import who_acts
+from pipeline.run.permissions import check_may_write
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
 from pipeline.run.standpoint import check_is_ours
@@ -126,6 +127,7 @@ def driver_job(root: Path) -> int:
     run = _run_on_slurm(root)
     if not job:
         check_is_ours(run.paths)
+        check_may_write(run.paths)
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
         # Who shares answers rests before it asks, where much was asked; but people wait for the last pass.

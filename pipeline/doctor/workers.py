@@ -28,7 +28,7 @@ def look_at_workers(run: Run) -> list[Finding]:
     if queue.unanswered is not None:
         return [skipped("workers", f"Slurm does not answer: {queue.unanswered}")]
     if queue.elsewhere is not None and queue.is_hidden:
-        return [skipped("workers", f"the run {queue.elsewhere.reason}")]
+        return [skipped("workers", queue.elsewhere.why_hidden)]
     heard = queue.with_heard(beat.worker for beat in beats)
     return list(judge_workers(beats, heard.elements, time.time()))
 

@@ -26,7 +26,7 @@ from pipeline.config.schema import Config, WandbMode
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
-from pipeline.run.owner import owner_by_id
+from pipeline.run.owner import why_closed
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
@@ -318,9 +318,9 @@ def load_run(root: Path) -> Run:
         raise RunError(f"{paths.run_json} cannot be read: {in_words(error)}") from None
     except RunError:
         raise
-    except PermissionError as error:
-        raise RunError(_not_allowed(Path(str(error.filename)))) from None
-    except ValueError as error:  # any other OSError may pass, and is not the user's
+    except (PermissionError, ValueError) as error:  # any other OSError may pass, and is not the user's
+        if isinstance(error, PermissionError) and (closed := why_closed(paths.run_json)):
+            raise RunError(closed) from None
         raise RunError(f"{paths.run_json} cannot be read: {' '.join(str(error).split())}") from None
     if _hash(text) != identity.config_hash:
         raise RunError(
@@ -331,17 +331,6 @@ def load_run(root: Path) -> Run:
         return Run(paths, _config_of(text), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
-
-
-def _not_allowed(path: Path) -> str:
-    """Say which folder, or else file, this user may not read, whose it is, and what that user can type."""
-    above = (folder for folder in reversed(path.parents) if not os.access(folder, os.R_OK | os.X_OK))
-    closed = next(above, path)
-    owner = owner_by_id(closed.stat().st_uid).user
-    return (
-        f"{closed} is {owner}'s, and {owner_by_id(os.getuid()).user} may not read it; ask {owner} for that: "
-        f"chmod g+rX {shlex.quote(str(closed))}, or o+rX where you are not in its group"
-    )
 
 
 @lru_cache(maxsize=2)

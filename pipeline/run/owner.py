@@ -6,8 +6,10 @@ looks at a run as another user, or from another cluster, knows less of it, and m
 
 import os
 import pwd
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.limits import read_cluster_name
@@ -62,3 +64,16 @@ def owner_of_job(environment: Mapping[str, str]) -> Owner | None:
     if not uid.isdecimal():
         return None
     return Owner(environment.get("SLURM_JOB_USER", ""), int(uid), environment.get("SLURM_CLUSTER_NAME", ""))
+
+
+def why_closed(path: Path) -> str | None:
+    """Say which folder above a file this user may not enter, whose it is, and what that user can type; None
+    where all of them are open."""
+    above = (folder for folder in reversed(path.parents) if not os.access(folder, os.R_OK | os.X_OK))
+    if (closed := next(above, None)) is None:
+        return None
+    owner, me = owner_by_id(closed.stat().st_uid).user, owner_by_id(os.getuid()).user
+    return (
+        f"{closed} is {owner}'s, and {me} may not read it; ask {owner} for that: "
+        f"chmod g+rX {shlex.quote(str(closed))}, or o+rX where you are not in its group"
+    )

@@ -40,6 +40,13 @@ class Elsewhere:
         return f"{by}, whose jobs are not {self.me.user}'s to end or replace"
 
     @property
+    def why_hidden(self) -> str:
+        """Why Slurm does not show the run's jobs here, as a sentence."""
+        if self.is_on_another_cluster:
+            return f"the run {self.reason}"
+        return f"Slurm shows jobs of {self.owner.user} to {self.owner.user} alone"
+
+    @property
     def as_owner(self) -> str:
         """Who may type a command, and where, in words."""
         who = f"ask {self.owner.user} to type this" if self.is_other_user else "type this"

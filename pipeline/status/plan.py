@@ -56,7 +56,7 @@ def look_ahead(run: Run) -> Outlook:
 
 def _why_unknown(queue: "Queue | None") -> str | None:
     if queue is not None and queue.elsewhere is not None and queue.is_hidden:
-        return f"the run {queue.elsewhere.reason}"
+        return queue.elsewhere.why_hidden
     return f"Slurm does not answer: {queue.unanswered}" if queue is not None and queue.unanswered else None
 
 

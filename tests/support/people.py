@@ -29,6 +29,7 @@ HOUSE, LAB = 62000, 62001
 """Groups: who may enter the folder that holds the runs, and who may write to them."""
 GOLD, SILVER = "gold", "silver"
 _NEVER = ("pipeline.tracking.mirror", "pipeline.tracking.client", "pipeline.tracking.push")
+_LATER = ("pandas", "plotext", "plotly.offline")
 _SECONDS = 20
 
 
@@ -138,7 +139,7 @@ def import_all() -> None:
     for module in pkgutil.walk_packages([str(ROOT / "pipeline")], "pipeline."):
         if module.name not in _NEVER:
             importlib.import_module(module.name)
-    for name in ("submitit", "importlib.readers"):
+    for name in ("submitit", "importlib.readers", *_LATER):
         importlib.import_module(name)
     codecs.lookup("unicode-escape")  # which templates are read with
 
