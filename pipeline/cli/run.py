@@ -116,7 +116,7 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
     executor = executor_of(run.config, watch)
     if takes_over:
         take_over(run)
-    elif executor is None:
+    if executor is None:
         check_is_ours(run.paths)
         check_may_write(run.paths)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)

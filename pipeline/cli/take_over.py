@@ -52,7 +52,7 @@ def jobs_left(queue: Queue, found: Elsewhere) -> str:
         return "its jobs are not seen from here"
     if not queue.live:
         return "none of its jobs is in the queue"
-    return f"{len(queue.live)} of its jobs are left, for {found.owner.user} or an operator of Slurm to end"
+    return f"jobs of it that {found.owner.user} or an operator of Slurm can end: {len(queue.live)}"
 
 
 def take_over(run: Run) -> None:
@@ -65,7 +65,7 @@ def take_over(run: Run) -> None:
     """
     slurm_settings(run)
     if (found := standpoint(run.paths)) is None:
-        print("the run is yours already: there is nothing to take over", file=sys.stderr)
+        print("nobody else has submitted the run: there is nothing to take over", file=sys.stderr)
         return
     check_may_write(run.paths)
     check_jobs_are_taken(run)

@@ -11,7 +11,7 @@ from pipeline.run.directory import RunError
 from pipeline.run.owner import Owner, owner_by_id, who_acts
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import cluster_of
-from slurm.sharedfiles import is_there
+from slurm.sharedfiles import is_there, names_in
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,10 @@ def check_is_ours(paths: RunPaths, who: Callable[[], Owner] = who_acts) -> None:
 
 def way_on(root: Path) -> str:
     """Return what somebody else than the owner can do himself: take the run over if he may write to it, else
-    go on from it in a run of his own."""
+    go on in a run of his own."""
     place = shlex.quote(str(root))
     if os.access(root, os.W_OK):
         return f"take the run over: slurm-ppo resume {place} --take-over"
-    return f"go on from it in a run of your own: slurm-ppo fork {place} NEW_RUN"
+    if names_in(RunPaths(root).policies):
+        return f"go on in a run of your own: slurm-ppo fork {place} NEW_RUN"
+    return "start a run of your own: slurm-ppo submit ... run_dir=NEW_RUN"

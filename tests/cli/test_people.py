@@ -48,6 +48,7 @@ ACTING = (
 Told = dict[tuple[str, str, str], str]
 """What is said, by command, state and person."""
 CELLS = [(line, state, who) for line in (*LOOKING, *ACTING) for state in STATES for who in PEOPLE]
+CELLS = [cell for cell in CELLS if cell[:2] != ("fork RUN OUT", "complete")]  # its policy is an empty folder
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def make_run(scene: Scene, state: str) -> None:
         for stage in (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE):
             publish(run.paths, reportrun.record(Task(1, stage), ended=scene.now - 7100))
         journal.append(run.paths.metrics, reportrun.make_row(1, 1))
+        (run.paths.policies / "00001.one").mkdir(parents=True)
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +283,7 @@ def test_a_reader_has_a_run_examined(scene):
     assert re.search(
         r"ok +jobs: runs as owner on cluster gold; last commit 8 s ago", " ".join(done.out.split())
     )
-    assert not re.search(r"problem +(writing|jobs|workers|commits at hand|driver|requests)", done.out), (
+    assert not re.search(r"problem +(writing|jobs|workers|commits at hand|driver|requests):", done.out), (
         done.out
     )
 
@@ -293,7 +295,7 @@ def test_every_file_of_a_run_is_the_groups_to_write_where_umask_and_folder_say_s
         words = tiny.overrides(inputs, Path(folder) / "run", "iterations=1")
         command = ["sh", "-c", 'umask 002; exec "$@"', "sh", sys.executable, "-m", "pipeline", "run", *words]
         subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True)
-        for path in Path(folder).rglob("*"):
+        for path in (path for path in Path(folder).rglob("*") if not path.is_symlink()):
             state = path.lstat()
             assert state.st_gid == people.LAB, path
             wanted = 0o2775 if path.is_dir() else 0o664
