@@ -20,6 +20,7 @@ import pytest
 from pipeline.run.control import read_control
 from pipeline.run.paths import RunPaths
 from slurm.devcluster import Cluster
+from tests.cluster.conftest import start_cluster
 from tests.cluster.scenario import SHARDS, policy_of, queue_of, record_path, take
 from tests.support import ROOT, tiny
 from tests.support.tables import IS_SOAK
@@ -86,10 +87,12 @@ class Lab:
 
 
 @pytest.fixture
-def lab(users: None, own_cluster, inputs: Path, environment: dict[str, str]) -> Iterator[Lab]:
-    cluster = own_cluster()
+def lab(users: None, inputs: Path, environment: dict[str, str]) -> Iterator[Lab]:
+    base = Path(tempfile.mkdtemp(prefix="ppolab-"))  # pytest's own folders are root's alone
+    cluster = start_cluster(base / "cluster")
     let_in(cluster.folder)
-    folder = Path(tempfile.mkdtemp(prefix="ppolab-"))
+    folder = base / "lab"
+    folder.mkdir()
     shutil.chown(folder, group=GROUP)
     folder.chmod(0o2775)
     shutil.copytree(inputs, folder / "inputs")
@@ -98,7 +101,8 @@ def lab(users: None, own_cluster, inputs: Path, environment: dict[str, str]) -> 
         (folder / f"home-{user}").mkdir()
         shutil.chown(folder / f"home-{user}", user)
     yield Lab(cluster, folder, environment)
-    shutil.rmtree(folder, ignore_errors=True)
+    cluster.stop()
+    shutil.rmtree(base, ignore_errors=True)
 
 
 def let_in(folder: Path) -> None:
