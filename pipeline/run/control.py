@@ -112,8 +112,10 @@ def begin_invocation(paths: RunPaths, owner: Owner | None = None) -> Control:
 
 
 def _with_cluster(owner: Owner, before: Owner | None) -> Owner:
-    is_known = owner.cluster or before is None or before.uid != owner.uid
-    return owner if is_known else replace(owner, cluster=before.cluster)
+    """Return a user with the cluster that the run was on, where nobody says which it is now."""
+    if owner.cluster or before is None or before.uid != owner.uid:
+        return owner
+    return replace(owner, cluster=before.cluster)
 
 
 def take_over(paths: RunPaths, owner: Owner, before: Owner) -> None:
