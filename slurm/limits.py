@@ -11,6 +11,7 @@ from slurm.commands import SlurmError, SlurmMissing, run_command
 from slurm.memory import ClusterMemory, Defaults, parse_cluster_memory, parse_defaults
 
 _RETRIES = 2
+PATIENCE = 60.0
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -78,9 +79,19 @@ def read_limits(qos: Collection[str] = ()) -> ClusterLimits:
     return replace(found, max_submit=_max_submit(found.name, qos))
 
 
-def read_cluster_name() -> str:
-    """Ask the controller for the name of its cluster. Raises as :func:`read_limits`."""
-    return parse_limits(_settings()).name
+def read_cluster_name(timeout: float = PATIENCE) -> str:
+    """Ask the controller for the name of its cluster. Raises as :func:`read_limits`.
+
+    ``timeout``: seconds to wait; for less than usual it is asked only once.
+    """
+    return parse_limits(_settings(timeout)).name
+
+
+def hides_jobs() -> bool:
+    """Ask the controller whether users see jobs of their own alone (PrivateData). Raises as
+    :func:`read_limits`."""
+    hidden = parse_settings(_settings()).get("PrivateData", "").lower()
+    return bool({"jobs", "all"} & set(hidden.split(",")))
 
 
 def read_cluster_memory() -> ClusterMemory:
@@ -93,8 +104,9 @@ def parse_settings(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
 
 
-def _settings() -> str:
-    return run_command(["scontrol", "show", "config"], retries=_RETRIES)
+def _settings(timeout: float = PATIENCE) -> str:
+    retries = _RETRIES if timeout >= PATIENCE else 0
+    return run_command(["scontrol", "show", "config"], timeout=timeout, retries=retries)
 
 
 def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:

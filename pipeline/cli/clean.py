@@ -15,6 +15,7 @@ from pipeline.run.lease import LeaseHeld, hold, holder_of
 from pipeline.run.paths import holds_identity
 from pipeline.run.place import original_of
 from pipeline.run.sizes import bytes_below
+from pipeline.run.standpoint import check_is_ours
 from pipeline.status.listing import find_places
 from pipeline.status.listing_text import table
 from pipeline.text import size
@@ -112,6 +113,7 @@ def _check_no_jobs(run: Run) -> None:
         return
     from pipeline.executors.slurm.queue import look_at_queue
 
+    check_is_ours(run.paths)
     queue = look_at_queue(run, max_age=0.0)
     if queue.unanswered is not None:
         raise RunError(f"whether jobs of {run.paths.root} live is not known: {queue.unanswered}")

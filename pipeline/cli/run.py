@@ -11,6 +11,7 @@ from pipeline.cli.copied import as_own
 from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
+from pipeline.cli.take_over import take_over
 from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import LocalConfig
@@ -26,7 +27,9 @@ from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage
 from pipeline.run.losses import find_loss, in_sentences
+from pipeline.run.permissions import check_may_write
 from pipeline.run.records import find_frontier
+from pipeline.run.standpoint import check_is_ours
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.run.troubles import described
 from pipeline.run.version_checks import version_warning
@@ -106,9 +109,18 @@ def check(
     found.refuse()
 
 
-def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
-    """Continue a run where it stands, or from an earlier point. Returns the exit code."""
+def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bool = False) -> int:
+    """Continue a run where it stands, or from an earlier point. Returns the exit code.
+
+    Args:
+        takes_over: of a run on Slurm, whether it becomes this user's, on this cluster, if it is another's.
+    """
     executor = executor_of(run.config, watch)
+    if takes_over:
+        take_over(run)
+    if executor is None:
+        check_is_ours(run.paths)
+        check_may_write(run.paths)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
         print(told, file=sys.stderr)

@@ -47,11 +47,19 @@ def resume(
             help="Go back to a stage first; what it supersedes is moved aside, never deleted.",
         ),
     ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Of a run that another user or cluster has submitted: make it yours first. Jobs of its "
+            "owner's do nothing more.",
+        ),
+    ] = False,
 ) -> None:
     """Continue a run where it stopped, or from an earlier stage."""
     from pipeline.cli.run import resume_run
 
-    raise typer.Exit(resume_run(load(run_dir), watch=True, back_to=from_))
+    raise typer.Exit(resume_run(load(run_dir), watch=True, back_to=from_, takes_over=take_over))
 
 
 def cancel(run_dir: RunDir) -> None:

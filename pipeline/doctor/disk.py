@@ -23,8 +23,12 @@ _NOTHING_FILES = 100
 _TIGHT_SHARE = 0.8
 
 
-def space_checks(folder: Path, run: Run | None, exists: bool) -> list[Check]:
-    """Return the checks of the run directory's folder, and of those that libraries write to."""
+def space_checks(folder: Path, run: Run | None, exists: bool, is_reader: bool = False) -> list[Check]:
+    """Return the checks of the run directory's folder, and of those that libraries write to.
+
+    Args:
+        is_reader: whether the run is somebody else's, and this user may only read it.
+    """
     place = str(folder)
 
     def need() -> Finding:
@@ -33,12 +37,20 @@ def space_checks(folder: Path, run: Run | None, exists: bool) -> list[Check]:
 
     return [
         _space_check("run directory", folder),
-        Check(Group.SPACE, "writing", lambda: look_at_writing(folder), 30, place, gate=WRITING),
+        _only_read(folder)
+        if is_reader
+        else Check(Group.SPACE, "writing", lambda: look_at_writing(folder), 30, place, gate=WRITING),
         *([Check(Group.SPACE, "need", need, place=place)] if run else []),
         *([Check(Group.SPACE, "ages", lambda: look_at_ages(run), 60, place)] if run and exists else []),
         _space_check("TMPDIR", Path(os.environ.get("TMPDIR") or "/tmp")),
         _space_check("HOME", Path.home()),
     ]
+
+
+def _only_read(folder: Path) -> Check:
+    """Return the check for who may read a run, and not write to it: nothing is tried out there."""
+    told = f"you may read {folder}, and not write: what needs files there is for its owner to try"
+    return Check(Group.SPACE, "writing", lambda: skipped("writing", told))
 
 
 def _space_check(title: str, folder: Path) -> Check:

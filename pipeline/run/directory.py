@@ -26,6 +26,7 @@ from pipeline.config.schema import Config, WandbMode
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
+from pipeline.run.owner import why_closed
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
@@ -338,6 +339,8 @@ def load_run(root: Path) -> Run:
     except RunError:
         raise
     except (PermissionError, ValueError) as error:  # any other OSError may pass, and is not the user's
+        if isinstance(error, PermissionError) and (closed := why_closed(paths.run_json)):
+            raise RunError(closed) from None
         raise RunError(f"{paths.run_json} cannot be read: {' '.join(str(error).split())}") from None
     if config_hash(text) != identity.config_hash:
         restore = "Restore it" + (f" from {paths.config_copy.name}" if is_there(paths.config_copy) else "")

@@ -6,6 +6,7 @@ the last one was. Nothing is written. What cannot be read makes an entry that sa
 """
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
@@ -24,6 +25,9 @@ from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
 from slurm.sealing import from_json, unsealed
 from slurm.sharedfiles import is_there, opened_file, read_plainly
+
+if TYPE_CHECKING:
+    from pipeline.run.owner import Owner
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
 _THREADS = 4
@@ -74,7 +78,12 @@ class Entry:
     sweep: str | None = None
     """Folder of the sweep that it belongs to."""
     note: str = ""
-    """Reason why it cannot be read."""
+    """Reason why it cannot be read; of a run on Slurm that is somebody else's, or on another cluster, whose
+    it is."""
+
+
+Who = Callable[[], "Owner"]
+"""Says who looks, and from which cluster; asks Slurm once."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +162,15 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
     """Read all runs. Each cluster is asked once, and only if one of its runs may still be at work."""
     now = time.time() if now is None else now
+
+    @functools.cache
+    def who() -> "Owner":
+        from pipeline.run.owner import who_acts  # runs of this machine need nothing of Slurm's
+
+        return who_acts()
+
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(lambda place: _read(place, now), places))
+        found = list(threads.map(lambda place: _read(place, now, who), places))
     clusters = {queued.cluster for _, queued in found if queued is not None}
     live = {cluster: live_ids(cluster) for cluster in clusters}
     return [entry if one is None else _with_queue(entry, one.id, live[one.cluster]) for entry, one in found]
@@ -165,20 +181,20 @@ def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entr
     return Entry(**asdict(entry) | {"state": state})
 
 
-def _read(place: Place, now: float) -> tuple[Entry, _Queued | None]:
+def _read(place: Place, now: float, who: Who) -> tuple[Entry, _Queued | None]:
     """Read one run; also return who it is where only Slurm's queue can say whether it is running."""
     root, sweep = str(place.root), str(place.sweep) if place.sweep else None
     try:
         paths = RunPaths(place.root)
         if not holds_identity(place.root):
             return Entry(root, NOT_BEGUN, place.root.name, sweep=sweep), None
-        return _read_run(paths, sweep, now)
+        return _read_run(paths, sweep, now, who)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
 
 
-def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, _Queued | None]:
+def _read_run(paths: RunPaths, sweep: str | None, now: float, who: Who) -> tuple[Entry, _Queued | None]:
     identity = from_json(_read_or_copy(paths.run_json, paths.run_copy))
     config = _read_or_copy(paths.config_yaml, paths.config_copy)
     total, is_on_slurm, has_program = _plan_of(config)
@@ -188,7 +204,9 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, _Q
     done = int(row["iteration"]) if row else start
     is_done = done >= total and (not has_program or _is_measured(paths, total))
     is_copy = find_original(identity.get("root", ""), paths.root.absolute(), str(identity["id"])) is not None
-    state = _state_of(paths, is_done, is_on_slurm, is_copy)
+    state, note = _state_of(paths, is_done, is_on_slurm, is_copy), ""
+    if state is None and (owner := _other_owner(paths, who)):
+        state, note = _seen_from_elsewhere(paths, now), f"of {owner}"
     best, metric = _best_of(paths)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
     entry = Entry(
@@ -205,6 +223,7 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, _Q
         idle=now - written,
         bytes=_bytes_of(paths),
         sweep=sweep,
+        note=note,
     )
     return entry, None if state else _Queued(str(identity["id"]), _cluster_of(config))
 
@@ -258,6 +277,25 @@ def _requested(paths: RunPaths) -> str | None:
     if control.get("cancelled"):
         return "paused" if control.get("paused") else "cancelled"
     return "failed" if control.get("has_failed") else None
+
+
+def _other_owner(paths: RunPaths, who: Who) -> "Owner | None":
+    """Return the owner of a run on Slurm whose jobs are not seen here; None of one's own."""
+    from pipeline.run.standpoint import standpoint
+
+    found = standpoint(paths, who)
+    return found.owner if found else None
+
+
+def _seen_from_elsewhere(paths: RunPaths, now: float) -> str:
+    """Return the state of a run whose jobs are not seen here, by when its workers last said something."""
+    from pipeline.workers.beats import folder_of
+    from pipeline.workers.living import SILENT_SECONDS
+
+    with contextlib.suppress(OSError), os.scandir(folder_of(paths)) as found:
+        if any(now - one.stat().st_mtime <= SILENT_SECONDS for one in found):
+            return "running"
+    return "unknown"
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:

@@ -300,6 +300,7 @@ class StatusReader:
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
         from pipeline.status.slurm import SlurmStatus, drivers_of, running_workers, state_of
+        from pipeline.status.whose import whose
 
         run, control = self.run, read_control(self.run.paths)
         heard = {} if status.copy_of else self._beats.read()
@@ -308,7 +309,8 @@ class StatusReader:
         submissions = Ledger(run.paths).load(
             {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
         )
-        asked = None if queue is None or queue.unanswered else status.answered or status.time
+        is_unasked = queue is None or queue.unanswered or queue.is_hidden
+        asked = None if is_unasked else status.answered or status.time
         states, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
         found = list(states)
         lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
@@ -321,6 +323,10 @@ class StatusReader:
             finish=status.finish if live else None,
         )
         state = state_of(status.state == "complete", control, queue)
+        if seen.elsewhere is not None:
+            of = whose(seen.elsewhere, seen.is_hidden, self._records.known.values(), beats)
+            is_at_work = state == "unknown" and of.lives(status.time)
+            state, jobs = "running" if is_at_work else state, replace(jobs, whose=of)
         workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
         status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
         status = replace(status, workers=workers, advice=self._advise(workers))

@@ -1,5 +1,6 @@
 """Background reading: a thread for the run directory, one for Slurm, so that neither blocks the keys."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.run.directory import Run
 from pipeline.run.journal import tail
+from pipeline.run.owner import who_acts
 from pipeline.run.tasks import task_of
 from pipeline.status.lanes import ShardState
 from pipeline.status.logs import log_to_show
@@ -50,7 +52,8 @@ class Reading:
         """Monotonic time at which the present look began; None between looks."""
         self.arrived = threading.Event()
         """Event that is set whenever there is something new in :attr:`seen`."""
-        self._ask = ask or (lambda run: look_at_queue(run, max_age=interval))
+        who = functools.cache(who_acts)  # the cluster that is asked from here stays the same
+        self._ask = ask or (lambda run: look_at_queue(run, max_age=interval, who=who))
         self._queue: Queue | None = None
         self._answered: float | None = None
         self._stop, self._hurry = threading.Event(), threading.Event()
@@ -97,7 +100,7 @@ class Reading:
     def _take(self, queue: Queue) -> None:
         """Keep what Slurm has answered; if it has not, what was shown last stays."""
         if queue.unanswered is not None:
-            self._queue = Queue(self._queue.elements if self._queue else (), queue.unanswered)
+            self._queue = replace(self._queue or Queue(), unanswered=queue.unanswered, asked=None)
             self._count += 1
             return
         is_new = self._queue is None or queue.asked is None or queue.asked != self._queue.asked

@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 
 from pipeline.run import journal
 from pipeline.run.directory import Run
+from pipeline.run.owner import Owner, who_acts
 from pipeline.run.paths import RunPaths
 from pipeline.run.place import original_of
+from pipeline.run.standpoint import Elsewhere, standpoint
 from pipeline.run.submissions import SUBMITTED, is_job_of, run_id_of
 from pipeline.workers.looking import PERSON_AGE, Look, look
 from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmMissing
+from slurm.limits import hides_jobs
 from slurm.query import Element, read_queue
 from slurm.ringing import WorkerName, parse_worker
 from slurm.states import Phase, SlurmState, UnknownState, phase_of
@@ -139,7 +142,11 @@ class Queue:
     elements: Sequence[Element] = ()
     unanswered: str | None = None
     asked: float | None = None
-    """Unix time when squeue was called; None where it did not answer."""
+    """Unix time when squeue was called; None where it did not answer, or was not asked."""
+    elsewhere: Elsewhere | None = None
+    """Whose jobs they are, where another user looks, or from another cluster; None: one's own."""
+    is_hidden: bool = False
+    """Whether Slurm does not show them from there, so that there may be some."""
 
     @property
     def live(self) -> list[Element]:
@@ -151,27 +158,44 @@ class Queue:
         return replace(self, elements=[as_heard_of(element, heard_of) for element in self.elements])
 
 
-def look_at_queue(run: Run, max_age: float = PERSON_AGE, patience: float = _PATIENCE) -> Queue:
+def look_at_queue(
+    run: Run,
+    max_age: float = PERSON_AGE,
+    patience: float = _PATIENCE,
+    who: Callable[[], Owner] = who_acts,
+) -> Queue:
     """Look at the queue as :func:`ask_for_queue`; a missing answer is returned as ``unanswered``."""
     try:
-        return ask_for_queue(run, max_age, patience)
+        return ask_for_queue(run, max_age, patience, who)
     except (SlurmError, SlurmMissing, UnknownState) as error:
         return Queue(unanswered=str(error))
 
 
-def ask_for_queue(run: Run, max_age: float, patience: float) -> Queue:
-    """Look at the queue for a person.
+def ask_for_queue(run: Run, max_age: float, patience: float, who: Callable[[], Owner] = who_acts) -> Queue:
+    """Look at the queue for a person: of a run of somebody else at his jobs, where Slurm shows them.
 
     Args:
         max_age: seconds that the answer may be old, which in any case is from after the newest submission.
         patience: seconds to wait for it.
+        who: says who looks, and from which cluster.
 
     Raises:
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
+    if (elsewhere := standpoint(run.paths, who)) is not None:
+        return _look_from(elsewhere, run, patience)
     with on_cluster(run.cluster):
         seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
     return Queue(seen.elements_of(jobs_of(run)), asked=seen.asked)
+
+
+def _look_from(elsewhere: Elsewhere, run: Run, patience: float) -> Queue:
+    """Look at the jobs of a run's owner, which nobody keeps an answer about for other users."""
+    if elsewhere.is_on_another_cluster:
+        return Queue(elsewhere=elsewhere, is_hidden=True)
+    elements = read_queue(lambda name: is_job_of(run.identity.id, name), patience, user=elsewhere.owner.uid)
+    is_hidden = not any(map(is_live, elements)) and hides_jobs()
+    return Queue(elements, asked=time.time(), elsewhere=elsewhere, is_hidden=is_hidden)
 
 
 def newest_submission(paths: RunPaths) -> float:
