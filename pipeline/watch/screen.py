@@ -185,6 +185,8 @@ def _header(look: Status, view: View, width: int) -> Lines:
 def _holding(look: Status) -> list[str]:
     """Return what holds the run back, or its stages."""
     return [printable(text) for text in (look.paused, *look.held_back) if text]
+
+
 def _whose(look: Status, width: int) -> list[str]:
     """Say whose the run is, where another user looks, or from another cluster."""
     if not look.slurm or not look.slurm.whose:

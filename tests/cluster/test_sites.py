@@ -1,10 +1,10 @@
 """What sites ask of every job, on a real Slurm: jobs without an environment, profiles full of options, setup
 that fails, and several clusters with one accounting."""
 
-from pathlib import Path
-
 import pytest
 
+from pipeline.run.control import read_control
+from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import is_job_of
 from slurm.devcluster import Cluster, Layout
 from tests.cluster.scenario import Job, SlurmRun, assert_same_policy, failed, queue_of, room_on, staying
@@ -91,6 +91,8 @@ def test_a_run_on_the_other_of_two_clusters(two_clusters, make_run, complete_run
     assert not jobs_of(run, near), "nor do those that its jobs submit"
     costs = run.command("status", run.root, "--cost")
     assert costs.returncode == 0, costs.stderr
-    assert Path(run.root / "slurm" / "cluster.json").exists()
-    again = run.command("cancel", run.root)
-    assert again.returncode == 0, again.stderr
+    assert read_control(RunPaths(run.root)).owner.cluster == far.identity.name
+    there = run.environment | far.environment()
+    for command in ("resume", "cancel"):  # on a login node of the cluster itself it is the same run
+        again = run.slurm_ppo(command, run.root, env=there, cwd=run.folder)
+        assert again.returncode == 0, again.stderr
