@@ -27,7 +27,6 @@ from pipeline.run.endings import take_in_former_retractions
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
 from pipeline.run.owner import owner_of_job
-from pipeline.run.paths import RunPaths
 from pipeline.run.place import settle
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
