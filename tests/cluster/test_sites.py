@@ -49,7 +49,7 @@ def test_a_line_of_setup_that_fails_is_the_sites_fault_with_its_line_and_node(cl
     said = run.command("status", root).stdout
     line = "line 2 of setup failed on node rollout0 (exit code 127): module load cuda/12.6"
     assert any(line in event["message"] for event in run.events("failed"))
-    assert line in said or line in run.command("doctor", root, "--no-probe").stdout
+    assert line in said
     judged = [log for log in run.logs("*driver/*/*").values() if "line 1 of setup failed on node" in log]
     assert judged, "a driver job goes on, as it was one that judged this"
     assert run.command("cancel", root).returncode == 0
