@@ -113,7 +113,7 @@ def _check_no_jobs(run: Run) -> None:
         return
     from pipeline.executors.slurm.queue import look_at_queue
 
-    check_is_ours(run.paths)
+    check_is_ours(run.paths, run.who_acts)
     queue = look_at_queue(run, max_age=0.0)
     if queue.unanswered is not None:
         raise RunError(f"whether jobs of {run.paths.root} live is not known: {queue.unanswered}")

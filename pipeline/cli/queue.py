@@ -23,7 +23,6 @@ from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
-from pipeline.run.owner import who_acts
 from pipeline.run.permissions import check_may_write
 from pipeline.run.place import check_is_no_copy
 from pipeline.run.plan import policy_maker
@@ -65,7 +64,7 @@ def follow_run(run: Run) -> int:
 
 def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
     """Begin an invocation of a person's, with a new budget of attempts, and show progress during it."""
-    owner = who_acts()
+    owner = run.who_acts()
     with patient_hold(run):
         check_is_ours(run.paths, lambda: owner)  # others may have been faster
         will_change("a new invocation")
@@ -141,7 +140,7 @@ def driver_job(root: Path) -> int:
     stream = log_output() if job else sys.stderr
     run = _run_on_slurm(root)
     if not job:
-        check_is_ours(run.paths)
+        check_is_ours(run.paths, run.who_acts)
         check_may_write(run.paths)
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
@@ -195,9 +194,10 @@ def asked_passes(root: Path) -> int:
     Raises:
         RunError: there is no run on Slurm.
     """
-    paths = _run_on_slurm(root).paths
+    found = _run_on_slurm(root)
+    paths = found.paths
     if "SLURM_JOB_ID" not in os.environ:
-        check_is_ours(paths)
+        check_is_ours(paths, found.who_acts)
 
     def make() -> None:
         run = load_run(root)  # settings may have changed since the last

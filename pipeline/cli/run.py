@@ -119,7 +119,7 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
     if takes_over:
         take_over(run)
     if executor is None:
-        check_is_ours(run.paths)
+        check_is_ours(run.paths, run.who_acts)
         check_may_write(run.paths)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):

@@ -18,7 +18,7 @@ from slurm.limits import read_cluster_name
 def check_is_seen_here(run: Run) -> None:
     """Refuse a run on Slurm whose jobs are not seen here, or may not be. Raises RunError."""
     _check_cluster_is_known(run)
-    check_is_ours(run.paths)
+    check_is_ours(run.paths, run.who_acts)
     _check_beats(run)
 
 

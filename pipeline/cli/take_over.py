@@ -22,6 +22,7 @@ from pipeline.run.standpoint import Elsewhere, NotOurs, standpoint, way_on
 from pipeline.run.submissions import is_job_of
 from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.living import SILENT_SECONDS, Crew
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError
 from slurm.query import Element, read_queue
 from slurm.states import UnknownState
@@ -39,7 +40,7 @@ _NOT_MINE = re.compile(r"invalid account|invalid qos|not permitted|not allowed|a
 def check_may_cancel(run: Run) -> None:
     """Refuse to cancel a run of another user's, or of another cluster's: this user can end none of its jobs,
     and it would go on while it is marked as cancelled. Raises NotOurs."""
-    if (found := standpoint(run.paths)) is not None:
+    if (found := standpoint(run.paths, run.who_acts)) is not None:
         left = jobs_left(look_at_queue(run), found)
         raise NotOurs(
             f"{run.paths.root} {found.reason}; {left}: {found.as_owner}, or {way_on(run.paths.root)}"
@@ -64,13 +65,13 @@ def take_over(run: Run) -> None:
         ConfigError: jobs with the run's settings are not this user's to submit.
     """
     slurm_settings(run)
-    if (found := standpoint(run.paths)) is None:
+    if (found := standpoint(run.paths, run.who_acts)) is None:
         print("nobody else has submitted the run: there is nothing to take over", file=sys.stderr)
         return
     check_may_write(run.paths)
     check_jobs_are_taken(run)
     with hold(run.paths.locks, LEASE_PATIENCE, lambda text: print(text, file=sys.stderr, flush=True)):
-        found = standpoint(run.paths) or found
+        found = standpoint(run.paths, run.who_acts) or found
         will_change("whose the run is")
         note_take_over(run.paths, found.me, found.owner)
         record = {"by": asdict(found.me), "former": asdict(found.owner)}
@@ -115,8 +116,9 @@ def _end_jobs(run: Run, found: Elsewhere) -> Iterator[str]:
     by themselves. Yields what is left of them."""
     former = found.owner.user
     try:
-        elements = [] if found.is_on_another_cluster else _elements_of(run, found.owner)
-        cancel_jobs([elements], only_pending=False)
+        with on_cluster(run.cluster):
+            elements = [] if found.is_on_another_cluster else _elements_of(run, found.owner)
+            cancel_jobs([elements], only_pending=False)
     except (SlurmError, UnknownState) as error:
         yield (
             f"jobs of {former} cannot be ended from here ({error}); they end by themselves: what waits when "

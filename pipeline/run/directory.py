@@ -26,7 +26,7 @@ from pipeline.config.schema import Config, WandbMode
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
-from pipeline.run.owner import why_closed
+from pipeline.run.owner import Owner, who_acts, why_closed
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
@@ -98,6 +98,10 @@ class Run:
     def cluster(self) -> str:
         """Name of the cluster that its jobs go to, where its settings name one; else empty."""
         return self.config.slurm.cluster if self.config.slurm else ""
+
+    def who_acts(self) -> Owner:
+        """Return who acts on it from here, on the cluster that is asked about it."""
+        return who_acts(self.cluster)
 
     @property
     def plan(self) -> Plan:

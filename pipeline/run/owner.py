@@ -44,10 +44,14 @@ def owner_by_id(uid: int, cluster: str = "") -> Owner:
         return Owner(f"user {uid}", uid, cluster)
 
 
-def who_acts() -> Owner:
+def who_acts(cluster: str = "") -> Owner:
     """Return who types this command, or whose job it is, on the cluster that is asked from here. Where Slurm
-    does not say which, the cluster is not known."""
-    return owner_by_id(os.getuid(), os.environ.get("SLURM_CLUSTER_NAME") or _cluster_here())
+    does not say which, the cluster is not known.
+
+    Args:
+        cluster: name of the cluster that every command of a run asks, from wherever; empty: this machine's.
+    """
+    return owner_by_id(os.getuid(), cluster or os.environ.get("SLURM_CLUSTER_NAME") or _cluster_here())
 
 
 def _cluster_here() -> str:

@@ -82,8 +82,9 @@ class Entry:
     it is."""
 
 
-Who = Callable[[], "Owner"]
-"""Says who looks, and from which cluster; asks Slurm once."""
+Who = Callable[[str], "Owner"]
+"""Says who looks, and from which cluster: the one of a name, or with none that of this machine; asks Slurm
+once."""
 
 
 @dataclass(frozen=True)
@@ -164,10 +165,10 @@ def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None =
     now = time.time() if now is None else now
 
     @functools.cache
-    def who() -> "Owner":
+    def who(cluster: str) -> "Owner":
         from pipeline.run.owner import who_acts  # runs of this machine need nothing of Slurm's
 
-        return who_acts()
+        return who_acts(cluster)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         found = list(threads.map(lambda place: _read(place, now, who), places))
@@ -205,7 +206,7 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float, who: Who) -> tuple
     is_done = done >= total and (not has_program or _is_measured(paths, total))
     is_copy = find_original(identity.get("root", ""), paths.root.absolute(), str(identity["id"])) is not None
     state, note = _state_of(paths, is_done, is_on_slurm, is_copy), ""
-    if state is None and (owner := _other_owner(paths, who)):
+    if state is None and (owner := _other_owner(paths, who, _cluster_of(config))):
         state, note = _seen_from_elsewhere(paths, now), f"of {owner}"
     best, metric = _best_of(paths)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
@@ -279,11 +280,11 @@ def _requested(paths: RunPaths) -> str | None:
     return "failed" if control.get("has_failed") else None
 
 
-def _other_owner(paths: RunPaths, who: Who) -> "Owner | None":
+def _other_owner(paths: RunPaths, who: Who, cluster: str) -> "Owner | None":
     """Return the owner of a run on Slurm whose jobs are not seen here; None of one's own."""
     from pipeline.run.standpoint import standpoint
 
-    found = standpoint(paths, who)
+    found = standpoint(paths, lambda: who(cluster))
     return found.owner if found else None
 
 

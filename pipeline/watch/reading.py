@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.run.directory import Run
 from pipeline.run.journal import tail
-from pipeline.run.owner import who_acts
 from pipeline.run.tasks import task_of
 from pipeline.status.lanes import ShardState
 from pipeline.status.logs import log_to_show
@@ -52,7 +51,7 @@ class Reading:
         """Monotonic time at which the present look began; None between looks."""
         self.arrived = threading.Event()
         """Event that is set whenever there is something new in :attr:`seen`."""
-        who = functools.cache(who_acts)  # the cluster that is asked from here stays the same
+        who = functools.cache(run.who_acts)  # the cluster that is asked from here stays the same
         self._ask = ask or (lambda run: look_at_queue(run, max_age=interval, who=who))
         self._queue: Queue | None = None
         self._answered: float | None = None

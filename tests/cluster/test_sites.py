@@ -1,16 +1,18 @@
 """What sites ask of every job, on a real Slurm: jobs without an environment, profiles full of options, setup
 that fails, and several clusters with one accounting."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from pipeline.run.control import read_control
+from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import is_job_of
 from slurm.devcluster import Cluster, Layout
 from tests.cluster.scenario import Job, SlurmRun, assert_same_policy, failed, queue_of, room_on, staying
 from tests.slurm.test_inherited_variables import SPANK, VARIABLES
 
-pytestmark = pytest.mark.trial(1 / 3)
+pytestmark = pytest.mark.trial(1 / 4)
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 """What says which Slurm is meant, and which of its clusters."""
 
@@ -47,7 +49,7 @@ def test_a_line_of_setup_that_fails_is_the_sites_fault_with_its_line_and_node(cl
     said = run.command("status", root).stdout
     line = "line 2 of setup failed on node rollout0 (exit code 127): module load cuda/12.6"
     assert any(line in event["message"] for event in run.events("failed"))
-    assert line in said or line in run.command("doctor", root, "--no-probe").stdout
+    assert line in said
     judged = [log for log in run.logs("*driver/*/*").values() if "line 1 of setup failed on node" in log]
     assert judged, "a driver job goes on, as it was one that judged this"
     assert run.command("cancel", root).returncode == 0
@@ -91,6 +93,33 @@ def test_a_run_on_the_other_of_two_clusters(two_clusters, make_run, complete_run
     assert not jobs_of(run, near), "nor do those that its jobs submit"
     costs = run.command("status", run.root, "--cost")
     assert costs.returncode == 0, costs.stderr
-    assert Path(run.root / "slurm" / "cluster.json").exists()
-    again = run.command("cancel", run.root)
-    assert again.returncode == 0, again.stderr
+    assert read_control(RunPaths(run.root)).owner.cluster == far.identity.name
+    there = run.environment | far.environment()
+    for command in ("resume", "cancel"):  # on a login node of the cluster itself it is the same run
+        again = run.slurm_ppo(command, run.root, env=there, cwd=run.folder)
+        assert again.returncode == 0, again.stderr
+
+
+@pytest.fixture
+def federation(two_clusters: tuple[Cluster, Cluster]) -> Iterator[tuple[Cluster, Cluster]]:
+    """Both clusters, which take each other's jobs."""
+    near, far = two_clusters
+    names = f"clusters={near.identity.name},{far.identity.name}"
+    added = near.call("sacctmgr", "-i", "add", "federation", "practice", names)
+    assert added.returncode == 0, added.stderr + added.stdout
+    yield near, far
+    near.call("sacctmgr", "-i", "delete", "federation", "practice")
+
+
+def test_a_run_in_a_federation_stays_on_the_cluster_that_it_was_submitted_to(
+    federation, make_run, complete_run, tmp_path
+):
+    """Its jobs are arrays, which no other cluster takes; their ids have the cluster's number in them."""
+    near, far = federation
+    run: SlurmRun = make_run(far, tmp_path / "run", "iterations=1", *staying(20))
+    run.wait_for(lambda: "practice" in far.call("scontrol", "show", "federation").stdout, "a federation")
+    run.submit()
+    run.wait_until_complete()
+    assert_same_policy(run, complete_run)
+    assert min(int(job.id.partition("_")[0]) for job in jobs_of(run, far)) > 1 << 26
+    assert not jobs_of(run, near)

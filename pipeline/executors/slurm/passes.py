@@ -26,8 +26,7 @@ from pipeline.run.directory import Run, RunError, slurm_settings, upgrade
 from pipeline.run.endings import take_in_former_retractions
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
-from pipeline.run.owner import owner_of_job, who_acts
-from pipeline.run.paths import RunPaths
+from pipeline.run.owner import owner_of_job
 from pipeline.run.place import settle
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
@@ -76,7 +75,7 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
         SlurmError: Slurm's answer is not understood, or a command failed.
         TakenOver: the run is no longer of whoever makes the pass.
     """
-    check_is_not_taken_over(run.paths)
+    check_is_not_taken_over(run)
     try:
         with on_cluster(run.cluster):
             done = _patient_pass(run, watcher, max_age)
@@ -97,15 +96,15 @@ class TakenOver(RunError):
     """The run was taken over from whoever makes a pass, whose jobs do nothing more for it."""
 
 
-def check_is_not_taken_over(paths: RunPaths) -> None:
+def check_is_not_taken_over(run: Run) -> None:
     """Check that a run is still of whoever makes a pass. Raises TakenOver."""
-    control = read_control(paths)
+    control = read_control(run.paths)
     if not control.former:  # else who follows a run without a job of it asks Slurm where he is
         return
-    own = owner_of_job(os.environ) or who_acts()
+    own = owner_of_job(os.environ) or run.who_acts()
     if control.is_taken_over_from(own):
         raise TakenOver(
-            f"{paths.root} was taken over by {control.owner}: jobs of {own.user} do no more for it"
+            f"{run.paths.root} was taken over by {control.owner}: jobs of {own.user} do no more for it"
         )
 
 
@@ -217,7 +216,7 @@ def leased_pass(
     if spoilt := mend_control(run.paths):
         watcher.note(f"{spoilt}; it was written again from what the other says")
     take_in_former_retractions(run.paths, time.time())
-    check_is_not_taken_over(run.paths)
+    check_is_not_taken_over(run)
     if (control := read_control(run.paths)).cancelled:
         return Pass(Outcome.PAUSED if control.paused else Outcome.CANCELLED)
     run = settle(upgrade(run))

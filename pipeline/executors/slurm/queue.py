@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.run import journal
 from pipeline.run.directory import Run
-from pipeline.run.owner import Owner, who_acts
+from pipeline.run.owner import Owner
 from pipeline.run.paths import RunPaths
 from pipeline.run.place import original_of
 from pipeline.run.standpoint import Elsewhere, standpoint
@@ -162,7 +162,7 @@ def look_at_queue(
     run: Run,
     max_age: float = PERSON_AGE,
     patience: float = _PATIENCE,
-    who: Callable[[], Owner] = who_acts,
+    who: Callable[[], Owner] | None = None,
 ) -> Queue:
     """Look at the queue as :func:`ask_for_queue`; a missing answer is returned as ``unanswered``."""
     try:
@@ -171,20 +171,20 @@ def look_at_queue(
         return Queue(unanswered=str(error))
 
 
-def ask_for_queue(run: Run, max_age: float, patience: float, who: Callable[[], Owner] = who_acts) -> Queue:
+def ask_for_queue(run: Run, max_age: float, patience: float, who: Callable[[], Owner] | None = None) -> Queue:
     """Look at the queue for a person: of a run of somebody else at his jobs, where Slurm shows them.
 
     Args:
         max_age: seconds that the answer may be old, which in any case is from after the newest submission.
         patience: seconds to wait for it.
-        who: says who looks, and from which cluster.
+        who: says who looks, and from which cluster. Default: Slurm is asked for that.
 
     Raises:
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
-    if (elsewhere := standpoint(run.paths, who)) is not None:
-        return _look_from(elsewhere, run, patience)
     with on_cluster(run.cluster):
+        if (elsewhere := standpoint(run.paths, who or run.who_acts)) is not None:
+            return _look_from(elsewhere, run, patience)
         seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
     return Queue(seen.elements_of(jobs_of(run)), asked=seen.asked)
 
