@@ -277,6 +277,17 @@ def test_one_file_that_may_not_be_written_changes_nothing_and_leaves_no_guards(s
         scene.tidy("stopped")
 
 
+@pytest.mark.parametrize(
+    ("state", "who", "shown"),
+    [("live", MATE, "running"), ("stopped", replace(MATE, cluster=SILVER), "unknown")],
+)
+def test_a_list_says_whose_a_run_is_and_whether_it_was_heard_of(scene, state, who, shown):
+    listed = scene.type("ls RUN", state, who).out.splitlines()[1]
+    assert listed.split()[1] == shown
+    assert listed.endswith("of owner on cluster gold")
+    assert "of owner" not in scene.type("ls RUN", state, OWNER).out
+
+
 def test_a_reader_has_a_run_examined(scene):
     done = scene.type("doctor RUN --no-probe", "live", READER)
     assert "you may read" in done.out
