@@ -111,6 +111,7 @@ def make_run(scene: Scene, state: str) -> None:
     publish(run.paths, reportrun.record(PREPARE, ended=scene.now - (8 if is_alive else 7200)))
     age = 3 if is_alive else 7000
     write_beats(run.paths, beat("7_0r0", doing=Doing.BUSY, task="1/rollout/0", beat=scene.now - age))
+    os.utime(run.paths.slurm / "workers/7_0r0.json", (scene.now - age,) * 2)
     if state == "complete":
         for stage in (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE):
             publish(run.paths, reportrun.record(Task(1, stage), ended=scene.now - 7100))
