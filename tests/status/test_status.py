@@ -352,8 +352,9 @@ def test_a_stopped_run_and_a_silent_slurm_say_so():
 def test_held_shards_name_the_command_that_lets_them_start():
     held = element(0, SlurmState.PENDING, reason="JobHeldUser")
     (lane,) = lanes_of([TaskState(Task(2, Stage.ROLLOUT, 0), is_waiting=True, element=held)], NOW)
-    words = f"held by its user; to let it start: scontrol release {held.array_id}"
-    assert "; ".join(job_details(lane.progress, is_cut=False)[1:]) == words
+    told = "; ".join(job_details(lane.progress, is_cut=False))
+    assert "held by its user" in told
+    assert f"to let it start: scontrol release {held.array_id}" in told
 
 
 def test_the_keys_of_json_are_an_interface():
