@@ -30,7 +30,7 @@ HEAVY = ("torch", "transformers", "deepspeed", "pyarrow", "wandb", "hydra", "plo
 SURFACE = {
     "run": ["OVERRIDES", "--config-dir"],
     "submit": ["OVERRIDES", "--config-dir", "--dry-run"],
-    "resume": ["RUN", "--from"],
+    "resume": ["RUN", "--from", "--take-over"],
     "cancel": ["RUN"],
     "advance": ["RUN", "--asked"],
     "status": ["RUN", "--json", "--cost"],

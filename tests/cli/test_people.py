@@ -111,6 +111,7 @@ def make_run(scene: Scene, state: str) -> None:
     publish(run.paths, reportrun.record(PREPARE, ended=scene.now - (8 if is_alive else 7200)))
     age = 3 if is_alive else 7000
     write_beats(run.paths, beat("7_0r0", doing=Doing.BUSY, task="1/rollout/0", beat=scene.now - age))
+    os.utime(run.paths.slurm / "workers/7_0r0.json", (scene.now - age,) * 2)
     if state == "complete":
         for stage in (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE):
             publish(run.paths, reportrun.record(Task(1, stage), ended=scene.now - 7100))
@@ -275,6 +276,17 @@ def test_one_file_that_may_not_be_written_changes_nothing_and_leaves_no_guards(s
         assert not differences(before, entries(scene.root("stopped")))
     finally:
         scene.tidy("stopped")
+
+
+@pytest.mark.parametrize(
+    ("state", "who", "shown"),
+    [("live", MATE, "running"), ("stopped", replace(MATE, cluster=SILVER), "unknown")],
+)
+def test_a_list_says_whose_a_run_is_and_whether_it_was_heard_of(scene, state, who, shown):
+    listed = scene.type("ls RUN", state, who).out.splitlines()[1]
+    assert listed.split()[1] == shown
+    assert listed.endswith("of owner on cluster gold")
+    assert "of owner" not in scene.type("ls RUN", state, OWNER).out
 
 
 def test_a_reader_has_a_run_examined(scene):

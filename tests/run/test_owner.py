@@ -8,6 +8,7 @@ from pipeline.run.control import Control, begin_invocation, read_control, take_o
 from pipeline.run.owner import Owner, owner_of_job
 from pipeline.run.paths import RunPaths
 from pipeline.run.standpoint import owner_of, standpoint
+from stages.runner import is_taken_over, main
 
 ADA, BEN = Owner("ada", 61001, "gold"), Owner("ben", 61002, "gold")
 SILVER, BRONZE = (Owner("ada", 61001, name) for name in ("silver", "bronze"))
@@ -60,6 +61,17 @@ def test_of_a_run_that_an_earlier_version_submitted_the_file_says_whose_it_is(pa
 )
 def test_whose_jobs_do_nothing_more(owner, former, own, is_over):
     assert Control(1, owner=owner, former=former).is_taken_over_from(own) is is_over
+
+
+def test_a_task_s_own_job_that_starts_after_a_take_over_does_nothing(paths, monkeypatch):
+    begin_invocation(paths, ADA)
+    monkeypatch.setenv("SLURM_JOB_UID", str(ADA.uid))
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "gold")
+    assert not is_taken_over(paths.root)
+    take_over(paths, BEN, ADA)
+    assert is_taken_over(paths.root)
+    assert main(["rollout", "--run-dir", str(paths.root), "--iteration", "1"]) == 0
+    assert not paths.iterations.exists()
 
 
 def test_a_job_knows_its_user_by_slurm_whatever_number_a_container_gives_him():

@@ -18,7 +18,7 @@ from pipeline.status.journal_end import how_it_stopped, machine_state
 from pipeline.status.lanes import StageProgress, TaskState, lanes_of
 from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of, task_state, writer_of
 from pipeline.status.snapshot import Status, finish_of, read_status
-from pipeline.status.text import describe, describe_slurm
+from pipeline.status.text import describe, describe_slurm, job_details
 from pipeline.status.trainer_state import Missing, in_words, missing_state
 from slurm.query import Element
 from slurm.states import SlurmState
@@ -347,6 +347,14 @@ def test_a_stopped_run_and_a_silent_slurm_say_so():
     assert "Slurm does not answer, so this is what the disk knows: squeue failed: timed out" in " ".join(
         text.split("\n")
     )
+
+
+def test_held_shards_name_the_command_that_lets_them_start():
+    held = element(0, SlurmState.PENDING, reason="JobHeldUser")
+    (lane,) = lanes_of([TaskState(Task(2, Stage.ROLLOUT, 0), is_waiting=True, element=held)], NOW)
+    told = "; ".join(job_details(lane.progress, is_cut=False))
+    assert "held by its user" in told
+    assert f"to let it start: scontrol release {held.array_id}" in told
 
 
 def test_the_keys_of_json_are_an_interface():

@@ -209,6 +209,7 @@ class Desk:
         pwd.getpwuid = getpwuid
         time.time = lambda: self.now
         shutil.which = lambda name, *_: f"/usr/bin/{name}"
+        importlib.import_module("pipeline.cli.errors")._acts.clear()  # of commands that this process typed
         importlib.import_module("pipeline.preflight.cluster").check_cluster = self._check_cluster
         queue = importlib.import_module("pipeline.cli.queue")
         make_pass = queue.make_pass

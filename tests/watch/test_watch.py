@@ -29,6 +29,7 @@ from pipeline.status.lanes import Lane, ShardState, StageProgress
 from pipeline.status.local import last_attempts
 from pipeline.status.slurm import DriverJob, SlurmStatus
 from pipeline.status.snapshot import Status, StatusReader
+from pipeline.status.whose import Whose
 from pipeline.sweep.manifest import locks_of
 from pipeline.text import printable
 from pipeline.watch.event_lines import event_lines
@@ -226,6 +227,19 @@ def test_slurm_that_does_not_answer_is_shown_with_what_is_known():
     assert "40/64" in text
     assert "Slurm has not answered yet" in text_of(replace(look, answered=None), View(), 80, 24)
     assert "asking Slurm" in text_of(replace(LOOK, answered=None), View(), 80, 24)
+
+
+def test_a_run_of_somebody_else_says_whose_it_is_and_nothing_of_a_queue_that_is_hidden():
+    ada = Whose("ada", "gold", "ben", "gold", is_hidden=True, last_commit=NOON - 8, last_word=NOON - 3)
+    hidden = replace(LOOK.slurm, jobs_running=0, jobs_waiting=0, drivers=(), whose=ada)
+    look = replace(LOOK, slurm=hidden, answered=NOON)
+    text = text_of(look, View(), 80, 30)
+    assert "runs as ada on cluster gold; last commit 8 s ago, last word of a worker 3 s ago" in text
+    assert "in the queue" not in text
+    assert "no driver job" not in text
+    said = "12:00:00 runs as ada on cluster gold; last commit 8 s ago, last word of a worker 3 s"
+    assert [line for line in changes(None, look) if line.startswith(said)]
+    assert not changes(look, look)
 
 
 def test_a_pause_and_a_file_system_that_hangs_are_said():
