@@ -141,6 +141,7 @@ def gone(kind: str, index: int = 0, ended: float = 200.0) -> Element:
 
 
 ROLLOUTS = [gone("rollout", index) for index in range(8)]
+ENDING = [element("rollout", index, SlurmState.COMPLETING) for index in range(8)]
 GUARD = element("guard", 0, SlurmState.PENDING)
 
 
@@ -149,6 +150,9 @@ GUARD = element("guard", 0, SlurmState.PENDING)
     [
         ([*ROLLOUTS, gone("guard")], ByHand(9, 9)),
         ([*ROLLOUTS, GUARD], None),
+        ([gone("guard"), gone("driver"), *ENDING], ByHand(10, 10)),
+        ([GUARD, *ROLLOUTS[:1], *ENDING], None),
+        ([gone("guard"), *ENDING], None),
         ([*ROLLOUTS, gone("guard"), element("update", 0, SlurmState.RUNNING)], ByHand(9, 10)),
         ([*ROLLOUTS[:2], gone("guard"), element("update", 0, SlurmState.RUNNING)], None),
         ([*ROLLOUTS, gone("guard"), element("update", 0, SlurmState.PENDING, submitted=201.0)], ByHand(9, 9)),
@@ -162,6 +166,9 @@ GUARD = element("guard", 0, SlurmState.PENDING)
     ids=[
         "everything",
         "a guard was left alone",
+        "those that run are about to end, and Slurm does not say why",
+        "whatever else ends",
+        "one guard alone is no act",
         "nearly everything",
         "a part, and nobody is left to watch",
         "what was submitted again since does not count",
