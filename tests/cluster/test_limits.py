@@ -48,8 +48,8 @@ class Qos:
 
 
 @pytest.fixture
-def qos(cluster_with_accounting) -> Iterator[Qos]:
-    found = Qos(cluster_with_accounting)
+def qos(cluster_with_limits) -> Iterator[Qos]:
+    found = Qos(cluster_with_limits)
     found.lift()
     yield found
     found.lift()
