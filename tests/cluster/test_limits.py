@@ -128,10 +128,10 @@ CLOSED = {
 @pytest.mark.parametrize("what", sample(list(CLOSED), 1 / 3))
 @pytest.mark.trial(0.2)
 def test_what_cannot_start_any_more_is_named_within_a_minute_and_goes_on_later(
-    what, cluster_with_accounting, make_run, tmp_path
+    what, cluster_with_limits, make_run, tmp_path
 ):
     close, undo, words = CLOSED[what]
-    cluster = cluster_with_accounting
+    cluster = cluster_with_limits
     run = make_run(cluster, tmp_path / "run", "iterations=1", *MODES["workers"], *take("2", "rollout"))
     run.submit()
     run.wait_for_job("rollout")
@@ -153,11 +153,9 @@ def scancel(run: SlurmRun) -> int:
 
 
 @pytest.mark.trial(0.2)
-def test_a_run_whose_jobs_somebody_cancels_rests_until_it_is_resumed(
-    cluster_with_accounting, make_run, complete_run, tmp_path
-):
+def test_a_run_whose_jobs_somebody_cancels_rests_until_it_is_resumed(cluster_with_limits, make_run, tmp_path):
     words = ["iterations=2", *MODES["workers"], *take("3", "rollout", "update")]
-    run = make_run(cluster_with_accounting, tmp_path / "run", *words)
+    run = make_run(cluster_with_limits, tmp_path / "run", *words)
     run.submit()
     run.wait_for_job("rollout")
     scancel(run)
