@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli.queue import cancel_run
 from pipeline.cli.summary import say_how_it_ended
 from pipeline.executors.slurm.by_hand import find_by_hand
-from pipeline.orchestrate.driver import Outcome, Pass
+from pipeline.orchestrate.driver import Outcome, Pass, tell_of_pass
 from pipeline.run import journal
 from pipeline.run.control import ByHand, read_control
 from pipeline.run.endings import read_endings
@@ -75,6 +75,17 @@ def test_a_run_whose_jobs_are_all_cancelled_by_hand_pauses_until_somebody_resume
     world.check_is_complete()
     endings = read_endings(world.run.paths, range(world.run.plan.iterations + 1)).values()
     assert not any(ending.is_failure for ending in endings), "what people end has not failed"
+
+
+def test_people_are_notified_once_of_a_pause_which_may_be_another_s_deed(world, monkeypatch):
+    count, told = scancel(world), []
+    world.advance("a pass")
+    monkeypatch.setattr("pipeline.orchestrate.driver.tell", lambda run, event, note: told.append(event))
+    for _ in range(2):
+        tell_of_pass(world.run, Pass(Outcome.PAUSED), 7.0, print)
+    assert len({event.key for event in told}) == 1
+    assert f"{count} of {count} jobs" in told[0].message
+    assert "pauses until somebody resumes it" in told[0].message
 
 
 def test_a_paused_run_may_be_ended_for_good(world):
