@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pipeline.config.scheduler import resources_of
+from pipeline.run import journal
 from pipeline.run.directory import Run, slurm_settings
+from pipeline.run.submissions import SUBMITTED, is_driver_job
 from pipeline.workers.beats import Beat
 from pipeline.workers.reading import read_beats
 from pipeline.workers.summary import Spent, WorkersOf, spent_by, workers_of
@@ -36,7 +38,7 @@ def kind_of(call: Call) -> Kind:
     if call.is_query:
         return Kind.QUERY
     if call.program == "scancel":
-        is_signal = any(word.startswith(("--signal", "-s")) for word in call.words)
+        is_signal = "--batch" in call.words  # the program's signals all go to batch scripts
         return Kind.SIGNAL if is_signal else Kind.CANCELLATION
     return Kind.SUBMISSION if call.program == "sbatch" else Kind.OTHER
 
@@ -80,6 +82,8 @@ class Cost:
     """Unix time at which the command that submitted had ended: what it asks to check settings comes once."""
     accounted: float | None = None
     """GPU-seconds of all jobs, as sacct has them; None without accounting."""
+    watching: int = 0
+    """Submissions of jobs that only make passes: guards and driver jobs."""
 
     @property
     def starts(self) -> int:
@@ -135,7 +139,14 @@ def cost_of(
         calls,
         submitted,
         accounted,
+        sum(map(is_driver_job, names_of_submitted(runs))),
     )
+
+
+def names_of_submitted(runs: Sequence[Run]) -> list[str]:
+    """Return the names of all arrays and jobs that were submitted for some runs."""
+    events = (event for run in runs for event in journal.read(run.paths.events))
+    return [event["array"] for event in events if event["event"] == SUBMITTED]
 
 
 def gpu_seconds(beats: Iterable[Beat], gpus: Callable[[str], int]) -> Spent:
@@ -171,6 +182,7 @@ def in_words(cost: Cost) -> list[str]:
         f"{cost.starts} starts, {cost.without_task} without a task, {cost.evicted} evicted; "
         f"{len(cost.hand_overs)} hand-overs; start-up {cost.startup:.1f} s (median)",
         f"{held}: {cost.held:.2f} of {spent.busy:.0f} busy + {spent.startup:.0f} start-up",
-        f"{cost.queries} queries in the worst minute behind the submission; {counts}; "
+        f"{cost.queries} queries in the worst minute behind the submission; {counts} "
+        f"({cost.watching} of the submissions are guards and driver jobs); "
         f"of submissions, signals and cancellations {cost.orders / max(1, cost.starts):.1f} for a start",
     ]

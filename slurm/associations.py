@@ -5,6 +5,7 @@ import pwd
 from dataclasses import dataclass
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
+from slurm.limits import of_cluster, parse_settings
 
 _TIMEOUT = 15.0
 
@@ -26,9 +27,10 @@ def read_associations() -> Associations | None:
     """Ask accounting for the user's associations; None where there is none, or none that answers."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-        asked = ["-n", "-P", "-r", "show", "assoc", f"user={user}", "format=Account,QOS,DefaultQOS"]
-        rows = run_command(["sacctmgr", *asked], timeout=_TIMEOUT)
         config = run_command(["scontrol", "show", "config"], timeout=_TIMEOUT)
+        here = of_cluster(parse_settings(config).get("ClusterName", ""))
+        asked = ["show", "assoc", f"user={user}", *here, "format=Account,QOS,DefaultQOS"]
+        rows = run_command(["sacctmgr", "-n", "-P", "-r", *asked], timeout=_TIMEOUT)
     except (KeyError, SlurmError, SlurmMissing):
         return None
     return parse_associations(rows, config)
@@ -38,8 +40,7 @@ def parse_associations(rows: str, config: str) -> Associations:
     """Parse rows of Account|QOS|DefaultQOS and the output of ``scontrol show config``."""
     fields = [line.split("|") for line in rows.splitlines() if line]
     names = {name for row in fields for name in [*row[1].split(","), row[2]] if name}
-    settings = (line.partition("=") for line in config.splitlines())
-    enforced = next((value for name, _, value in settings if name.strip() == "AccountingStorageEnforce"), "")
+    enforced = parse_settings(config).get("AccountingStorageEnforce", "")
     words = {word.strip().lower() for word in enforced.split(",")}
     return Associations(
         accounts=frozenset(row[0] for row in fields),

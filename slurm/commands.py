@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO
 
+from slurm.clusters import addressed, without_heading
 from slurm.errors import ServiceError, UserError
 
 calls: Counter[str] = Counter()
@@ -26,7 +27,7 @@ grow with the number of shards."""
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 # Variables like SBATCH_PARTITION, SQUEUE_FORMAT or, inside a job, SLURM_MEM_PER_NODE change what commands do.
 _DROPPED = re.compile(
-    r"(SLURM|SBATCH|SQUEUE|SACCT|SACCTMGR|SINFO|SCANCEL|SALLOC|SRUN|SCONTROL|SSTAT|SPRIO)_|"
+    r"_?(SLURM|SBATCH|SQUEUE|SACCT|SACCTMGR|SINFO|SCANCEL|SALLOC|SRUN|SCONTROL|SSTAT|SPRIO)_|"
     r"(CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$|"  # a driver's own
     r"(RANK|LOCAL_RANK|WORLD_SIZE|RENDEZVOUS_FILE)$"  # a rank's own, whose job submits others
 )
@@ -189,7 +190,7 @@ def _run_once(arguments: Sequence[str], timeout: float, input: str | None) -> st
             _end(process)
             raise
     _check(arguments, process.returncode, stderr)
-    return stdout
+    return without_heading(stdout)
 
 
 def _start(arguments: Sequence[str], output: int | IO[bytes], has_input: bool) -> subprocess.Popen[str]:
@@ -198,7 +199,7 @@ def _start(arguments: Sequence[str], output: int | IO[bytes], has_input: bool) -
     inherited = inherited_environment if arguments[0] == "sbatch" else clean_environment
     try:
         return subprocess.Popen(
-            list(arguments),
+            addressed(arguments, os.environ),
             executable=shutil.which(
                 arguments[0]
             ),  # a module that has it may have been loaded since the start

@@ -5,12 +5,13 @@ import os
 import pwd
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
 from slurm.memory import ClusterMemory, Defaults, parse_cluster_memory, parse_defaults
 
 _RETRIES = 2
+PATIENCE = 60.0
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -74,30 +75,43 @@ def read_limits(qos: Collection[str] = ()) -> ClusterLimits:
 
     Raises :class:`SlurmError`, :class:`SlurmMissing`.
     """
-    return parse_limits(_settings(), _max_submit(qos))
+    found = parse_limits(_settings())
+    return replace(found, max_submit=_max_submit(found.name, qos))
 
 
-def read_cluster_name() -> str:
-    """Ask the controller for the name of its cluster. Raises as :func:`read_limits`."""
-    return parse_limits(_settings()).name
+def read_cluster_name(timeout: float = PATIENCE) -> str:
+    """Ask the controller for the name of its cluster. Raises as :func:`read_limits`.
+
+    ``timeout``: seconds to wait; for less than usual it is asked only once.
+    """
+    return parse_limits(_settings(timeout)).name
+
+
+def hides_jobs() -> bool:
+    """Ask the controller whether users see jobs of their own alone (PrivateData). Raises as
+    :func:`read_limits`."""
+    hidden = parse_settings(_settings()).get("PrivateData", "").lower()
+    return bool({"jobs", "all"} & set(hidden.split(",")))
 
 
 def read_cluster_memory() -> ClusterMemory:
     """Ask the controller for the memory of jobs that ask for none. Raises as :func:`read_limits`."""
-    return parse_cluster_memory(_settings_of(_settings()))
+    return parse_cluster_memory(parse_settings(_settings()))
 
 
-def _settings_of(text: str) -> dict[str, str]:
+def parse_settings(text: str) -> dict[str, str]:
+    """Parse the output of ``scontrol show config``: values by name."""
     return dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
 
 
-def _settings() -> str:
-    return run_command(["scontrol", "show", "config"], retries=_RETRIES)
+def _settings(timeout: float = PATIENCE) -> str:
+    retries = _RETRIES if timeout >= PATIENCE else 0
+    return run_command(["scontrol", "show", "config"], timeout=timeout, retries=retries)
 
 
 def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
     """Parse the limits in the output of ``scontrol show config``."""
-    settings = _settings_of(text)
+    settings = parse_settings(text)
     try:
         major, minor = settings["SLURM_VERSION"].split(".")[:2]
         return ClusterLimits(
@@ -112,7 +126,7 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
         raise SlurmError(["scontrol", "show"], 0, f"its output is not understood: {error}") from None
 
 
-def _max_submit(named: Collection[str]) -> int | None:
+def _max_submit(cluster: str, named: Collection[str]) -> int | None:
     """Return the strictest limit of submitted jobs of the user's accounts, default QOS and named ones; None
     if unknown.
 
@@ -121,11 +135,17 @@ def _max_submit(named: Collection[str]) -> int | None:
     """
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-        associations = _sacctmgr("assoc", f"user={user}", "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
+        which = (f"user={user}", *of_cluster(cluster))
+        associations = _sacctmgr("assoc", *which, "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
         of_qos = _sacctmgr("qos", "format=Name,MaxSubmitJobsPerUser,GrpSubmit")
     except (KeyError, SlurmError, SlurmMissing):
         return None  # no account of this name here, or no accounting
     return parse_max_submit(associations, of_qos, named)
+
+
+def of_cluster(name: str) -> list[str]:
+    """Return the words by which sacctmgr leaves out what is of other clusters of the same database."""
+    return [f"cluster={name.lower()}"] if name else []  # there all names are in small letters
 
 
 def _sacctmgr(what: str, *options: str) -> str:

@@ -16,6 +16,7 @@ from slurm.commands import SlurmError
 from slurm.ended import NoAccounting, read_ended
 from slurm.query import Element, read_queue
 from slurm.reasons import reason_in_words
+from slurm.setup_lines import checked, failed_line
 from slurm.sharedfiles import is_there, read_newest, read_shared, size_of
 from slurm.states import Phase, exit_in_words, phase_of
 from slurm.submission import Array, Option, Refused, cancel, literal, render, submit
@@ -101,6 +102,8 @@ class ProbeTimeout:
     ended without an answer."""
     has_spoken: bool = False
     """Whether it ran, and wrote to its log."""
+    failed_setup: str = ""
+    """Phrase on the line of its setup that failed, if one ended it."""
 
 
 Answer = ProbeResult | ProbeTimeout
@@ -209,7 +212,8 @@ class _Sent:
         self.ended = now if self.ended is None else self.ended
         has_spoken = is_there(self.file("log")) and size_of(self.file("log")) > 0
         if now - self.ended > (_SHORT_GRACE_SECONDS if has_spoken else _GRACE_SECONDS):
-            self.answer = ProbeTimeout(self._how_it_ended(element), is_late=False, has_spoken=has_spoken)
+            failed = failed_line(read_newest(self.file("log"))) if has_spoken else ""
+            self.answer = ProbeTimeout(self._how_it_ended(element), False, has_spoken, failed)
 
     def _how_it_ended(self, element: Element | None) -> str:
         with contextlib.suppress(NoAccounting, SlurmError):
@@ -238,7 +242,11 @@ def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
         output=literal(sent.file("log")),
         folder=folder,
         options={"nodes": 1, **probe.options, "time": _TIME_LIMIT},
-        setup=[*probe.setup, *_looking_outside(sent), f"exec <{shlex.quote(str(place / 'probe.py'))}"],
+        setup=[
+            *checked(probe.setup),
+            *_looking_outside(sent),
+            f"exec <{shlex.quote(str(place / 'probe.py'))}",
+        ],
         environment=probe.environment,
     )
     script = sent.file("sh")

@@ -64,21 +64,26 @@ _RETRIES = 2
 PATIENCE = 60.0
 
 
-def read_queue(is_ours: Callable[[str], bool], timeout: float = PATIENCE) -> list[Element]:
-    """Read every job of this user whose name ``is_ours``: waiting, running, or ended less than MinJobAge ago.
+def read_queue(
+    is_ours: Callable[[str], bool], timeout: float = PATIENCE, user: int | None = None
+) -> list[Element]:
+    """Read every job of a user whose name ``is_ours``: waiting, running, or ended less than MinJobAge ago.
 
-    One call of squeue. Raises :class:`SlurmError`, :class:`SlurmMissing` and, for a state of a job of ours,
+    One call of squeue. ``user``: number of the user; None: this one. Of another, Slurm may show none
+    (:func:`slurm.limits.hides_jobs`).
+
+    Raises :class:`SlurmError`, :class:`SlurmMissing` and, for a state of a job of ours,
     :class:`slurm.states.UnknownState`.
     """
-    return parse_queue(ask_queue(timeout), is_ours)
+    return parse_queue(ask_queue(timeout, user), is_ours)
 
 
-def ask_queue(timeout: float) -> str:
-    """Run squeue for all jobs of this user, once. Returns its output, for :func:`parse_queue`.
+def ask_queue(timeout: float, user: int | None = None) -> str:
+    """Run squeue for all jobs of a user (None: this one), once. Returns its output, for :func:`parse_queue`.
 
     Raises :class:`SlurmError`, also where the output is not understood, and :class:`SlurmMissing`.
     """
-    text = squeue(timeout=timeout, retries=0)
+    text = squeue(timeout=timeout, retries=0, user=user)
     parse_known(text)
     return text
 
@@ -87,8 +92,11 @@ QUEUE_FORMAT = ",".join(f"{field}:|" for field in _QUEUE_FIELDS)
 """squeue's option that :func:`parse_queue` understands the output of."""
 
 
-def squeue(*filters: str, timeout: float = PATIENCE, retries: int | None = None) -> str:
-    options = ["-a", "-h", "--states=all", f"--user={os.getuid()}", f"--Format={QUEUE_FORMAT}"]
+def squeue(
+    *filters: str, timeout: float = PATIENCE, retries: int | None = None, user: int | None = None
+) -> str:
+    whose = os.getuid() if user is None else user
+    options = ["-a", "-h", "--states=all", f"--user={whose}", f"--Format={QUEUE_FORMAT}"]
     options.append("--array-unique")  # else who was put back shows restarts and reasons of another
     retries = retries_within(timeout) if retries is None else retries
     return run_command(["squeue", *options, *filters], timeout=timeout, retries=retries)
@@ -181,9 +189,10 @@ def _with_resources(element: Element, resources: str, per_node: str) -> Element:
 
 
 def _gpus_of_node(request: str) -> Iterator[int]:
-    """Yield the GPUs in a list like ``gres:gpu:2,gres:gpu:a100:1``; newer versions write ``gres/gpu:2``."""
-    for words in (re.split("[:/=]", part) for part in request.split(",")):
-        if words[:2] == ["gres", "gpu"]:
+    """Yield the GPUs in a list like ``gres:gpu:2,gres:gpu:a100:1``; newer versions write ``gres/gpu:2``,
+    older ones ``gpu:2``."""
+    for words in (re.split("[:/=]", part.removeprefix("gres")) for part in request.split(",")):
+        if "gpu" in words[:2]:
             yield int(words[-1]) if words[-1].isdigit() else 1
 
 

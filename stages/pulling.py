@@ -21,6 +21,7 @@ from pipeline.run.directory import Run, load_run
 from pipeline.run.durable import is_there
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.failures import DISK_EXIT, is_of_disk
+from pipeline.run.owner import owner_of_job
 from pipeline.run.records import FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
@@ -281,9 +282,10 @@ class Pulling:
         return later if before is None or before in view.committed else None
 
     def _is_cancelled(self) -> bool:
-        """Whether people cancelled the run: nothing follows then, and Slurm soon kills who has not ended."""
+        """Whether people cancelled the run or took it over: nothing follows then, and Slurm soon kills who
+        has not ended."""
         control = self._control()
-        return control is not None and control.cancelled
+        return control is not None and (control.cancelled or self._is_taken_over(control))
 
     def _control(self) -> Control | None:
         try:
@@ -291,13 +293,18 @@ class Pulling:
         except SpoiltControl:  # for people to mend; a pass will say so
             return None
 
+    @staticmethod
+    def _is_taken_over(control: Control) -> bool:
+        """Whether the run is no longer of whoever submitted this worker."""
+        return control.is_taken_over_from(owner_of_job(os.environ))
+
     def _look_at_control(self) -> int:
         """Leave if people, or a pass that gave up, ended the run. Returns the invocation's number; the last
         known one where that cannot be read."""
         control = self._control()
         if control is None:
             return self._invocation
-        if control.cancelled or control.has_failed:
+        if control.cancelled or control.has_failed or self._is_taken_over(control):
             self.leave(Reason.TURNED)
         return control.invocation
 
@@ -361,6 +368,7 @@ def pulling(first: Arguments, started: float) -> Pulling:
         since=started,
         queued_seconds=outside.queued_seconds,
         process_space=process_space(),
+        nodes=outside.nodes,
         task=task_key(first.task),
     )
     pulse = Pulse(run.paths, beat)

@@ -8,6 +8,7 @@ of failures in :mod:`stages.failures`; importing them takes longer than all of t
 """
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -15,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.run.commits import forget_folders, read_record
+from pipeline.run.control import SpoiltControl, read_control
 from pipeline.run.durable import is_there
 from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.failures import FailureKind
+from pipeline.run.owner import owner_of_job
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import WORK_STAGES, Stage, Task
 from stages.logs import log, set_up_log
@@ -53,7 +56,19 @@ class AttemptEnd:
 def main(argv: Sequence[str]) -> int:
     """Run one attempt at a task in a process of its own; return the exit code."""
     set_up_log()
-    return run_attempt(parse(argv)).exit_code
+    arguments = parse(argv)
+    if is_taken_over(arguments.run_dir):
+        log.info(f"{arguments.run_dir} was taken over from who submitted this job; nothing is done")
+        return 0
+    return run_attempt(arguments).exit_code
+
+
+def is_taken_over(run_dir: Path) -> bool:
+    """Whether the run of a job on Slurm is no longer of whoever submitted that."""
+    own = owner_of_job(os.environ)
+    with contextlib.suppress(OSError, SpoiltControl):  # the task itself will meet what is wrong
+        return own is not None and read_control(RunPaths(run_dir)).is_taken_over_from(own)
+    return False
 
 
 def run_attempt(arguments: Arguments) -> AttemptEnd:

@@ -1,18 +1,59 @@
-"""What PyTorch is installed, and what it sees: ``python -m stages.torchfacts`` prints one JSON object.
+"""What PyTorch is installed, what it sees, and what its import asks of the filesystem: ``python -m
+stages.torchfacts`` prints one JSON object.
 
 It is a process of its own, so that whoever asks, such as doctor, has no torch.
 """
 
 import json
+import os
+import posix
+import sys
 import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+SOURCE = "source"
+_LOOKS = frozenset({"open", "os.listdir", "os.scandir"})
+
+
+def counted_calls() -> Counter[str]:
+    """Return a count that grows with the calls of this process for files: what a shared filesystem's servers
+    are asked. It cannot be ended, so this is for processes of their own."""
+    calls: Counter[str] = Counter()
+
+    def counting(name: str) -> Callable[..., Any]:
+        act = getattr(posix, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return act(*arguments, **options)
+
+        return counted
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _LOOKS:
+            calls[event] += 1
+        if event == "compile":
+            calls[SOURCE] += str(arguments[1]).endswith(".py")
+
+    for name in ("stat", "lstat", "readlink"):
+        counted = counting(name)
+        setattr(posix, name, counted)  # what importlib calls, for every folder of sys.path and every module
+        setattr(os, name, counted)
+    sys.addaudithook(note)
+    return calls
 
 
 def torch_facts() -> dict[str, str | int | float | None]:
-    """Return version, CUDA and HIP that it is built for, the number of GPUs, and the seconds of its import.
+    """Return version, CUDA and HIP that it is built for, the number of GPUs, and the seconds of its import;
+    the calls by which Python looked for files and opened them, without those of the dynamic loader, and how
+    many modules it compiled, as there was no file of theirs that is.
 
     Raises:
         ImportError, OSError: it cannot be imported.
     """
+    calls = counted_calls()
     started = time.perf_counter()
     import torch
 
@@ -24,6 +65,8 @@ def torch_facts() -> dict[str, str | int | float | None]:
         "hip": torch.version.hip,
         "gpus": gpus,
         "seconds": seconds,
+        "calls": calls.total() - calls[SOURCE],
+        "sources": calls[SOURCE],
     }
 
 

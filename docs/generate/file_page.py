@@ -26,6 +26,8 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
             "with a checksum",
         ),
         (_RUN.config_yaml, "the resolved configuration, frozen"),
+        (_RUN.run_copy, "the identity once more: the run's oldest files are the first that a purge takes"),
+        (_RUN.config_copy, "the configuration once more"),
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
         (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),
         (_RUN.spans, "when and where every attempt waited and ran, a line per iteration"),

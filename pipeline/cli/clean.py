@@ -8,10 +8,14 @@ from pathlib import Path
 from pipeline.cli.errors import system_error, will_change
 from pipeline.cli.seen_here import check_is_seen_here
 from pipeline.config.issue import ConfigError
+from pipeline.orchestrate.independence import make_independent
 from pipeline.run.cleaning import Kind, Removable, find_removable, remove
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.lease import LeaseHeld, hold, holder_of
+from pipeline.run.paths import holds_identity
+from pipeline.run.place import original_of
 from pipeline.run.sizes import bytes_below
+from pipeline.run.standpoint import check_is_ours
 from pipeline.status.listing import find_places
 from pipeline.status.listing_text import table
 from pipeline.text import size
@@ -90,13 +94,15 @@ def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]
 def _holds_run(root: Path) -> bool:
     """Whether a run is there; true too where that cannot be seen: reading it says why."""
     try:
-        return (root / "run.json").exists()
+        return holds_identity(root)
     except OSError:
         return True
 
 
 def check_is_idle(run: Run) -> None:
     """Refuse a run that a driver or a job works at. Raises RunError."""
+    if original_of(run):  # nobody works at a copy, whose lease was copied too
+        return
     if holder := holder_of(run.paths.locks):
         raise RunError(f"{holder}; clean it afterwards")
     _check_no_jobs(run)
@@ -107,6 +113,7 @@ def _check_no_jobs(run: Run) -> None:
         return
     from pipeline.executors.slurm.queue import look_at_queue
 
+    check_is_ours(run.paths, run.who_acts)
     queue = look_at_queue(run, max_age=0.0)
     if queue.unanswered is not None:
         raise RunError(f"whether jobs of {run.paths.root} live is not known: {queue.unanswered}")
@@ -154,6 +161,7 @@ def _remove(found: Found) -> list[str]:
     if not found.items:
         return []
     try:
+        run = make_independent(run) if original_of(run) else run
         with hold(run.paths.locks):
             _check_no_jobs(run)
             will_change("what can go")

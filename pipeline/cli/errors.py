@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+from pathlib import Path
 
 LONGEST_LINE = 300
 _LONGEST_NAME = 120
@@ -50,6 +51,8 @@ def clipped(line: str) -> str:
 
 def system_error(error: OSError) -> str:
     """Say what the system refused, of which file, and the way out, in one line."""
+    if error.errno == errno.EACCES and (closed := _closed(error)):
+        return closed
     what = error.strerror or " ".join(str(error).split()) or type(error).__name__
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     short = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in names]
@@ -57,6 +60,15 @@ def system_error(error: OSError) -> str:
     if is_passing(error):
         way_out = "nothing that was committed is lost; type the command again later"
     return f"{' -> '.join(short)}{': ' if short else ''}{what}; {way_out}"
+
+
+def _closed(error: OSError) -> str | None:
+    """Say which folder above what a command needs is closed to this user; None where none is."""
+    if not isinstance(error.filename, str | bytes):
+        return None
+    from pipeline.run.owner import why_closed
+
+    return why_closed(Path(os.fsdecode(error.filename)).absolute())
 
 
 def is_passing(error: OSError) -> bool:

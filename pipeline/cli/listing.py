@@ -30,8 +30,8 @@ def entries_of(folder: Path) -> list[Entry]:
     return read_entries(find_places(folder), live_runs)
 
 
-def live_runs() -> Collection[str] | None:
-    """Ask Slurm for the ids of runs that have jobs in the queue; None where it does not answer."""
+def live_runs(cluster: str) -> Collection[str] | None:
+    """Ask Slurm for the ids of runs that have jobs in a cluster's queue; None where it does not answer."""
     from pipeline.executors.slurm.queue import live_run_ids
 
-    return live_run_ids()
+    return live_run_ids(cluster)

@@ -14,7 +14,8 @@ from pathlib import Path
 from pipeline.cli.errors import will_change
 from pipeline.cli.job_log import log_output
 from pipeline.cli.summary import announce, next_commands, pause_in_words, say_how_it_ended
-from pipeline.executors.slurm.passes import LEASE_PATIENCE, follow, make_pass
+from pipeline.cli.take_over import check_may_cancel, with_way_out
+from pipeline.executors.slurm.passes import LEASE_PATIENCE, TakenOver, follow, make_pass
 from pipeline.executors.slurm.queue import cancel_all, wait_until_gone
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
@@ -22,8 +23,11 @@ from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
+from pipeline.run.permissions import check_may_write
+from pipeline.run.place import check_is_no_copy
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
+from pipeline.run.standpoint import check_is_ours
 from pipeline.status.progress import Bars, Lines, watcher_for
 from pipeline.workers.looking import FROM_NOW, PASS_AGE
 from slurm.commands import SlurmError
@@ -60,13 +64,17 @@ def follow_run(run: Run) -> int:
 
 def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
     """Begin an invocation of a person's, with a new budget of attempts, and show progress during it."""
+    owner = run.who_acts()
     with patient_hold(run):
+        check_is_ours(run.paths, lambda: owner)  # others may have been faster
         will_change("a new invocation")
-        begin_invocation(run.paths)
+        begin_invocation(run.paths, owner)
     announce(run)
     watcher = watcher_for(sys.stderr, run.plan)
     try:
         return act(watcher)
+    except Refused as error:
+        raise with_way_out(run, error) from None
     finally:
         watcher.close()
 
@@ -80,8 +88,10 @@ def cancel_run(run: Run) -> str:
     """Cancel every job of the run. Returns what to say."""
     from pipeline.status.snapshot import is_complete
 
+    check_is_no_copy(run, "cancel")
     if not run.config.slurm:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
+    check_may_cancel(run)
     # Until a spoilt lease is free takes minutes, in which jobs would go on.
     count = _end_jobs(run) if is_spoilt(run.paths.locks) else 0
     with patient_hold(run):
@@ -129,6 +139,9 @@ def driver_job(root: Path) -> int:
     job = os.environ.get("SLURM_JOB_ID", "")  # none where a person types the command
     stream = log_output() if job else sys.stderr
     run = _run_on_slurm(root)
+    if not job:
+        check_is_ours(run.paths, run.who_acts)
+        check_may_write(run.paths)
     watcher = Lines(run.plan, stream, is_timed=not job)
     try:
         # Who shares answers rests before it asks, where much was asked; but people wait for the last pass.
@@ -156,6 +169,7 @@ def _run_on_slurm(root: Path) -> Run:
     """Return the run. Raises RunError also for one of this machine, which has no driver jobs."""
     run = load_run(root)
     slurm_settings(run)
+    check_is_no_copy(run, "resume")
     return run
 
 
@@ -180,7 +194,10 @@ def asked_passes(root: Path) -> int:
     Raises:
         RunError: there is no run on Slurm.
     """
-    paths = _run_on_slurm(root).paths
+    found = _run_on_slurm(root)
+    paths = found.paths
+    if "SLURM_JOB_ID" not in os.environ:
+        check_is_ours(paths, found.who_acts)
 
     def make() -> None:
         run = load_run(root)  # settings may have changed since the last
@@ -195,8 +212,8 @@ def asked_passes(root: Path) -> int:
 
     try:
         take_turns(paths, make, sys.stdin.fileno())
-    except LeaseLost:
-        return 0  # another driver is at it
+    except (LeaseLost, TakenOver):
+        return 0  # another driver is at it, or the run is of somebody else
     except Exception:  # printed, and the wish is left: the worker must not end by this
         traceback.print_exc()
         return 1

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from pipeline.cli.copied import as_own
 from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
+from pipeline.cli.take_over import take_over
 from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import LocalConfig
@@ -20,11 +22,14 @@ from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.control import Control, write_control
-from pipeline.run.directory import Run, claimed_run
+from pipeline.run.directory import Run, RunError, claimed_run
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage
+from pipeline.run.losses import find_loss, in_sentences
+from pipeline.run.permissions import check_may_write
 from pipeline.run.records import find_frontier
+from pipeline.run.standpoint import check_is_ours
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.run.troubles import described
 from pipeline.run.version_checks import version_warning
@@ -104,9 +109,18 @@ def check(
     found.refuse()
 
 
-def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
-    """Continue a run where it stands, or from an earlier point. Returns the exit code."""
+def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bool = False) -> int:
+    """Continue a run where it stands, or from an earlier point. Returns the exit code.
+
+    Args:
+        takes_over: of a run on Slurm, whether it becomes this user's, on this cluster, if it is another's.
+    """
     executor = executor_of(run.config, watch)
+    if takes_over:
+        take_over(run)
+    if executor is None:
+        check_is_ours(run.paths, run.who_acts)
+        check_may_write(run.paths)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):
         print(told, file=sys.stderr)
@@ -114,9 +128,13 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
         print(told, file=sys.stderr)
     # A driver on another node may have been killed with its job: its lease runs out.
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
-    if back_to is not None:
-        point = parse_point(back_to)
+    point = None if back_to is None else parse_point(back_to)
+    if point is None:
+        check_is_not_lost(run)
+    else:
         checked_point(run, point)
+    run = as_own(run)
+    if point is not None:
         if executor is None:
             clear_queue(run)
         moved = go_back(run, point, patience)
@@ -127,6 +145,15 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None) -> int:
     if executor is not None:
         return carry_on(run, executor, patience=patience)
     return follow_run(run) if watch else submit_run(run)
+
+
+def check_is_not_lost(run: Run) -> None:
+    """Refuse to go on where nothing is left to go on from. Raises RunError, with what is left, and the way
+    out."""
+    frontier = find_frontier(run.plan, run.paths)
+    loss = find_loss(run, frontier.updated, is_trained=frontier.updated >= run.plan.iterations)
+    if loss is not None and loss.is_of_all:
+        raise RunError(in_sentences(run, loss))
 
 
 def mend_chain(run: Run, patience: float) -> None:

@@ -47,25 +47,34 @@ def resume(
             help="Go back to a stage first; what it supersedes is moved aside, never deleted.",
         ),
     ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Of a run that another user or cluster has submitted: make it yours first. Jobs of its "
+            "owner's do nothing more.",
+        ),
+    ] = False,
 ) -> None:
     """Continue a run where it stopped, or from an earlier stage."""
     from pipeline.cli.run import resume_run
 
-    raise typer.Exit(resume_run(load(run_dir), watch=True, back_to=from_))
+    raise typer.Exit(resume_run(load(run_dir), watch=True, back_to=from_, takes_over=take_over))
 
 
 def cancel(run_dir: RunDir) -> None:
     """Cancel the run's jobs on Slurm, and only these; of a sweep those of all its runs.
 
-    Nothing that was committed is lost.
+    Nothing that was committed is lost. Of a run whose directory is gone, its id does: squeue shows it in the
+    jobs' names.
     """
     if is_sweep(run_dir):
         from pipeline.cli.sweep import cancel_sweep
 
         raise typer.Exit(cancel_sweep(run_dir.absolute()))
-    from pipeline.cli.queue import cancel_run
+    from pipeline.cli.lost import cancel_whatever_is_left
 
-    typer.echo(cancel_run(load(run_dir)))
+    typer.echo(cancel_whatever_is_left(run_dir))
 
 
 def advance(

@@ -4,55 +4,32 @@ squeue is asked for the jobs of who types the command, on the cluster that this 
 of somebody else, or on another cluster, it shows none, whatever works at it.
 """
 
-import os
-import pwd
 import time
 
 from pipeline.run.directory import Run, RunError
+from pipeline.run.standpoint import check_is_ours
 from pipeline.run.submissions import cluster_of
 from pipeline.workers.living import SILENT_SECONDS, Crew
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.limits import read_cluster_name
-from slurm.sharedfiles import is_there
 
 
 def check_is_seen_here(run: Run) -> None:
     """Refuse a run on Slurm whose jobs are not seen here, or may not be. Raises RunError."""
-    _check_owner(run)
-    _check_cluster(run)
+    _check_cluster_is_known(run)
+    check_is_ours(run.paths, run.who_acts)
     _check_beats(run)
 
 
-def _check_owner(run: Run) -> None:
-    """Check that who types this has submitted the run: the newest invocation has replaced control.json."""
-    control = run.paths.control
-    owner = (control if is_there(control) else run.paths.run_json).stat().st_uid
-    if owner != os.getuid():
-        name = _name_of(owner)
-        raise RunError(
-            f"{run.paths.root} was submitted by {name}, whose jobs are not seen from here; {name} may do this"
-        )
-
-
-def _name_of(user: int) -> str:
+def _check_cluster_is_known(run: Run) -> None:
+    """Check that Slurm says which cluster is asked here, where the run's has a name."""
     try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
-
-
-def _check_cluster(run: Run) -> None:
-    """Check that this machine asks the cluster that the run was submitted to, where both have a name."""
-    there = cluster_of(run.paths)
-    try:
-        here = read_cluster_name() if there else ""
+        with on_cluster(run.cluster):
+            if cluster_of(run.paths):
+                read_cluster_name()
     except (SlurmError, SlurmMissing) as error:
         raise RunError(f"whether jobs of {run.paths.root} live is not known: {error}") from None
-    if there and here and here != there:
-        raise RunError(
-            f"{run.paths.root} was submitted to cluster {there}, and this machine asks {here}; type this "
-            f"on a machine of {there}"
-        )
 
 
 def _check_beats(run: Run) -> None:

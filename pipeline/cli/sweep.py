@@ -21,6 +21,7 @@ from pipeline.config.schema import Config
 from pipeline.run.directory import RunError, is_run, near_runs, no_setting, shown
 from pipeline.run.lease import Lease, LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
+from pipeline.run.standpoint import NotOurs
 from pipeline.status.listing import Entry
 from pipeline.status.listing_text import describe, table
 from pipeline.sweep.grid import SweepError, parse_grid, read_words
@@ -326,7 +327,7 @@ def cancel_sweep(root: Path) -> int:
     sweep = read_sweep(root)
     if _config_of_all(root, sweep).slurm is None:
         raise RunError("the sweep's tasks are processes of the command that started it: end that with Ctrl-C")
-    failed = []
+    failed, refused = [], 0
     with hold(locks_of(root), _PATIENCE) as lease:
         for point in sweep.points:
             lease.beat()
@@ -336,12 +337,13 @@ def cancel_sweep(root: Path) -> int:
                 failed.append(f"{point.name}: {error}")
             except (UserError, ServiceError) as error:
                 failed.append(f"not cancelled: {point.name}: {error}")
+                refused += isinstance(error, NotOurs)
             except OSError as error:
                 failed.append(f"not cancelled: {point.name}: {system_error(error)}")
     print(f"nothing that was committed is lost; to continue: slurm-ppo sweep {shlex.quote(str(root))}")
     for line in failed:
         say_error(line)
-    return 1 if failed else 0
+    return (2 if refused == len(sweep.points) else 1) if failed else 0
 
 
 def _cancel(folder: Path) -> str:

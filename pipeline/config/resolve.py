@@ -1,5 +1,6 @@
 """A configuration made ready to run: paths absolute, gaps filled, refused where it cannot work. No torch."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipeline.config.model_rules import model_problems, used_models
 from pipeline.config.notify_rules import missing_means
 from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.rules import contradictions
+from pipeline.config.scheduler import CLUSTERS
 from pipeline.config.schema import Config
 
 _PATHS = (
@@ -67,7 +69,7 @@ def resolve(config: Config) -> Config:
 def resolve_what_can_be(config: Config, found: Findings) -> Config:
     """Resolve as :func:`resolve` does, and add what is wrong to ``found``."""
     found.add(unknown_homes(config))
-    config = _absolute(config)
+    config = _absolute(with_cluster(config, os.environ))
     found.add(missing_paths(config))
     with found.collecting("the context of the policy"):
         config = _with_context(config)
@@ -134,6 +136,15 @@ def _vocabulary_problems(config: Config) -> Iterator[ConfigIssue]:
         if isinstance(size, int) and token >= size:
             why = f"the policy has {size} tokens; legal: 0 to {size - 1}"
             yield ConfigIssue("rollout.stop_token_ids", token, why)
+
+
+def with_cluster(config: Config, environ: Mapping[str, str]) -> Config:
+    """Fill in the cluster that the user's own squeue and sbatch ask, where the environment says so: jobs of
+    the run, whose environment may say another, go to that one too."""
+    given, name = config.slurm, environ.get("SLURM_CLUSTERS", "")
+    if given is None or not name or CLUSTERS in given.options:
+        return config
+    return replace(config, scheduler=replace(given, options={**given.options, CLUSTERS: name}))
 
 
 def _absolute(config: Config) -> Config:

@@ -1,6 +1,7 @@
 """Contradictions between keys of the configuration, each with the way out. Pure: looks at no file."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 from pipeline.config.algorithm import (
     GROUP_ESTIMATORS,
@@ -18,7 +19,7 @@ from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.notify_rules import notify_problems
 from pipeline.config.reward_rules import component_problems
-from pipeline.config.scheduler import MailType, ResourcesConfig
+from pipeline.config.scheduler import CLUSTERS, MailType, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from slurm.limits import parse_duration, parse_memory
@@ -187,7 +188,7 @@ def _keeping_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 _OURS = frozenset(
-    {"array", "chdir", "clusters", "dependency", "error", "export", "hold", "job-name", "output"}
+    {"array", "chdir", "dependency", "error", "hold", "job-name", "output"}
     | {"parsable", "quiet", "test-only", "wait", "wrap"}
 )
 """sbatch options that slurm-ppo sets itself, to run a task in the job and to find the job again."""
@@ -195,6 +196,8 @@ _OURS = frozenset(
 
 def _slurm_problems(config: Config) -> Iterator[ConfigIssue]:
     if given := config.slurm:
+        yield from _cluster_problems(given)
+        yield from _our_options("scheduler.", given.options)
         for stage, resources in given.resources.items():
             yield from _resource_problems(stage, resources)
         mails = {"": given.mail_type} | {f"{stage}.": r.mail_type for stage, r in given.resources.items()}
@@ -206,12 +209,30 @@ def _slurm_problems(config: Config) -> Iterator[ConfigIssue]:
                 yield ConfigIssue(f"scheduler.{stage}mail_type", ",".join(types), "NONE goes with no other")
 
 
+_ONE_CLUSTER = re.compile(r"(?!all$)[\w.-]+")
+
+
+def _cluster_problems(given: SlurmConfig) -> Iterator[ConfigIssue]:
+    """Yield several clusters: all jobs of a run are looked for, and end, on one."""
+    if CLUSTERS in given.options and not _ONE_CLUSTER.fullmatch(given.cluster):
+        why = "all jobs of a run are on one cluster; give the name of one (sacctmgr show clusters)"
+        yield ConfigIssue("scheduler.options.clusters", given.options[CLUSTERS], why)
+    for stage, resources in given.resources.items():
+        if (named := resources.options.get(CLUSTERS)) is not None:
+            why = f"all jobs of a run are on one cluster; give scheduler.options.clusters={named} instead"
+            yield ConfigIssue(f"scheduler.{stage}.options.clusters", named, why)
+
+
+def _our_options(key: str, options: Mapping[str, str | int | bool]) -> Iterator[ConfigIssue]:
+    for option in sorted(_OURS & options.keys()):
+        why = "is set by slurm-ppo itself; leave it out"
+        yield ConfigIssue(f"{key}options.{option}", options[option], why)
+
+
 def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[ConfigIssue]:
     """Yield what one stage or pool asks for and no cluster can give."""
     key = f"scheduler.{stage}."
-    for option in sorted(_OURS & given.options.keys()):
-        why = "is set by slurm-ppo itself; leave it out"
-        yield ConfigIssue(f"{key}options.{option}", given.options[option], why)
+    yield from _our_options(key, given.options)
     if given.gres and given.gpus_per_node:
         why = f"give it or {key}gpus_per_node={given.gpus_per_node}, not both"
         yield ConfigIssue.at(given, "gres", why, key)

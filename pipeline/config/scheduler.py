@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -236,6 +237,8 @@ class ResourcesConfig:
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "benchmark", "driver")
 """Stages whose jobs have resources of their own, and the driver."""
+CLUSTERS = "clusters"
+"""sbatch option that holds for every command of a run, and so is the run's and of no stage."""
 _ONE_TASK = ("prepare", "driver")
 """Jobs that have one task: there is nothing to stay or to start early for."""
 
@@ -275,8 +278,12 @@ class SlurmConfig:
     """Account of every job that names none of its own."""
     qos: SbatchWord | None = None
     """Quality of service of every job that names none of its own."""
+    options: dict[OptionName, Line | int | bool] = field(default_factory=dict)
+    """Any other sbatch option of every job, without its dashes, e.g. {export: NONE}; a stage's options come
+    over them. clusters: the one cluster that all jobs go to, at sites with several. Default:
+    SLURM_CLUSTERS."""
     setup: tuple[Text, ...] = ()
-    """Shell lines before every job's command."""
+    """Shell lines before every job's command. One that fails ends the job, unless it ends with || true."""
     container: Text | None = None
     """Container command of every stage that names none of its own; driver jobs run outside it unless
     driver.container says otherwise."""
@@ -309,6 +316,11 @@ class SlurmConfig:
     """Most minutes between two driver jobs, even if every other one was lost."""
     poll_seconds: PositiveInt = 10
     """Seconds between two queries of Slurm while slurm-ppo run watches."""
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster that all jobs go to; empty: the one of the machine that submits."""
+        return str(self.options.get(CLUSTERS, ""))
 
     @property
     def resources(self) -> dict[str, ResourcesConfig]:
@@ -352,6 +364,10 @@ def key_of(job_kind: str) -> str:
     return f"scheduler.pools.{pool}" if (pool := parts_of(job_kind)[1]) else f"scheduler.{job_kind}"
 
 
+def _without_cluster(options: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
+    return {name: value for name, value in options.items() if name != CLUSTERS}
+
+
 def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
     """Return a job kind's resources (a stage, score-POOL, driver), the scheduler's settings filled in."""
     key = key_of(job_kind).removeprefix("scheduler.")
@@ -362,6 +378,7 @@ def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
         given,
         account=given.account or config.account,
         qos=given.qos or config.qos,
+        options={**_without_cluster(config.options), **given.options},
         setup=config.setup if given.setup is None else given.setup,
         container=given.container or container,
         python=given.python or config.python or sys.executable,

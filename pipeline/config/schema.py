@@ -179,6 +179,15 @@ class TrackingConfig:
     """Weights & Biases."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StorageConfig:
+    """The filesystem that the run directory is on."""
+
+    purge_days: PositiveInt | None = None
+    """Days without use after which the site removes files there. ``status`` and ``doctor`` then tell of files
+    of the run that are about to go. Default: nothing is removed."""
+
+
 # Unknown keys are errors, in the dataclasses within it too.
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +222,8 @@ class Config:
     """Mirrors of the metrics."""
     notify: NotifyConfig = field(default_factory=NotifyConfig)
     """Notifications when the run fails, completes or stalls."""
+    storage: StorageConfig = StorageConfig()
+    """Where the run directory lies."""
 
     @property
     def slurm(self) -> SlurmConfig | None:

@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.data.arrow_types import check_buffers, plain
 from pipeline.text import listing
 from slurm.errors import UserError
 from slurm.sharedfiles import is_special
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 ARROW = (".arrow", ".feather")
 LEGAL = "a .jsonl, .ndjson, .json, .parquet, .arrow or .feather file, or a folder of save_to_disk or parquet"
@@ -112,11 +114,17 @@ def _size_of(path: Path) -> _Size:
                 sizes = [(batch.num_rows, batch.get_total_buffer_size()) for batch in _batches(reader)]
                 num_rows, num_bytes = (sum(one) for one in zip((0, 0), *sizes, strict=True))
                 return _Size(num_rows, num_bytes, list(reader.schema.names))
-        with pq.ParquetFile(path) as file:
+        with _opened_parquet(path) as file:
             return _Size(file.metadata.num_rows, _num_bytes(file), list(file.schema_arrow.names))
 
 
-def _num_bytes(file: pq.ParquetFile) -> int:
+def _opened_parquet(path: Path) -> "pq.ParquetFile":
+    import pyarrow.parquet as pq  # brings clients of object stores along: tasks of other prompts do without
+
+    return pq.ParquetFile(path)
+
+
+def _num_bytes(file: "pq.ParquetFile") -> int:
     """Return the bytes of all columns, uncompressed. Not column by column: of what a damaged file says of its
     columns Arrow may end the process."""
     groups = range(file.metadata.num_row_groups)
@@ -129,7 +137,7 @@ def _rows_of(path: Path, wanted: Collection[str] | None, rows: np.ndarray | None
         with _open_arrow(path) as reader:
             return _picked(reader.schema, _batches(reader), rows)
     # read_table would make columns of folders named "key=value"
-    with pq.ParquetFile(path) as file:
+    with _opened_parquet(path) as file:
         chosen = None if wanted is None else [n for n in file.schema_arrow.names if n in wanted]
         if rows is None:
             return file.read(columns=chosen)

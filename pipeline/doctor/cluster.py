@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.issue import ConfigIssue
@@ -33,6 +34,7 @@ from pipeline.preflight.cluster import (
 from pipeline.preflight.probe import Aim, ask_nodes, judge, note
 from pipeline.run.lease import EXPIRY_SECONDS
 from slurm.associations import read_associations
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmMissing, run_command
 from slurm.limits import Partition, format_duration, parse_limits, read_limits, read_partitions
 from slurm.probe import Answer, Exchange, Probe, ProbeTimeout, run_probes
@@ -58,29 +60,41 @@ def slurm_checks(config: Config | None, folder: Path, with_probe: bool) -> list[
     """
     if config is None and not any(map(shutil.which, PROGRAMS)):
         return [Check(Group.SLURM, "commands", lambda: skipped("commands", "there is no Slurm here"))]
+    name = config.slurm.cluster if config and config.slurm else ""
+    asking = partial(_asking, name)
     checks = [
         Check(Group.SLURM, "commands", lambda: judge_commands(_paths_of_commands())),
-        _asking("controller", look_at_controller, gate=_CONTROLLER, is_needed=config is not None),
-        _asking("limits", lambda: look_at_limits(config)),
-        _asking("accounting", look_at_accounting),
-        _asking("partitions", lambda: judge_partitions(read_partitions())),
+        asking("controller", look_at_controller, gate=_CONTROLLER, is_needed=config is not None),
+        asking("limits", lambda: look_at_limits(config)),
+        asking("accounting", look_at_accounting),
+        asking("partitions", lambda: judge_partitions(read_partitions())),
     ]
     if config is not None:
-        checks.append(_asking("stages", lambda: look_at_stages(config), 90.0))
+        checks.append(asking("stages", lambda: look_at_stages(config), 90.0))
     if with_probe:
-        return [*checks, _asking("compute nodes", lambda: look_at_nodes(config, folder), _NODE_SECONDS + 60)]
+        return [*checks, asking("compute nodes", lambda: look_at_nodes(config, folder), _NODE_SECONDS + 60)]
     none = skipped("compute nodes", "--no-probe: no job was sent to look")
     return [*checks, Check(Group.SLURM, none.title, lambda: none)]
 
 
 def _asking(
-    title: str, look: Look, limit: float = 3 * _CALL_SECONDS, gate: str = "", is_needed: bool = True
+    cluster: str,
+    title: str,
+    look: Look,
+    limit: float = 3 * _CALL_SECONDS,
+    gate: str = "",
+    is_needed: bool = True,
 ) -> Check:
-    """Make a check that asks Slurm, which may be missing or silent."""
+    """Make a check that asks Slurm, which may be missing or silent.
+
+    Args:
+        cluster: name of the cluster to ask; empty: the one of this machine.
+    """
 
     def carefully() -> Iterator[Finding]:
         try:
-            yield from findings_of(look)
+            with on_cluster(cluster):
+                yield from findings_of(look)
         except SlurmMissing as error:
             yield skipped(title, str(error))
         except SlurmError as error:

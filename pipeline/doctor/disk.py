@@ -9,6 +9,7 @@ from pipeline.doctor.estimate import Estimate, estimate
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.doctor.place import scratch
 from pipeline.preflight.disk_need import room
+from pipeline.run.ages import ages_of, files_below, in_words
 from pipeline.run.directory import Run
 from pipeline.text import size
 
@@ -22,8 +23,12 @@ _NOTHING_FILES = 100
 _TIGHT_SHARE = 0.8
 
 
-def space_checks(folder: Path, run: Run | None, exists: bool) -> list[Check]:
-    """Return the checks of the run directory's folder, and of those that libraries write to."""
+def space_checks(folder: Path, run: Run | None, exists: bool, is_reader: bool = False) -> list[Check]:
+    """Return the checks of the run directory's folder, and of those that libraries write to.
+
+    Args:
+        is_reader: whether the run is somebody else's, and this user may only read it.
+    """
     place = str(folder)
 
     def need() -> Finding:
@@ -32,11 +37,20 @@ def space_checks(folder: Path, run: Run | None, exists: bool) -> list[Check]:
 
     return [
         _space_check("run directory", folder),
-        Check(Group.SPACE, "writing", lambda: look_at_writing(folder), 30, place, gate=WRITING),
+        _only_read(folder)
+        if is_reader
+        else Check(Group.SPACE, "writing", lambda: look_at_writing(folder), 30, place, gate=WRITING),
         *([Check(Group.SPACE, "need", need, place=place)] if run else []),
+        *([Check(Group.SPACE, "ages", lambda: look_at_ages(run), 60, place)] if run and exists else []),
         _space_check("TMPDIR", Path(os.environ.get("TMPDIR") or "/tmp")),
         _space_check("HOME", Path.home()),
     ]
+
+
+def _only_read(folder: Path) -> Check:
+    """Return the check for who may read a run, and not write to it: nothing is tried out there."""
+    told = f"you may read {folder}, and not write: what needs files there is for its owner to try"
+    return Check(Group.SPACE, "writing", lambda: skipped("writing", told))
 
 
 def _space_check(title: str, folder: Path) -> Check:
@@ -72,6 +86,20 @@ def look_at_writing(folder: Path) -> Finding:
         return problem("writing", f"{size(_WRITTEN_BYTES)} in {folder}: {error.strerror}", advice)
     rate = _WRITTEN_BYTES / seconds
     return ok("writing", f"{size(_WRITTEN_BYTES)} in {seconds:.2f} s ({size(rate)}/s)", bytes_per_second=rate)
+
+
+def look_at_ages(run: Run) -> Finding:
+    """Look at every file of a run for those that the site is about to remove."""
+    days = run.config.storage.purge_days
+    found = ages_of(files_below(run.paths.root), days or math.inf, time.time())
+    told = f"the oldest file of the run was not used for {found.days:.0f} days"
+    if days is None:
+        return ok("ages", f"{told}; storage.purge_days is not set: nothing is taken to be removed")
+    if not found.count:
+        return ok("ages", f"{told}; files are removed after {days}")
+    return warning(
+        "ages", in_words(found, run, days), "copy the run, or let it go on: see docs/howto/scratch.md"
+    )
 
 
 def judge_need(given: Estimate, free: int, inodes: int | None) -> Finding:

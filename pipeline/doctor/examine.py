@@ -78,10 +78,11 @@ def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
     on_slurm = config if config and config.slurm else None
     is_local = config is not None and on_slurm is None
     checks = machine_checks(trains_here=is_local)
-    checks += space_checks(patient.folder, run, patient.exists)
-    checks += file_checks(patient.folder, is_shared=on_slurm is not None)
+    is_reader = patient.exists and not os.access(patient.folder, os.W_OK)
+    checks += space_checks(patient.folder, run, patient.exists, is_reader)
+    checks += [] if is_reader else file_checks(patient.folder, is_shared=on_slurm is not None)
     if not is_local:
-        checks += slurm_checks(on_slurm, patient.folder, with_probe)
+        checks += slurm_checks(on_slurm, patient.folder, with_probe and not is_reader)
     checks += wandb_checks(run)
     if patient.trouble:
         advice = "restore the file from a backup, or start a new run"

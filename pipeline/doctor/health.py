@@ -13,7 +13,7 @@ from pipeline.config.resolve import missing_paths
 from pipeline.doctor.attempts import look_at_attempts
 from pipeline.doctor.findings import Check, Finding, Group, ok, problem, skipped, warning
 from pipeline.doctor.workers import look_at_workers
-from pipeline.executors.slurm.queue import ask_for_queue
+from pipeline.executors.slurm.queue import Queue, ask_for_queue
 from pipeline.orchestrate.row_writer import differing
 from pipeline.run import journal
 from pipeline.run.benchmarks import in_words as measured_in_words
@@ -23,6 +23,7 @@ from pipeline.run.control import read_control, spoilt_control
 from pipeline.run.directory import Run, resume_command, version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
+from pipeline.run.place import original_of
 from pipeline.run.plan import policy_maker, state_of, unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
@@ -30,7 +31,9 @@ from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.journal_end import how_it_stopped, troubles_in_words
-from pipeline.status.snapshot import is_complete, read_status
+from pipeline.status.snapshot import Status, is_complete, read_status
+from pipeline.status.whose import in_words as whose_in_words
+from pipeline.status.whose import next_step
 from pipeline.text import printable, size
 from pipeline.tracking.state import offline_lease, read_offline, segment_folders
 from pipeline.workers.looking import PERSON_AGE
@@ -57,6 +60,7 @@ def health_checks(run: Run) -> list[Check]:
     place = str(run.paths.root)
     looks: dict[str, Callable[[Run], Finding | Iterable[Finding]]] = {
         "version": look_at_version,
+        "identity": look_at_identity,
         "inputs": look_at_inputs,
         "driver": look_at_driver,
         "troubles": look_at_troubles,
@@ -87,6 +91,21 @@ def look_at_version(run: Run) -> Finding:
         return ok("version", f"{here}, as when the run began")
     advice = "go on with the version that it began with, or compare the rows before and after"
     return warning("version", f"{here} here, the run began with {began}", advice)
+
+
+def look_at_identity(run: Run) -> Finding:
+    """Look at what identifies the run, which is kept twice, and at whether it is a copy."""
+    names, paths = names_in(run.paths.root), run.paths
+    if original := original_of(run):
+        told = f"a copy of {original}, whose jobs and run on W&B are the original's"
+        return ok("identity", f"{told}; it gets an id of its own once it goes on")
+    gone = [path.name for path in (paths.run_json, paths.config_yaml) if path.name not in names]
+    if gone:
+        told = f"{' and '.join(gone)}: gone, and read from the copy"
+        return warning(
+            "identity", told, "nothing to do: the next driver writes it again; what removes files?"
+        )
+    return ok("identity", f"{run.identity.name}, id {run.identity.id}")
 
 
 def look_at_inputs(run: Run) -> Finding:
@@ -127,6 +146,8 @@ def look_at_benchmarks(run: Run) -> Finding:
 
 def look_at_driver(run: Run) -> Finding:
     holder, control = holder_of(run.paths.locks), read_control(run.paths)
+    if original := original_of(run):
+        return ok("driver", f"none: it is a copy of {original}, whose lease was copied too")
     asked = "; cancelled by a person" if control.cancelled else "; failed" if control.has_failed else ""
     asked = f"; {control.paused.in_words}, so the run pauses" if control.paused else asked
     if holder and "cannot be read" in holder:
@@ -293,18 +314,33 @@ def look_at_segments(run: Run) -> Finding:
 
 def look_at_jobs(run: Run) -> Finding:
     try:
-        elements = ask_for_queue(run, PERSON_AGE, patience=20.0).elements
+        queue = ask_for_queue(run, PERSON_AGE, patience=20.0)
     except SlurmMissing as error:
         return skipped("jobs", str(error))
     except (SlurmError, UnknownState) as error:
         return problem("jobs", f"Slurm does not answer: {error}", "ask again later; nothing is lost")
-    control = read_control(run.paths)
+    elements, control = queue.elements, read_control(run.paths)
     # A driver job waits for the last update's end, which goes on to write the trainer's state.
     trains = any(
         phase_of(one.state) is not Phase.ENDED and job_kind_of(one.name) == Stage.UPDATE for one in elements
     )
     is_over = control.cancelled or control.has_failed or (is_complete(run) and not trains)
+    if queue.elsewhere is not None:
+        return judge_jobs_of_others(queue, read_status(run), is_over)
     return judge_jobs(elements, is_over, shlex.quote(str(run.paths.root)))
+
+
+def judge_jobs_of_others(queue: Queue, status: Status, is_over: bool) -> Finding:
+    """Say what is known of the jobs of a run's owner. Whether they can advance the run is the owner's to see.
+    Pure."""
+    assert status.slurm
+    if status.slurm.whose is None or is_over:
+        return ok("jobs", f"{queue.elsewhere.owner if queue.elsewhere else ''} has submitted the run")
+    told = whose_in_words(status.slurm.whose, status.state, status.time)
+    step = next_step(status.slurm.whose, status.state, status.run)
+    if status.state == "stopped":
+        return warning("jobs", told, step or "")
+    return ok("jobs", told)
 
 
 def judge_jobs(elements: Sequence[Element], is_over: bool, root: str) -> Finding:

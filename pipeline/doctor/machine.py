@@ -24,6 +24,14 @@ _INSTALL_TRAINING = "pip install 'slurm-ppo[train]'"
 _TORCH_FACTS = "stages.torchfacts"
 """Module that imports torch, which is run."""
 _IMPORT_SECONDS = 120.0
+_SLOW_IMPORT = 30.0
+"""Seconds from which on an import is what a busy shared filesystem makes of it."""
+_MOST_SOURCES = 100
+"""Modules that one start may compile: some packages make a few as they are imported."""
+_PACK = (
+    "if a second time is much quicker, every node pays this at its first start: pack the environment into "
+    "one file (examples/environment)"
+)
 _ASK_SECONDS = 20.0
 _BUSY_SHARE = 0.5
 
@@ -176,9 +184,16 @@ def judge_torch(facts: Mapping[str, object], seconds: float, has_nvidia: bool) -
     """Judge PyTorch's build and the GPUs that it sees. Pure."""
     kinds = [f"{name} {facts[name.lower()]}" for name in ("CUDA", "HIP") if facts[name.lower()]]
     build = kinds[0] if kinds else "CPU only"
-    told = f"{facts['version']}, {build}, sees {facts['gpus']} GPUs; imported in {seconds:.1f} s"
-    numbers = {"gpus": float(str(facts["gpus"])), "import_seconds": seconds}
+    calls, sources = (int(str(facts.get(name, 0))) for name in ("calls", "sources"))
+    asked = f" with {calls:,} calls for files" if calls else ""
+    told = f"{facts['version']}, {build}, sees {facts['gpus']} GPUs; imported in {seconds:.1f} s{asked}"
+    numbers = {"gpus": float(str(facts["gpus"])), "import_seconds": seconds, "import_calls": float(calls)}
     if has_nvidia and not facts["gpus"]:
         advice = "install the build of torch for your CUDA driver, or look at CUDA_VISIBLE_DEVICES"
         return warning("PyTorch", told, advice, **numbers)
+    if sources > _MOST_SOURCES:
+        told = f"{told}; {sources} modules were compiled for that, as at every start"
+        return warning("PyTorch", told, f"python -m compileall -q {sys.prefix}", **numbers)
+    if seconds > _SLOW_IMPORT:
+        return warning("PyTorch", told, _PACK, **numbers)
     return ok("PyTorch", told, **numbers)

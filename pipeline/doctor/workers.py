@@ -27,6 +27,8 @@ def look_at_workers(run: Run) -> list[Finding]:
     queue = look_at_queue(run, patience=20.0)
     if queue.unanswered is not None:
         return [skipped("workers", f"Slurm does not answer: {queue.unanswered}")]
+    if queue.elsewhere is not None and queue.is_hidden:
+        return [skipped("workers", queue.elsewhere.why_hidden)]
     heard = queue.with_heard(beat.worker for beat in beats)
     return list(judge_workers(beats, heard.elements, time.time()))
 

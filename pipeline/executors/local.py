@@ -23,6 +23,7 @@ from pipeline.run.endings import Ending, Evidence, note_endings, retraction
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, Said, last_attempt_number, read_said
 from pipeline.run.invocation import stage_arguments
 from pipeline.run.lease import HEARTBEAT_SECONDS, Lease, hold
+from pipeline.run.place import settle
 from pipeline.run.tasks import URGENCY, Stage, Task, task_key
 from pipeline.text import exit_in_words
 from pipeline.tracking.tracker import open_tracker
@@ -147,7 +148,7 @@ def drive(
     # SIGUSR2: what sbatch --signal=B:USR2@SECONDS sends before the time limit
     with leased as lease, interruptible(signal.SIGUSR2):
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
-        run = upgrade(run)
+        run = settle(upgrade(run))
         books = Publisher(run, open_tracker(run, watcher.note))
         driver = Driver(run, LocalJobs(run, executor), watcher, books)
         done = Pass(Outcome.FAILED)

@@ -20,6 +20,7 @@ from pipeline.workers.beats import Beat
 from pipeline.workers.reading import BeatReader, read_beats
 from pipeline.workers.summary import spent_by_job_kind, worked_on
 from slurm.accounting import Record, Usage, read_records, shown_records, summarize
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, within
 from slurm.ended import NoAccounting
 from slurm.query import Element
@@ -86,7 +87,8 @@ def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Co
         SlurmError: sacct fails otherwise.
     """
     submissions = Ledger(run.paths).load(iterations)
-    records = read_records({s.state.job for s in submissions if s.state.job}, timeout)
+    with on_cluster(run.cluster):
+        records = read_records({s.state.job for s in submissions if s.state.job}, timeout)
     staying = {s.name: s.job_kind for s in submissions if s.stays}
     hours = worker_hours(read_beats(run.paths).values(), records, staying)
     return replace(costs_of(submissions, records), workers=hours)

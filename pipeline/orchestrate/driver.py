@@ -1,6 +1,7 @@
 """The driver's pass: observe, reconcile, act, keep books. It may be killed at any moment."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
@@ -11,6 +12,7 @@ from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.metrics.noticed import note_noticed
 from pipeline.notify.events import completion, failure, pause, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
+from pipeline.orchestrate.losses import after_loss
 from pipeline.orchestrate.lost_states import note_lost_states
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Actions, Observation, Retract, reconcile
@@ -21,6 +23,7 @@ from pipeline.run.benchmarks import leave_out
 from pipeline.run.control import read_control
 from pipeline.run.directory import Run, RunError, resume_command
 from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.kept import keep
 from pipeline.run.lineage import find_break
 from pipeline.run.packing import unpack
 from pipeline.run.plan import Plan, policy_maker, unique
@@ -36,6 +39,8 @@ BLOCKED_PATIENCE = 20.0
 """The same where something lies in the place of a file or folder, which waiting does not remove."""
 _BLOCKED = (NotAFile, FileExistsError, IsADirectoryError, NotADirectoryError)
 _ROWS_REST = 1.0
+_KEPT_SECONDS = 300.0
+"""Seconds between two looks of a driver at the files that identify the run."""
 
 
 class Outcome(StrEnum):
@@ -96,6 +101,8 @@ class Driver:
     """Reason why rows could not be written in the last pass; empty if they could."""
     rows_patience: float = ROWS_PATIENCE
     """Seconds for which that reason is waited for to pass, where nothing but rows is left to do."""
+    kept: float = -math.inf
+    """When it last saw to what identifies the run (monotonic)."""
     has_recovered: bool = False
     """Whether the journal holds no unresolved trouble with rows; false until checked, as an earlier driver
     may have left some."""
@@ -108,18 +115,16 @@ class Driver:
     def one_pass(self) -> Actions:
         """Observe the disk and the executor, decide, act, and keep books. Idempotent."""
         seen = self.observe()
-        config, in_advance = self.run.config, self.jobs.lookahead > 0
-        actions = reconcile(
-            self.run.plan,
-            seen,
-            config.scheduler.max_attempts,
-            in_advance,
-            config.attempts_of(Stage.BENCHMARK),
-        )
+        actions = after_loss(self.run, seen, self.records, self.frontier.updated) or self._decide(seen)
         self.act(actions, seen)
         self.keep_books(seen.tasks)
         self.watcher.progress(self.frontier, self.records, tuple(seen.tasks))
         return actions
+
+    def _decide(self, seen: Observation) -> Actions:
+        config, in_advance = self.run.config, self.jobs.lookahead > 0
+        attempts = config.scheduler.max_attempts, in_advance, config.attempts_of(Stage.BENCHMARK)
+        return reconcile(self.run.plan, seen, *attempts)
 
     def observe(self) -> Observation:
         """Collect ended jobs and new commits, and find how far the run has come."""
@@ -157,6 +162,7 @@ class Driver:
                 note(text)
             for text in (*books.thin(self.frontier), *books.pack(self.frontier)):
                 note(text)
+            self._keep_identity()
             if not self.has_recovered:
                 note_recovery(self.run.paths, Trouble.ROWS)
             self.trouble, self.has_recovered = "", True
@@ -315,11 +321,29 @@ class Driver:
             attempt = records[task].attempt if task in records else ""
             self.jobs.note_retracted(Failure(task, 0, FailureKind.INPUTS, reason), attempt)
             journal.event(paths.events, "retracted", task=task_key(task), reason=reason, moved_to=target)
-            if task.stage is Stage.STATE:
-                self.watcher.note(f"{task} is moved aside, and the next update learns it again: {reason}")
-            else:
-                self.watcher.note(f"{task} will be computed again: {reason}")
+        self._tell_taken_back(retracts)
         self.frontier = find_frontier(self.run.plan, paths)
+
+    def _tell_taken_back(self, retracts: Sequence[Retract]) -> None:
+        """Say what is computed again, in a line for each reason."""
+        by_reason: dict[str, list[Task]] = {}
+        for one in retracts:
+            by_reason.setdefault(one.reason, []).append(one.task)
+        for reason, tasks in by_reason.items():
+            named = f"{tasks[-1]} to {tasks[0]}" if len(tasks) > 1 else str(tasks[0])
+            if tasks[0].stage is Stage.STATE:
+                self.watcher.note(f"{named} is moved aside, and the next update learns it again: {reason}")
+            else:
+                self.watcher.note(f"{named} will be computed again: {reason}")
+
+    def _keep_identity(self) -> None:
+        """Write again what a purge has taken of what identifies the run, and keep the rest from the next."""
+        if time.monotonic() - self.kept < _KEPT_SECONDS:
+            return
+        if gone := keep(self.run):
+            journal.event(self.run.paths.events, "identity_kept", files=gone)
+            self.watcher.note(f"{' and '.join(gone)}: gone, and written again from what is kept twice")
+        self.kept = time.monotonic()
 
     def _tell_advice(self, iteration: int) -> None:
         """Report findings that the newest row is the first to show, each once in the life of a driver, and

@@ -20,6 +20,7 @@ from pipeline.run.directory import imagined_run
 from pipeline.run.tasks import Stage, Task, task_of
 from slurm.associations import Associations, read_associations
 from slurm.ceilings import Ceilings, read_ceilings
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmTimeout, run_command
 from slurm.limits import (
     ClusterLimits,
@@ -72,13 +73,18 @@ def check_cluster(config: Config) -> list[str]:
     to wait for, what they get that ask for no memory, and what nobody could be asked. Raises ConfigError with
     every problem that does not pass by itself."""
     assert config.slurm
-    cluster, found = cluster_at_hand(config.slurm), list(run_dir_problems(Path(config.run_dir)))
+    with on_cluster(config.slurm.cluster):
+        return _check_cluster(config, config.slurm)
+
+
+def _check_cluster(config: Config, given: SlurmConfig) -> list[str]:
+    cluster, found = cluster_at_hand(given), list(run_dir_problems(Path(config.run_dir)))
     if isinstance(cluster, ConfigIssue):
         raise ConfigError("\n".join(map(str, [*found, cluster])))
     found += cluster_problems(config, cluster)
     if problems := [issue for issue in found if not issue.is_passing]:
         raise ConfigError("\n".join(map(str, problems)))
-    asked = {job_kind: resources_of(config.slurm, job_kind) for job_kind in job_kinds_used(config)}
+    asked = {job_kind: resources_of(given, job_kind) for job_kind in job_kinds_used(config)}
     return [*map(str, found), *not_asked(asked.values(), cluster), *_default_memory(asked, cluster)]
 
 

@@ -14,6 +14,7 @@ from pipeline.preflight.cluster import gpus_wanted, job_kinds_used
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.preflight.sight import image_key, image_of, paths_of, way_in, way_to_gpus
 from pipeline.run.directory import version
+from slurm.clusters import on_cluster
 from slurm.probe import Answer, Probe, ProbeResult, ProbeTimeout, run_probes
 
 PROBE_SECONDS = 120.0
@@ -55,7 +56,8 @@ def ask_nodes(
     """Send a tiny job to every place that stages go to, and wait for the answers."""
     aims = aims_of(config)
     probes = [replace(probe_of(config, aim), measures_delay=measures_delay) for aim in aims]
-    answers = run_probes(probes, folder_of(config), Path.cwd(), seconds, note)
+    with on_cluster(config.slurm.cluster if config.slurm else ""):
+        answers = run_probes(probes, folder_of(config), Path.cwd(), seconds, note)
     return [(aim, answers[aim.name]) for aim in aims]
 
 
@@ -149,6 +151,9 @@ def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
 
 def _unanswered(aim: Aim, answer: ProbeTimeout) -> ConfigIssue:
     """Report a job that was refused, or ended without an answer. Images most often lack the interpreter."""
+    if answer.failed_setup:
+        why = f"{answer.failed_setup}; mend it, or let it fail with || true"
+        return ConfigIssue(f"{key_of(aim.stages[0])}.setup", "; ".join(aim.given.setup or ()), why)
     if image_of(aim.given) and answer.has_spoken:
         return _of_image(aim, aim.stages, f"{answer.why}; does this image have {aim.given.python}?")
     return ConfigIssue(f"{key_of(aim.stages[0])}.partition", _partition(aim), answer.why)

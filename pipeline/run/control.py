@@ -2,12 +2,13 @@
 
 import shlex
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from pipeline.config.conversion import converted, plain
+from pipeline.run.owner import Owner
 from pipeline.run.paths import RunPaths
 from pipeline.run.twofold import read_either, why_spoilt, write_both
 from slurm.errors import UserError
@@ -54,6 +55,22 @@ class Control:
     paused: ByHand | None = None
     """Cancellation by hand for which the run pauses: it counts as cancelled then, until somebody submits or
     resumes it."""
+    owner: Owner | None = None
+    """User whose jobs do the run's tasks, and the cluster that has them; None where an earlier version
+    submitted it last."""
+    former: tuple[Owner, ...] = ()
+    """Owners that it was taken over from, oldest first: jobs of theirs that are left do nothing more."""
+
+    def is_taken_over_from(self, own: Owner | None) -> bool:
+        """Whether the run was taken over from whoever has a job (None: that is not known). Pure.
+
+        Siblings of a federation have other names than the cluster that a job was submitted to: only a
+        cluster that the run was taken from counts as another.
+        """
+        if own is None or self.owner is None or not self.former:
+            return False
+        was_own = any(one.cluster == own.cluster for one in self.former)
+        return own.uid != self.owner.uid or (was_own and own.is_on_another_cluster(self.owner))
 
 
 def read_control(paths: RunPaths) -> Control:
@@ -95,9 +112,34 @@ def write_control(paths: RunPaths, control: Control) -> None:
     write_both(paths.control, paths.root, plain(control))
 
 
-def begin_invocation(paths: RunPaths) -> Control:
-    """Note that a person asks for the run to go on, which gives it a new budget of attempts."""
+def begin_invocation(paths: RunPaths, owner: Owner | None = None) -> Control:
+    """Note that a person asks for the run to go on, which gives it a new budget of attempts.
+
+    Args:
+        owner: who asks; a cluster that is not known is what it was.
+    """
     before = read_control(paths)
-    control = Control(before.invocation + 1, emptied=before.emptied, begun=time.time())
+    control = Control(
+        before.invocation + 1,
+        emptied=before.emptied,
+        begun=time.time(),
+        owner=_with_cluster(owner, before.owner) if owner else before.owner,
+        former=before.former,
+    )
     write_control(paths, control)
     return control
+
+
+def _with_cluster(owner: Owner, before: Owner | None) -> Owner:
+    """Return a user with the cluster that the run was on, where nobody says which it is now."""
+    if owner.cluster or before is None or before.uid != owner.uid:
+        return owner
+    return replace(owner, cluster=before.cluster)
+
+
+def take_over(paths: RunPaths, owner: Owner, before: Owner) -> None:
+    """Make a run another owner's, for the holder of its lease: from now on jobs of the one before do nothing
+    more, and what becomes of them is no failure."""
+    control = read_control(paths)
+    emptied = max(control.emptied, control.invocation)
+    write_control(paths, replace(control, owner=owner, former=(*control.former, before), emptied=emptied))

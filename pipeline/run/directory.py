@@ -26,13 +26,14 @@ from pipeline.config.schema import Config, WandbMode
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
+from pipeline.run.owner import Owner, who_acts, why_closed
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
 from pipeline.run.wandb_place import WandbPlace, settled
 from slurm.errors import UserError
 from slurm.sealing import checksum, from_json, unsealed
-from slurm.sharedfiles import is_there, read_newest, read_shared
+from slurm.sharedfiles import is_there, names_in, read_newest, read_shared
 
 FORMAT = 2
 """Format of the run directories that this version writes. 1: a trainer's state is committed with its policy;
@@ -80,6 +81,9 @@ class Identity:
     """Format of the run directory (:data:`FORMAT`); the newest of all versions that have written to it."""
     wandb: WandbPlace | None = None
     """Place on W&B; None where tracking.wandb.mode=disabled, or an earlier version made the run."""
+    root: str = ""
+    """Directory that the run was made in, or last went on in (:mod:`pipeline.run.place`); empty in runs of
+    versions that did not note it."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,15 @@ class Run:
     paths: RunPaths
     config: Config
     identity: Identity
+
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster that its jobs go to, where its settings name one; else empty."""
+        return self.config.slurm.cluster if self.config.slurm else ""
+
+    def who_acts(self) -> Owner:
+        """Return who acts on it from here, on the cluster that is asked about it."""
+        return who_acts(self.cluster)
 
     @property
     def plan(self) -> Plan:
@@ -138,7 +151,8 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
         raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
     try:
         check_is_free(paths, lease)  # somebody may have come and gone since
-        paths.run_json.unlink(missing_ok=True)
+        for path in (paths.run_copy, paths.run_json, paths.config_copy):
+            path.unlink(missing_ok=True)
         yield write_run(paths, config, str(Path.cwd())), lease
     finally:
         lease.release()
@@ -162,18 +176,21 @@ def write_run(
         id=os.urandom(6).hex(),
         name=config.name,
         created=time.time(),
-        config_hash=_hash(text),
+        config_hash=config_hash(text),
         version=version(),
         folder=folder,
         parent=parent,
         git_commit=git_commit(folder),
         format=FORMAT,
         wandb=settled(wandb, config.name, os.environ, Path(folder), place) if is_tracked else None,
+        root=str(paths.root.absolute()),
     )
     if not link_once(paths.run_json, identity_text(identity)):
         raise RunError(f"another call is making a run in {paths.root} just now; choose another run_dir=...")
     # After the identity: an invocation that came too late must not write its settings beside the winner's.
     replace_durably(paths.config_yaml, text)
+    replace_durably(paths.config_copy, text)
+    replace_durably(paths.run_copy, identity_text(identity))
     if config.slurm:
         make_slurm_log(paths)
     return Run(paths, config, identity)
@@ -192,7 +209,7 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
     Args:
         own: the lease that the caller holds, if any.
     """
-    if is_there(paths.run_json):
+    if is_run(paths.root):
         holder = None if own else holder_of(paths.locks)
         # A fork has no prompts yet, but a committed policy from the start.
         is_begun = is_there(paths.task(PREPARE).record) or is_there(paths.policies)
@@ -205,7 +222,7 @@ def check_is_free(paths: RunPaths, own: Lease | None = None) -> None:
         return
     # An invocation that was killed while it started a run over may have left config.yaml without run.json.
     others = [p.name for p in paths.root.glob("[!.]*")] if paths.root.is_dir() else []
-    if set(others) - {paths.config_yaml.name, paths.locks.name}:
+    if set(others) - {paths.config_yaml.name, paths.config_copy.name, paths.locks.name}:
         raise RunError(f"{paths.root} exists and holds other files; choose another run_dir=...")
 
 
@@ -214,7 +231,7 @@ def check_is_outside_runs(root: Path) -> None:
     belongs to that run, is copied, cleaned and counted with it. Raises RunError."""
     place = root.absolute()
     for above in dict.fromkeys((*place.parents, *Path(os.path.realpath(place)).parents)):
-        if _is_seen(RunPaths(above).run_json):
+        if _is_seen(RunPaths(above).run_json) or _is_seen(RunPaths(above).run_copy):
             raise RunError(
                 f"{shown(root)} lies inside the directory of another run, {shown(above)}; choose a folder "
                 f"outside of it, such as {shown(above.with_name(place.name))}"
@@ -252,7 +269,8 @@ def _is_queued(paths: RunPaths) -> bool:
 
 def is_run(root: Path) -> bool:
     """Whether the directory holds a run."""
-    return is_there(RunPaths(root).run_json)
+    paths = RunPaths(root)
+    return is_there(paths.run_json) or is_there(paths.run_copy)
 
 
 def no_setting(word: str) -> RunError:
@@ -299,12 +317,19 @@ def load_run(root: Path) -> Run:
     paths = RunPaths(root.absolute())
     try:
         identity = read_identity(paths)
-        text = read_newest(paths.config_yaml).decode()
+        text = read_config(paths).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
         if (root / SWEEP_MANIFEST).exists():
             raise RunError(
                 f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo status {root}; to continue "
                 f"them all: slurm-ppo sweep {root}"
+            ) from None
+        if left := _left_by_a_purge(paths):
+            raise RunError(
+                f"{shown(root)} held a run, and its {Path(str(error.filename)).name} and the copy of it are "
+                f"gone; what is left: {left}\n"
+                "put the file back from an archive, or start a run from its newest policy (model.policy); "
+                f"to end its jobs: slurm-ppo cancel {shlex.quote(str(root))}"
             ) from None
         why = "it is a file" if root.exists() else "nothing is there"
         if root.is_dir():
@@ -318,16 +343,29 @@ def load_run(root: Path) -> Run:
     except RunError:
         raise
     except (PermissionError, ValueError) as error:  # any other OSError may pass, and is not the user's
+        if isinstance(error, PermissionError) and (closed := why_closed(paths.run_json)):
+            raise RunError(closed) from None
         raise RunError(f"{paths.run_json} cannot be read: {' '.join(str(error).split())}") from None
-    if _hash(text) != identity.config_hash:
+    if config_hash(text) != identity.config_hash:
+        restore = "Restore it" + (f" from {paths.config_copy.name}" if is_there(paths.config_copy) else "")
         raise RunError(
             f"{paths.config_yaml} was changed since the run began, so its results would not belong together. "
-            "Restore it, or start a new run with the new settings."
+            f"{restore}, or start a new run with the new settings."
         )
     try:
         return Run(paths, _config_of(text), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def _left_by_a_purge(paths: RunPaths) -> str:
+    """Return what is left of a run whose identity is gone, in words; empty where there was none."""
+    names = names_in(paths.root) if paths.root.is_dir() else set()
+    if not names & {paths.iterations.name, paths.slurm.name}:
+        return ""
+    policies = sorted(name for name in names_in(paths.policies) if name[:1].isdecimal() and "." in name)
+    newest = f"policies up to {paths.policies.name}/{policies[-1]}" if policies else "no policy"
+    return f"{newest}{' and its rows' if paths.metrics.name in names else ''}"
 
 
 @lru_cache(maxsize=2)
@@ -350,7 +388,7 @@ def identity_text(identity: Identity) -> str:
 def read_identity(paths: RunPaths) -> Identity:
     """Read run.json. Raises RunError where it is of a later format than this version knows; ValueError and
     OSError where it cannot be read."""
-    data = read_shared(paths.run_json)
+    data = _or_copy(paths.run_json, paths.run_copy, read_shared)
     content = from_json(data)
     if isinstance(content, dict):
         if isinstance(made_by := content.get("version"), dict):
@@ -358,6 +396,22 @@ def read_identity(paths: RunPaths) -> Identity:
         check_format(paths, content)
         unsealed(data)
     return converted(Identity, content)
+
+
+def read_config(paths: RunPaths) -> bytes:
+    """Return the text of config.yaml, or of its copy where it is gone. Raises FileNotFoundError where both
+    are."""
+    return _or_copy(paths.config_yaml, paths.config_copy, read_newest)
+
+
+def _or_copy(path: Path, copy: Path, read: Callable[[Path], bytes]) -> bytes:
+    """Read a file, or its copy where it is gone. Raises FileNotFoundError of the file where both are."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
+            return read(copy)
+        raise
 
 
 def check_format(paths: RunPaths, content: Mapping[str, Any]) -> None:
@@ -376,8 +430,15 @@ def upgrade(run: Run) -> Run:
     if run.identity.format >= FORMAT:
         return run
     identity = replace(run.identity, format=FORMAT)
-    replace_durably(run.paths.run_json, identity_text(identity))
+    write_identity(run.paths, identity)
     return replace(run, identity=identity)
+
+
+def write_identity(paths: RunPaths, identity: Identity) -> None:
+    """Write run.json and its copy again, for the holder of the lease."""
+    text = identity_text(identity)
+    for path in (paths.run_json, paths.run_copy):
+        replace_durably(path, text)
 
 
 def git_commit(folder: str) -> str:
@@ -395,7 +456,8 @@ def _output(command: list[str]) -> str:
     return done.stdout.strip()
 
 
-def _hash(text: str) -> str:
+def config_hash(text: str) -> str:
+    """Return the hash of config.yaml's text that run.json holds."""
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 

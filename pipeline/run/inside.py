@@ -28,8 +28,8 @@ def check_holds_no_links(paths: RunPaths, first: int) -> None:
     """
     for link in _links(paths, first):
         raise LinkedElsewhere(
-            f"{link} is a link, and a run touches nothing outside of its directory; put the file itself there, "
-            "or move the whole run to other storage and link to that (mv, ln -s)"
+            f"{link} is a link, and a run touches nothing outside of its directory; put the file itself "
+            "there, or move the whole run to other storage and link to that (mv, ln -s)"
         )
 
 

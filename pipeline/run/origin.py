@@ -13,14 +13,14 @@ from pathlib import Path
 
 from pipeline.config.update import TrainingEngine
 from pipeline.run.commits import BadCommit, Record, publish, read_record, require_record
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run, RunError, identity_text, read_config
 from pipeline.run.packed import archives
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import Thinned
 from pipeline.run.states import can_go_on, state_before
 from pipeline.run.tasks import PREPARE, Task
-from slurm.sharedfiles import is_there, read_shared
+from slurm.sharedfiles import is_there
 
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
@@ -42,11 +42,8 @@ def take_along(parent: Run, version: int, target: RunPaths) -> None:
     if before is None:
         raise RunError(f"{parent.paths.root} has nothing that its state {version} can be learned again from")
     target.root.mkdir(parents=True)
-    for source, copy in (
-        (parent.paths.run_json, target.run_json),
-        (parent.paths.config_yaml, target.config_yaml),
-    ):
-        copy.write_bytes(read_shared(source))
+    target.run_json.write_text(identity_text(parent.identity))
+    target.config_yaml.write_bytes(read_config(parent.paths))
     try:
         prepared = require_record(parent.paths, PREPARE)  # says which files of the user's models are right
         publish(target, prepared)

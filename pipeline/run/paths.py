@@ -34,6 +34,9 @@ class RunPaths:
 
     run_json = _Below("run.json")
     config_yaml = _Below("config.yaml")
+    run_copy = _Below("run.copy.json")
+    config_copy = _Below("config.copy.yaml")
+    """Copies of the two: what identifies a run is its oldest, and purges by age take that first."""
     events = _Below("events.jsonl")
     metrics = _Below("metrics.jsonl")
     rows = _Below("rows")
@@ -85,6 +88,12 @@ class RunPaths:
     def relative(self, path: Path) -> str:
         """Return ``path`` as records name it: relative to the run directory, with forward slashes."""
         return path.relative_to(self.root).as_posix()
+
+
+def holds_identity(root: Path) -> bool:
+    """Whether a directory holds a run's identity or the copy of it, as this machine remembers. Raises
+    PermissionError in one that may not be looked into."""
+    return RunPaths(root).run_json.exists() or RunPaths(root).run_copy.exists()
 
 
 OWN_NAMES = frozenset(below.names[0] for below in vars(RunPaths).values() if isinstance(below, _Below))

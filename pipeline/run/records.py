@@ -1,7 +1,7 @@
 """Commit records on disk, read for the current iterations, and how far a run has come."""
 
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,10 +78,15 @@ class Records:
         return self.known.get(task) or self.damaged.get(task)
 
     def verify(self, task: Task) -> None:
-        """Read and hash everything that a suspected task committed."""
+        """Read and hash everything that a suspected task committed, whose record may be gone by now."""
         record = self.get(task)
-        if record is not None:
+        if record is None:
+            return
+        if any(recorded(self.paths, [task])):
             self._check(record, verify_outputs)
+        else:
+            self.damaged[task] = self.known.pop(task)
+            self.corrupt[task] = f"{task} has no commit record any more"
 
     def forget(self, task: Task) -> None:
         for found in (self.known, self.corrupt, self.damaged):
@@ -171,16 +176,19 @@ class Frontier:
 def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     """Find how far a run has come by binary search, so that nothing scans the run: commits are contiguous.
 
-    One exception: an evaluation that lags behind may have found its policy corrupt. Then the run goes on from
-    before that policy, and passes over the later ones, which are committed, once it is there again.
+    Old records may be gone, by a purge: what has a row was committed. One exception: an evaluation that
+    lags behind may have found its policy corrupt. Then the run goes on from before that policy, and passes
+    over the later ones, which are committed, once it is there again.
     """
     if not is_committed(paths, PREPARE):
         return Frontier(-1, 0)
     iterations = range(plan.start + 1, plan.iterations + 1)
-    updated = plan.start + _count_committed(paths, Stage.UPDATE, iterations)
-    updated = _before_gap(plan, paths, updated)
+    updated, row = plan.start + _count_committed(paths, Stage.UPDATE, iterations), _last_row(plan, paths)
+    if row is not None:
+        updated = _before_gap(plan, paths, _after_lost(plan, paths, updated, row), row)
     evaluations = plan.evaluations()
     evaluated = _count_committed(paths, Stage.EVALUATE, evaluations)
+    evaluated = max(evaluated, _evaluated_by_rows(plan, evaluations, row))
     if evaluated < len(evaluations):
         lagging = evaluations[evaluated]
         if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
@@ -230,17 +238,38 @@ def next_frontier(plan: Plan, paths: RunPaths, known: Frontier) -> Frontier | No
     return Frontier(updated, evaluated, benchmarked) if is_near else None
 
 
-def _before_gap(plan: Plan, paths: RunPaths, updated: int) -> int:
+def _evaluated_by_rows(plan: Plan, evaluations: Sequence[int], row: int | None) -> int:
+    """Return how many evaluations must have been committed: an iteration's row came after its own, and that
+    after all before it. No row waits for that of the policy which the run begins with."""
+    count = bisect_right(evaluations, row) if row is not None else 0
+    return count if count and evaluations[count - 1] > plan.start else 0
+
+
+def _last_row(plan: Plan, paths: RunPaths) -> int | None:
+    """Return the iteration of the last row; None where it cannot be read, which never stops what trains."""
+    try:
+        return newest_row(journal.read_last(paths.metrics, _TAIL_BYTES), plan.start)
+    except OSError:
+        return None
+
+
+def _after_lost(plan: Plan, paths: RunPaths, updated: int, row: int) -> int:
+    """Return the newest iteration that is committed, where records of older ones are gone; ``updated`` if
+    none of those with a row, up to ``row``, is."""
+    for iteration in range(min(row, plan.iterations), updated, -1):
+        if is_committed(paths, Task(iteration, Stage.UPDATE)):
+            later = range(iteration + 1, plan.iterations + 1)
+            return iteration + _count_committed(paths, Stage.UPDATE, later)
+    return updated
+
+
+def _before_gap(plan: Plan, paths: RunPaths, updated: int, row: int) -> int:
     """Return the newest iteration before one with neither update nor row; ``updated`` if there is none such.
 
     Binary search may pass over such a gap. What follows it was made from what was taken back; where there is
     a row the update was there, and only its record was lost since.
     """
-    try:
-        rows = journal.read_last(paths.metrics, _TAIL_BYTES)
-    except OSError:  # rows that cannot be read never stop what trains
-        return updated
-    for iteration in range(newest_row(rows, plan.start) + 1, updated):
+    for iteration in range(row + 1, updated):
         if not is_committed(paths, Task(iteration, Stage.UPDATE)):
             return iteration - 1
     return updated

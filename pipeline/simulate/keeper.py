@@ -211,6 +211,7 @@ class Keeper:
         run.make_place(staffing.handovers)
         run.progress.write_rows()
         see_killed(run, decision.failed)
+        self._watch(looked)
         run.release(looked)
         for job in [job for job in drivers if job in self._drivers]:
             del self._drivers[job]
@@ -222,6 +223,18 @@ class Keeper:
         ):
             self.clock.after(_SOON_SECONDS, self.wish_for_pass)
         self._end()
+
+    def _watch(self, looked: float) -> None:
+        """Have a driver job await the end of arrays; not of those whose workers all leave, as this pass has
+        seen or just told them."""
+        staying = {w.array for w in self.run.workers.values() if not self._leaves(w, looked)}
+        if staying:
+            self._behind = frozenset(staying)
+
+    def _leaves(self, worker: Worker, looked: float) -> bool:
+        if worker.doing is Doing.WAITING:
+            return self.run.is_to_leave(worker)
+        return worker.doing is Doing.LEAVING and worker.since <= looked
 
     def _follow_up(self) -> None:
         """Have another pass come, with a newer look, where somebody waits without a task and something was
@@ -237,8 +250,6 @@ class Keeper:
         self._rested = now + rest_after(sum(plant.passes), plant.pass_cpu)
         oldest = self.run.progress.rows - 1
         self.begun_with = {task for task in self.begun_with if task.iteration >= oldest}
-        if self.arrays:
-            self._behind = frozenset(self.arrays)
         self._begin_if_possible()
 
     def _cancel_and_hurry(self, decision: Decision) -> None:

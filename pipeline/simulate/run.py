@@ -238,7 +238,7 @@ class SimulatedRun:
     # --- waits ---
 
     def _wait(self, worker: Worker) -> None:
-        if self._is_to_leave(worker):
+        if self.is_to_leave(worker):
             return self.leave(worker, Reason.NEEDED)
         self.idle.setdefault(worker.job_kind, {})[worker] = None
         if worker.wait is None:
@@ -281,10 +281,10 @@ class SimulatedRun:
 
     def _leave_places(self) -> None:
         """Those who wait are rung; each looks at everything each second in any case."""
-        for worker in [w for idle in self.idle.values() for w in idle if self._is_to_leave(w)]:
+        for worker in [w for idle in self.idle.values() for w in idle if self.is_to_leave(w)]:
             self.look(worker)
 
-    def _is_to_leave(self, worker: Worker) -> bool:
+    def is_to_leave(self, worker: Worker) -> bool:
         return self.plant.evicts and self.leaving.get(worker.name, math.inf) <= self.now
 
     def leave(self, worker: Worker, reason: Reason) -> None:

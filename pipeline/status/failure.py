@@ -10,6 +10,7 @@ from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.journal import tail
 from pipeline.run.tasks import PREPARE
 from pipeline.text import printable
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmMissing
 from slurm.ended import NoAccounting, read_ended
 from slurm.query import Element
@@ -72,7 +73,7 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
     queue = look_at_queue(run, max_age=0.0)  # what it is asked for may have ended just now
     found = {f"{e.array_id}_{e.index}": e for e in queue.elements if not is_live(e)}
     missing = {job.partition("_")[0] for job in jobs if job not in found}
-    with contextlib.suppress(SlurmError, SlurmMissing, NoAccounting, UnknownState):
+    with on_cluster(run.cluster), contextlib.suppress(SlurmError, SlurmMissing, NoAccounting, UnknownState):
         known = read_ended(missing) if missing and not queue.unanswered else {}
         found = {f"{array}_{index}": element for (array, index), element in known.items()} | found
     return {job: found[job] for job in jobs if job in found}

@@ -130,7 +130,7 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
         waiting=len(waiting),
         failed=sum(t.has_failed for t in tasks),
         reason=reason.words if reason else None,
-        helps=_help_with(reason) if reason and reason.is_stuck else None,
+        helps=_release([e for e in waiting if e]) or _help_with(reason),
         queue_seconds=max((t.waited for t in tasks if t.waited is not None), default=None),
         run_seconds=max(0.0, end - min(starts)) if starts and end is not None else None,
         attempts=sum(t.attempts for t in tasks) + requeued,
@@ -140,6 +140,15 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
         nodes=tuple(dict.fromkeys(e.node for e in running if e and e.node)),
     )
     return Lane(progress, tuple(t.shard_state for t in tasks))
+
+
+def _release(waiting: Sequence["Element"]) -> str | None:
+    """Return the command that lets elements start that are held, in words; None where none is."""
+    if not waiting:
+        return None
+    from slurm.held import way_to_release
+
+    return way_to_release(waiting)
 
 
 def _reason_of_most(reasons: Sequence[str]) -> "Reason | None":
@@ -156,7 +165,9 @@ def _reason_of_most(reasons: Sequence[str]) -> "Reason | None":
     return next((reason for reason in known if reason.is_stuck), known[0])
 
 
-def _help_with(reason: "Reason") -> str:
+def _help_with(reason: "Reason | None") -> str | None:
+    if reason is None or not reason.is_stuck:
+        return None
     from slurm.reasons import Ends
 
     wait = "waiting does not help" if reason.ends is Ends.NEVER else "it does not pass by itself"

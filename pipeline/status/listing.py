@@ -1,11 +1,12 @@
 """Runs below a folder, a line each: what is read of each is little, so that a thousand take a second or two.
 
-Of a run these are read: run.json, three keys of config.yaml, the end of metrics.jsonl, of one that is not
+Of a run these are read: run.json, some keys of config.yaml, the end of metrics.jsonl, of one that is not
 complete also the lease, people's requests and the journal's end; where a program measures policies, whether
 the last one was. Nothing is written. What cannot be read makes an entry that says so, never an error.
 """
 
 import contextlib
+import functools
 import os
 import re
 import time
@@ -13,16 +14,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.run import journal
 from pipeline.run.lease import holder_of
-from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
+from pipeline.run.originals import find_original
+from pipeline.run.paths import SWEEP_MANIFEST, RunPaths, holds_identity
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
 from slurm.errors import UserError
 from slurm.sealing import from_json, unsealed
 from slurm.sharedfiles import is_there, opened_file, read_plainly
+
+if TYPE_CHECKING:
+    from pipeline.run.owner import Owner
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
 _THREADS = 4
@@ -35,6 +40,9 @@ _HEAVY = ("policy", "state", "trainer", "critic")
 """Folders whose files are counted: nearly all bytes of a run are there."""
 _ITERATIONS = re.compile(rb"^iterations: (\d+)$", re.MULTILINE)
 _SCHEDULER = re.compile(rb"^scheduler:\n(?: .*\n)*?  kind: (\w+)$", re.MULTILINE)
+_CLUSTER = re.compile(
+    rb"^scheduler:\n(?: .*\n)*?  options:\n(?:    .*\n)*?    clusters: (\S+)$", re.MULTILINE
+)
 _PROGRAM = re.compile(rb"^evaluate:\n(?: .*\n)*?  command:\n", re.MULTILINE)
 """Beginning of evaluate.command, which is a list, or null in the same line."""
 _HOURS = re.compile(rb'"slurm/gpu_hours/[^"]+": ([0-9.eE+-]+)')
@@ -70,7 +78,13 @@ class Entry:
     sweep: str | None = None
     """Folder of the sweep that it belongs to."""
     note: str = ""
-    """Reason why it cannot be read."""
+    """Reason why it cannot be read; of a run on Slurm that is somebody else's, or on another cluster, whose
+    it is."""
+
+
+Who = Callable[[str], "Owner"]
+"""Says who looks, and from which cluster: the one of a name, or with none that of this machine; asks Slurm
+once."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +95,18 @@ class Place:
     sweep: Path | None = None
 
 
-LiveIds = Callable[[], "Collection[str] | None"]
-"""Asks Slurm for the ids of runs that have jobs in the queue; None where it does not answer."""
+LiveIds = Callable[[str], "Collection[str] | None"]
+"""Asks a cluster, by its name or with none the one of this machine, for the ids of runs that have jobs in the
+queue; None where it does not answer."""
+
+
+@dataclass(frozen=True)
+class _Queued:
+    """Run of which only Slurm's queue can say whether it is running."""
+
+    id: str
+    cluster: str
+    """Name of the cluster that its settings give; else empty."""
 
 
 def find_places(folder: Path) -> list[Place]:
@@ -94,7 +118,7 @@ def find_places(folder: Path) -> list[Place]:
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {what}; give a run directory, or a folder that holds runs")
-    if (folder / "run.json").exists():
+    if holds_identity(folder):
         return [Place(folder)]
     if (folder / SWEEP_MANIFEST).exists():
         return list(_of_sweep(folder))
@@ -103,12 +127,12 @@ def find_places(folder: Path) -> list[Place]:
 
 def _below(child: Path) -> Iterator[Place]:
     try:
-        if (child / "run.json").exists():
+        if holds_identity(child):
             yield Place(child)
         elif (child / SWEEP_MANIFEST).exists():
             yield from _of_sweep(child)
         else:
-            yield from (Place(path) for path in _folders(child) if (path / "run.json").exists())
+            yield from (Place(path) for path in _folders(child) if holds_identity(path))
     except OSError:  # a folder that may not be looked into is nobody's run that we could show
         return
 
@@ -120,7 +144,7 @@ def _of_sweep(root: Path) -> Iterator[Place]:
         points = unsealed(read_plainly(root / SWEEP_MANIFEST))["points"]
         yield from [Place(root / point["name"], root) for point in points]
         return
-    yield from (Place(path, root) for path in _folders(root) if (path / "run.json").exists())
+    yield from (Place(path, root) for path in _folders(root) if holds_identity(path))
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -137,18 +161,20 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
-    """Read all runs. Slurm is asked once, and only if one of its runs may still be at work."""
+    """Read all runs. Each cluster is asked once, and only if one of its runs may still be at work."""
     now = time.time() if now is None else now
+
+    @functools.cache
+    def who(cluster: str) -> "Owner":
+        from pipeline.run.owner import who_acts  # runs of this machine need nothing of Slurm's
+
+        return who_acts(cluster)
+
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(lambda place: _read(place, now), places))
-    asked: list[Collection[str] | None] = []
-
-    def live() -> Collection[str] | None:
-        if not asked:
-            asked.append(live_ids())
-        return asked[0]
-
-    return [entry if run_id is None else _with_queue(entry, run_id, live()) for entry, run_id in found]
+        found = list(threads.map(lambda place: _read(place, now, who), places))
+    clusters = {queued.cluster for _, queued in found if queued is not None}
+    live = {cluster: live_ids(cluster) for cluster in clusters}
+    return [entry if one is None else _with_queue(entry, one.id, live[one.cluster]) for entry, one in found]
 
 
 def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entry:
@@ -156,26 +182,32 @@ def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entr
     return Entry(**asdict(entry) | {"state": state})
 
 
-def _read(place: Place, now: float) -> tuple[Entry, str | None]:
-    """Read one run; also return its id where only Slurm's queue can say whether it is running."""
+def _read(place: Place, now: float, who: Who) -> tuple[Entry, _Queued | None]:
+    """Read one run; also return who it is where only Slurm's queue can say whether it is running."""
     root, sweep = str(place.root), str(place.sweep) if place.sweep else None
     try:
-        if not (place.root / "run.json").exists():
+        paths = RunPaths(place.root)
+        if not holds_identity(place.root):
             return Entry(root, NOT_BEGUN, place.root.name, sweep=sweep), None
-        return _read_run(RunPaths(place.root), sweep, now)
+        return _read_run(paths, sweep, now, who)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
 
 
-def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, str | None]:
-    identity = from_json(read_plainly(paths.run_json))
-    total, is_on_slurm, has_program = _plan_of(read_plainly(paths.config_yaml))
+def _read_run(paths: RunPaths, sweep: str | None, now: float, who: Who) -> tuple[Entry, _Queued | None]:
+    identity = from_json(_read_or_copy(paths.run_json, paths.run_copy))
+    config = _read_or_copy(paths.config_yaml, paths.config_copy)
+    total, is_on_slurm, has_program = _plan_of(config)
     end = read_end(paths.metrics, _END_BYTES)
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
     done = int(row["iteration"]) if row else start
-    state = _state_of(paths, done >= total and (not has_program or _is_measured(paths, total)), is_on_slurm)
+    is_done = done >= total and (not has_program or _is_measured(paths, total))
+    is_copy = find_original(identity.get("root", ""), paths.root.absolute(), str(identity["id"])) is not None
+    state, note = _state_of(paths, is_done, is_on_slurm, is_copy), ""
+    if state is None and (owner := _other_owner(paths, who, _cluster_of(config))):
+        state, note = _seen_from_elsewhere(paths, now), f"of {owner}"
     best, metric = _best_of(paths)
     written = paths.metrics.stat().st_mtime if row else float(identity["created"])
     entry = Entry(
@@ -192,8 +224,9 @@ def _read_run(paths: RunPaths, sweep: str | None, now: float) -> tuple[Entry, st
         idle=now - written,
         bytes=_bytes_of(paths),
         sweep=sweep,
+        note=note,
     )
-    return entry, None if state else str(identity["id"])
+    return entry, None if state else _Queued(str(identity["id"]), _cluster_of(config))
 
 
 def _plan_of(config: bytes) -> tuple[int, bool, bool]:
@@ -205,18 +238,30 @@ def _plan_of(config: bytes) -> tuple[int, bool, bool]:
     return int(iterations[1]), scheduler[1] == b"slurm", _PROGRAM.search(config) is not None
 
 
+def _cluster_of(config: bytes) -> str:
+    found = _CLUSTER.search(config)
+    return found[1].decode().strip("'\"") if found else ""
+
+
 def _is_measured(paths: RunPaths, last: int) -> bool:
     """Whether the last policy was measured, or left out: the others came before it; no row waits for it."""
     return is_there(paths.task(Task(last, Stage.BENCHMARK)).record)
 
 
-def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool) -> str | None:
-    """Return the run's state; None where Slurm's queue has to be asked."""
+def _read_or_copy(path: Path, copy: Path) -> bytes:
+    try:
+        return read_plainly(path)
+    except FileNotFoundError:
+        return read_plainly(copy)
+
+
+def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool, is_copy: bool) -> str | None:
+    """Return the run's state; None where Slurm's queue has to be asked. Nobody is at work on a copy."""
     if is_complete:
         return "complete"
     if is_on_slurm:
-        return _requested(paths)
-    if holder_of(paths.locks):
+        return _requested(paths) or ("stopped" if is_copy else None)
+    if not is_copy and holder_of(paths.locks):
         return "running"
     events = journal.read_tail(paths.events, _EVENT_BYTES)
     moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]
@@ -233,6 +278,25 @@ def _requested(paths: RunPaths) -> str | None:
     if control.get("cancelled"):
         return "paused" if control.get("paused") else "cancelled"
     return "failed" if control.get("has_failed") else None
+
+
+def _other_owner(paths: RunPaths, who: Who, cluster: str) -> "Owner | None":
+    """Return the owner of a run on Slurm whose jobs are not seen here; None of one's own."""
+    from pipeline.run.standpoint import standpoint
+
+    found = standpoint(paths, lambda: who(cluster))
+    return found.owner if found else None
+
+
+def _seen_from_elsewhere(paths: RunPaths, now: float) -> str:
+    """Return the state of a run whose jobs are not seen here, by when its workers last said something."""
+    from pipeline.workers.beats import folder_of
+    from pipeline.workers.living import SILENT_SECONDS
+
+    with contextlib.suppress(OSError), os.scandir(folder_of(paths)) as found:
+        if any(now - one.stat().st_mtime <= SILENT_SECONDS for one in found):
+            return "running"
+    return "unknown"
 
 
 def read_end(path: Path, num_bytes: int) -> bytes:

@@ -5,6 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.orchestrate.reconcile import Actions, Launch, Observation, reconcile
@@ -13,6 +14,9 @@ from pipeline.run.plan import Plan
 from pipeline.run.records import Frontier, Records, find_frontier, stale_because
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import PREPARE, Stage, Task
+
+if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
+    from pipeline.executors.slurm.queue import Queue
 
 _MOST_LINES = 10
 """Most lines of one kind; the rest is counted."""
@@ -28,7 +32,9 @@ class Outlook:
     """State of the tasks of the iterations at hand."""
     actions: Actions
     unanswered: str | None
-    """Slurm's error where it did not say what is in the queue."""
+    """Reason why it is not known what is in the queue, in words."""
+    is_hidden: bool = False
+    """Whether the jobs are somebody else's and not seen here: what is due is for the owner to see."""
 
 
 def look_ahead(run: Run) -> Outlook:
@@ -40,16 +46,22 @@ def look_ahead(run: Run) -> Outlook:
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
-    live, unanswered = set[Task](), None
+    live, queue = set[Task](), None
     if is_there and slurm:
-        live, unanswered = _live_tasks(run, slurm, {task.iteration for task in tasks})
+        live, queue = _live_tasks(run, slurm, {task.iteration for task in tasks})
     seen = Observation(tasks, records.known, records.corrupt, live, {})
     actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=lookahead > 0)
-    return Outlook(plan, frontier, seen, actions, unanswered)
+    return Outlook(plan, frontier, seen, actions, _why_unknown(queue), queue is not None and queue.is_hidden)
 
 
-def _live_tasks(run: Run, slurm: SlurmConfig, iterations: set[int]) -> tuple[set[Task], str | None]:
-    """Return the tasks of some iterations that somebody does or will do, and Slurm's error, if any."""
+def _why_unknown(queue: "Queue | None") -> str | None:
+    if queue is not None and queue.elsewhere is not None and queue.is_hidden:
+        return queue.elsewhere.why_hidden
+    return f"Slurm does not answer: {queue.unanswered}" if queue is not None and queue.unanswered else None
+
+
+def _live_tasks(run: Run, slurm: SlurmConfig, iterations: set[int]) -> "tuple[set[Task], Queue]":
+    """Return the tasks of some iterations that somebody does or will do, and the queue."""
     from pipeline.executors.slurm.queue import is_live, look_at_queue
     from pipeline.run.submissions import Ledger
     from pipeline.status.slurm import match
@@ -59,9 +71,9 @@ def _live_tasks(run: Run, slurm: SlurmConfig, iterations: set[int]) -> tuple[set
     queue, submissions = look_at_queue(run), Ledger(run.paths).load(iterations)
     if slurm.has_workers:
         beats = read_beats(run.paths)
-        return Crew(submissions, queue.with_heard(beats), tuple(beats.values())).live, queue.unanswered
+        return Crew(submissions, queue.with_heard(beats), tuple(beats.values())).live, queue
     elements = match(submissions, queue)
-    return {task for task, element in elements.items() if is_live(element)}, queue.unanswered
+    return {task for task, element in elements.items() if is_live(element)}, queue
 
 
 def describe_plan(run: Run) -> Iterator[str]:
@@ -75,7 +87,7 @@ def describe_plan(run: Run) -> Iterator[str]:
         yield "nothing to do: every task is committed"
     else:
         yield from _at_hand(found)
-        yield from _due(found.actions)
+        yield from () if found.is_hidden else _due(found.actions)
         command = f"slurm-ppo plan {shlex.quote(str(run.paths.root))} " if is_run(run.paths.root) else ""
         yield f"\nevery task: {command}--all"
     yield "This was a plan: nothing was run."
@@ -114,7 +126,7 @@ def _at_hand(found: Outlook) -> Iterator[str]:
         in_queue = f", {queued} in the queue" if queued else ""
         yield f"  {name}: {committed} of {len(tasks)} committed{in_queue}"
     if found.unanswered:
-        yield f"  what is in the queue is not known, Slurm does not answer: {found.unanswered}"
+        yield f"  what is in the queue is not known, {found.unanswered}"
 
 
 def _group(task: Task) -> str:

@@ -14,6 +14,7 @@ from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task
 from pipeline.status.lanes import StageProgress, TaskState
 from pipeline.status.trainer_state import Writer
+from pipeline.status.whose import Whose
 from slurm.query import Element
 from slurm.reasons import reason_in_words
 from slurm.states import Phase, SlurmState, phase_of
@@ -47,16 +48,19 @@ class SlurmStatus:
     drivers: tuple[DriverJob, ...]
     finish: float | None
     """Unix time at which the run will be complete at the recent pace."""
+    whose: Whose | None = None
+    """Whose jobs they are, with the last signs of life, where another user looks, or from another cluster;
+    None for one's own."""
 
 
 def state_of(is_complete: bool, control: Control, queue: Queue | None) -> str:
     """Return complete, paused, cancelled, failed, running, stopped, or unknown where Slurm did not answer
-    (yet)."""
+    (yet), or does not show the jobs of somebody else."""
     if is_complete:
         return "complete"
     if control.cancelled or control.has_failed:
         return "paused" if control.paused else "cancelled" if control.cancelled else "failed"
-    if queue is None or queue.unanswered:
+    if queue is None or queue.unanswered or queue.is_hidden:
         return "unknown"
     return "running" if queue.live else "stopped"
 

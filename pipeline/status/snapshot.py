@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import Advice, Evidence, advise
 from pipeline.run import journal
+from pipeline.run.ages import aging
 from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run, RunError, slurm_settings
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of, is_spoilt
+from pipeline.run.place import original_of
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import kept_versions, read_best
 from pipeline.run.tasks import Task
@@ -83,6 +85,8 @@ class Status:
     """Costs from accounting; None unless asked for."""
     forked_from: str | None = None
     """Parent and iteration like ``/runs/first@7``, if the run is a fork."""
+    copy_of: str | None = None
+    """Directory of the run that this one is a copy of, as long as it has not gone on by itself."""
     kept: tuple[int, ...] | None = None
     """Iterations whose policy and trainer's state are kept; None where all are, or for the view."""
     best: int | None = None
@@ -92,7 +96,7 @@ class Status:
     rows_missing: int = 0
     """Iterations that are done and have no row yet."""
     troubles: tuple[str, ...] = ()
-    """Failures of drivers that are not overcome yet, in words."""
+    """Failures of drivers that are not overcome yet, and files that are about to be removed, in words."""
     state_lost: int | None = None
     """Newest iteration that is done, if its trainer's state was lost."""
     workers: tuple[WorkersOf, ...] = ()
@@ -207,7 +211,9 @@ class StatusReader:
             answered: when that was, unix time.
         """
         run, plan, now = self.run, self.run.plan, time.time()
-        holder, frontier = holder_of(run.paths.locks), find_frontier(plan, run.paths)
+        original = original_of(run)  # whose lease and workers were copied
+        holder = None if original else holder_of(run.paths.locks)
+        frontier = find_frontier(plan, run.paths)
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
         lookahead = run.config.slurm.lookahead if run.config.slurm else 0
@@ -229,9 +235,10 @@ class StatusReader:
             last_row=rows[-1] if rows else None,
             last_failure=next((event for event in reversed(events) if event["event"] == "failed"), None),
             forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
+            copy_of=str(original) if original else None,
             advice=() if run.config.slurm else self._advise(),
             rows_missing=max(0, frontier.updated - newest),
-            troubles=self._troubles,
+            troubles=(*self._troubles, *aging(run, frontier.updated)),
             time=now,
             created=run.identity.created,
             awaited=holder if holder and is_spoilt(run.paths.locks) else None,
@@ -293,14 +300,17 @@ class StatusReader:
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
         from pipeline.status.slurm import SlurmStatus, drivers_of, running_workers, state_of
+        from pipeline.status.whose import whose
 
-        run, heard, control = self.run, self._beats.read(), read_control(self.run.paths)
+        run, control = self.run, read_control(self.run.paths)
+        heard = {} if status.copy_of else self._beats.read()
         seen = (queue or Queue()).with_heard(heard)
         live, beats = seen.live, tuple(heard.values())
         submissions = Ledger(run.paths).load(
             {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
         )
-        asked = None if queue is None or queue.unanswered else status.answered or status.time
+        is_unasked = queue is None or queue.unanswered or queue.is_hidden
+        asked = None if is_unasked else status.answered or status.time
         states, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
         found = list(states)
         lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
@@ -313,6 +323,10 @@ class StatusReader:
             finish=status.finish if live else None,
         )
         state = state_of(status.state == "complete", control, queue)
+        if seen.elsewhere is not None:
+            of = whose(seen.elsewhere, seen.is_hidden, self._records.known.values(), beats)
+            is_at_work = state == "unknown" and of.lives(status.time)
+            state, jobs = "running" if is_at_work else state, replace(jobs, whose=of)
         workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
         status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
         status = replace(status, workers=workers, advice=self._advise(workers))

@@ -132,7 +132,7 @@ def choose_run(root: Path) -> BestRun:
         SweepError: the manifest cannot be read.
         RunError: no run has a row yet.
     """
-    best = read_sweep_status(root, lambda: None).best
+    best = read_sweep_status(root, lambda cluster: None).best
     if best is None:
         raise RunError(
             f"no run of the sweep {root} has a row yet, so none is the best; where they are: "

@@ -13,6 +13,8 @@ from pipeline.run.retention import in_words
 from pipeline.run.tasks import parse_task
 from pipeline.status.trainer_state import doubtful_replay
 from pipeline.status.trainer_state import in_words as in_words_of_state
+from pipeline.status.whose import in_words as whose_in_words
+from pipeline.status.whose import next_step
 from pipeline.text import MISSING, duration, number, printable, shortened
 
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
@@ -49,17 +51,16 @@ def moment(seconds: float) -> str:
 
 def describe(status: "Status") -> str:
     """Describe a status for a person, ending in the next command."""
-    lines = [_first_line(status)]
+    lines = list(_first_lines(status))
     if status.driver:
         lines.append(status.driver)
     elif status.stopped and not status.slurm and status.state != "complete":
         lines.append(f"last driver: {status.stopped}")
     if status.slurm:
         lines += wrapped(f"{status.paused}; {_OF_A_PAUSE}") if status.paused else []
-        lines += describe_slurm(status.slurm, status.state)
+        lines += [*_whose(status), *describe_slurm(status.slurm, status.state)]
         lines += [line for text in status.held_back for line in wrapped(printable(text), "", _INDENT)]
-        lines += describe_workers(status.workers)
-        lines += describe_starts(status.workers)
+        lines += [*describe_workers(status.workers), *describe_starts(status.workers)]
     elif status.state != "complete":
         stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
         lines += wrapped(f"at hand: {stages}")
@@ -90,11 +91,24 @@ def standing(status: "Status") -> str:
     return f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"
 
 
-def _first_line(status: "Status") -> str:
+def _whose(status: "Status") -> list[str]:
+    """Return lines on whose the run is, where another user looks, or from another cluster."""
+    whose = status.slurm.whose if status.slurm else None
+    if whose is None or status.state == "complete":
+        return []
+    return wrapped(whose_in_words(whose, status.state, status.time), "", _INDENT)
+
+
+def _first_lines(status: "Status") -> Iterator[str]:
     line = standing(status)
     if status.evaluations:
         line += f", {status.evaluations_done}/{status.evaluations} evaluations"
-    return f"{line}, forked from {status.forked_from}" if status.forked_from else line
+    yield f"{line}, forked from {status.forked_from}" if status.forked_from else line
+    if status.copy_of:
+        yield from wrapped(
+            f"a copy of {status.copy_of}, whose jobs are not shown here; if it goes on, it does so as a run "
+            "of its own"
+        )
 
 
 def _last_lines(status: "Status") -> Iterator[str]:
@@ -124,6 +138,10 @@ def _next_commands(status: "Status") -> Iterator[str]:
     run = shlex.quote(status.run)
     if status.state == "failed":
         yield f"why:  slurm-ppo logs {run} --failed"
+    whose = status.slurm.whose if status.slurm else None
+    if whose and (step := next_step(whose, status.state, status.run)):
+        yield f"next: {step}"
+        return
     command = _NEXT.get(status.state) or ("logs {run} --follow" if status.slurm else "report {run}")
     yield f"next: slurm-ppo {command.format(run=run)}"
 
@@ -137,6 +155,8 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
             details = job_details(stage, len(stage.stage) > _LONGEST_NAME)
             lines += [_row(stage), *wrapped("; ".join(details), _INDENT)]
         lines.append("")
+    if is_hidden(status):
+        return lines
     if state == "running" and not status.drivers:
         lines += wrapped(
             "no driver job is in the queue: what is queued will be done, and then nothing follows"
@@ -145,6 +165,11 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
         drivers = ", ".join(describe_driver(driver, "after iteration") for driver in status.drivers)
         lines += wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
     return lines
+
+
+def is_hidden(status: "SlurmStatus") -> bool:
+    """Whether the jobs are somebody else's, and Slurm does not show them here."""
+    return status.whose is not None and status.whose.is_hidden
 
 
 def describe_workers(workers: Sequence["WorkersOf"]) -> list[str]:
@@ -195,6 +220,8 @@ def _queue_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
         return
     if status.unanswered:
         yield from wrapped(f"Slurm does not answer, so this is what the disk knows: {status.unanswered}")
+    elif status.whose and (state == "stopped" or status.whose.is_hidden):
+        pass  # said before, with whose they are
     elif state == "stopped":
         yield from wrapped("nothing of this run is in Slurm's queue, and it is not complete")
     elif state == "running" or status.jobs_running + status.jobs_waiting:

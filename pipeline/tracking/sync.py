@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pipeline.config.schema import WandbMode
 from pipeline.run.directory import Run
 from pipeline.run.lease import holder_of
+from pipeline.run.place import check_is_no_copy
 from pipeline.tracking.mirror import Mirrored
 from pipeline.tracking.mode import NO_KEY, NoKey, has_key
 from pipeline.tracking.place import moved_here, not_followed, place_of
@@ -61,6 +62,7 @@ def sync(run: Run, seconds: float, anew: Anew | None, say: Callable[[str], None]
         SyncFailed: saying why, and that another call goes on from there.
         LeaseHeld: another process has been sending rows for minutes.
     """
+    check_is_no_copy(run, "sync")
     if not has_key(os.environ):
         raise NoKey(NO_KEY)
     if holder := holder_of(online_lease(run.paths)):

@@ -107,6 +107,8 @@ _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "pass_recovered": "drivers' passes succeed again",
     "thinned": lambda event: f"removed {len(event['folders'])} old folders of weights",
     "noticed": "{severity} at iteration {iteration}: {title} ({rule})",
+    "identity_kept": lambda event: f"{' and '.join(event['files'])}: gone, and written again",
+    "copied": "a copy of {original}, with an id of its own since: {own_id}",
     "went_back": lambda event: f"went back: {len(event['tasks'])} commits moved aside",
 }
 _BAD = {

@@ -6,6 +6,7 @@ from pipeline.metrics.advice import worst
 from pipeline.status.lanes import Lane
 from pipeline.status.snapshot import Status
 from pipeline.status.text import clock, standing, workers_in_words
+from pipeline.status.whose import in_words as whose_in_words
 from pipeline.watch.event_lines import event_lines
 from pipeline.workers.summary import WorkersOf
 
@@ -25,6 +26,9 @@ def _states(before: Status | None, after: Status) -> Iterator[str]:
     was, now = (look.slurm.unanswered if look and look.slurm else None for look in (before, after))
     if was != now:
         yield f"Slurm does not answer: {' '.join(now.split())}" if now else "Slurm answers again"
+    before_whose, whose = (look.slurm.whose if look and look.slurm else None for look in (before, after))
+    if whose and not before_whose:
+        yield whose_in_words(whose, after.state, after.time)
     if after.awaited and not (before and before.awaited):
         yield f"waiting: {after.awaited}"
     held = (after.paused, *after.held_back)

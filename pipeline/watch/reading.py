@@ -1,5 +1,6 @@
 """Background reading: a thread for the run directory, one for Slurm, so that neither blocks the keys."""
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -50,7 +51,8 @@ class Reading:
         """Monotonic time at which the present look began; None between looks."""
         self.arrived = threading.Event()
         """Event that is set whenever there is something new in :attr:`seen`."""
-        self._ask = ask or (lambda run: look_at_queue(run, max_age=interval))
+        who = functools.cache(run.who_acts)  # the cluster that is asked from here stays the same
+        self._ask = ask or (lambda run: look_at_queue(run, max_age=interval, who=who))
         self._queue: Queue | None = None
         self._answered: float | None = None
         self._stop, self._hurry = threading.Event(), threading.Event()
@@ -97,7 +99,7 @@ class Reading:
     def _take(self, queue: Queue) -> None:
         """Keep what Slurm has answered; if it has not, what was shown last stays."""
         if queue.unanswered is not None:
-            self._queue = Queue(self._queue.elements if self._queue else (), queue.unanswered)
+            self._queue = replace(self._queue or Queue(), unanswered=queue.unanswered, asked=None)
             self._count += 1
             return
         is_new = self._queue is None or queue.asked is None or queue.asked != self._queue.asked

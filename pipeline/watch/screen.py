@@ -14,8 +14,17 @@ from pipeline.metrics.starts import parts_together
 from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.snapshot import Status
-from pipeline.status.text import clock, describe_driver, job_details, packed, time_or_dash, workers_in_words
+from pipeline.status.text import (
+    clock,
+    describe_driver,
+    is_hidden,
+    job_details,
+    packed,
+    time_or_dash,
+    workers_in_words,
+)
 from pipeline.status.trainer_state import in_words
+from pipeline.status.whose import in_words as whose_in_words
 from pipeline.text import MISSING, duration, number, printable, shortened
 from pipeline.watch.event_lines import event_lines
 
@@ -163,6 +172,7 @@ def _header(look: Status, view: View, width: int) -> Lines:
     held = (textwrap.wrap(text, width, max_lines=2, placeholder=" …") for text in _holding(look))
     said = (
         _progress(look),
+        *_whose(look, width),
         *_outlook(look, width),
         *state,
         *(line for lines in held for line in lines),
@@ -177,6 +187,13 @@ def _holding(look: Status) -> list[str]:
     return [printable(text) for text in (look.paused, *look.held_back) if text]
 
 
+def _whose(look: Status, width: int) -> list[str]:
+    """Say whose the run is, where another user looks, or from another cluster."""
+    if not look.slurm or not look.slurm.whose:
+        return []
+    return textwrap.wrap(whose_in_words(look.slurm.whose, look.state, look.time), width)
+
+
 def _workers(look: Status, width: int) -> list[str]:
     """Say what workers do, and what those that wait wait for: in a line where there is room."""
     parts = [workers_in_words(one) for one in look.workers if one.live + one.silent]
@@ -188,9 +205,9 @@ def _progress(look: Status) -> str:
     parts = [f"{look.iterations_done}/{look.iterations} iterations"]
     if look.evaluations:
         parts.append(f"{look.evaluations_done}/{look.evaluations} evaluations")
-    if look.slurm and look.answered:
+    if look.slurm and look.answered and not is_hidden(look.slurm):
         parts.append(f"in the queue: {look.slurm.jobs_running} running, {look.slurm.jobs_waiting} waiting")
-    elif look.slurm and not look.slurm.unanswered:
+    elif look.slurm and not look.slurm.unanswered and not is_hidden(look.slurm):
         parts.append("asking Slurm ...")
     return ", ".join(parts)
 
@@ -202,7 +219,7 @@ def _outlook(look: Status, width: int) -> list[str]:
         when = f"expected finish {time.strftime('%a %d %b %H:%M', time.localtime(look.finish))}"
         left = look.finish - look.time
         parts.append(f"{when}, in {duration(left)}" if left > 0 else f"{when}, late by {duration(-left)}")
-    if look.slurm and look.state == "running":
+    if look.slurm and look.state == "running" and not is_hidden(look.slurm):
         drivers = ", ".join(describe_driver(driver, "after") for driver in look.slurm.drivers)
         parts.append(f"driver jobs: {drivers}" if drivers else "no driver job is in the queue")
     together = "; ".join(parts)

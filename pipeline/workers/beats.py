@@ -91,6 +91,8 @@ class Beat:
     """Seconds from the time at which it could have started, as far as the run is concerned, to its start."""
     process_space: str = ""
     """Where its process id counts (:func:`process_space`)."""
+    nodes: str = ""
+    """Slurm's names of its nodes, like ``gpu[01-02]``; empty where there is no Slurm."""
 
 
 def file_of(paths: RunPaths, worker: str) -> Path:

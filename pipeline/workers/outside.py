@@ -39,6 +39,8 @@ class Outside:
     new_attempt: Callable[[int], str]
     """Returns an attempt's id from its number."""
     queued_seconds: float | None = None
+    nodes: str = ""
+    """As beats have them (:attr:`pipeline.workers.beats.Beat.nodes`)."""
     known: int = 0
     """Number of the newest claim on its first task that the pass which gave it that knew of."""
     ask_queue: Callable[[], Queue | None] = lambda: None
@@ -80,6 +82,7 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
         name,
         attempt_ids(job, index, restarts),
         queued_seconds=max(0.0, started - eligible) if eligible else None,
+        nodes=environment.get("SLURM_JOB_NODELIST", ""),
         known=int(environment.get(KNOWN, "0")),
         ask_queue=lambda: slurm_queue(run.paths, job, int(index)),
         committed=afterwards.committed,

@@ -9,7 +9,9 @@ $options
 #SBATCH --chdir=$chdir
 #SBATCH --output=$output
 
-# Setup and environment, from the configuration.
+# Setup and environment, from the configuration. Where a job begins with no environment (--export=NONE, or a site's
+# own rule), its steps would begin without what is set here.
+unset SLURM_EXPORT_ENV
 $setup
 
 # For submitit.JobEnvironment, in code of yours.

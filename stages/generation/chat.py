@@ -4,16 +4,12 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.data.chat import Rendering, refusals
+from pipeline.data.chat import Rendering
 from pipeline.data.messages import Message, Tools, as_dicts
 from stages.context import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-REFUSALS = refusals()
-"""Errors of a template that cannot render some messages: its own words, or Python's about a missing part."""
 
 _ANSWER = "ANSWER"
 _FIXED = [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": _ANSWER}]

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pipeline.config.rollout import MultiTurnConfig, RolloutConfig
 from pipeline.config.schema import Config
-from pipeline.data.chat import Rendering
+from pipeline.data.chat import Rendering, refusals
 from pipeline.data.messages import Message, as_dicts, is_json
 from pipeline.data.tokens import written_text
 from pipeline.plugins.load import load_plugin
@@ -31,7 +31,7 @@ from pipeline.text import shown
 from stages.context import UserError
 from stages.engines.base import Generator, Request, Response, Turns
 from stages.generation.calls import Answer, Calls, Late
-from stages.generation.chat import REFUSALS, continuation_text
+from stages.generation.chat import continuation_text
 from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
 from stages.logs import log
 
@@ -258,7 +258,7 @@ class Conversations(Turns):
                 text = continuation_text(messages, end, self._tokenizer, self._rendering)
             except UserError:
                 raise
-            except REFUSALS as error:
+            except refusals() as error:
                 said = f"what {self._who} returned for {_name(opening)}: {error}"
                 raise UserError(f"the policy's chat template refuses {said}") from error
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

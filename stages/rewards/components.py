@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
+from pipeline.data.chat import refusals
 from pipeline.data.prompts import Prompt, read_prompts, summarize
 from pipeline.data.rendering import prompt_text
 from pipeline.data.tokens import affixes_of, text_ids
@@ -18,7 +19,7 @@ from pipeline.run.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError
 from stages.engines import Wanted, engine, kept_value, make_scorer
 from stages.engines.base import Scorer, problem_of
-from stages.generation.chat import REFUSALS, messages_json, tools_json
+from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
 from stages.rewards.failed import rows_judged
 from stages.rewards.rows import (
@@ -142,7 +143,7 @@ class RewardModel:
         for index, texts in enumerate(zip(prompts, responses, strict=True)):
             try:
                 tokens.append(self._sample_ids(*texts))
-            except REFUSALS as error:
+            except refusals() as error:
                 raise UserError(
                     f"the chat template of {self._config.path} refuses reference sample {index}: {error}"
                 ) from error

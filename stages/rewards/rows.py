@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.data.chat import Rendering
+from pipeline.data.chat import Rendering, refusals
 from pipeline.data.tokens import affixes_of, text_ids, written_text
 from pipeline.run.schemas import PROMPT_TOOLS, extra_columns
 from stages.context import UserError
-from stages.generation.chat import REFUSALS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,7 +75,7 @@ def tokenized_conversations(
         try:
             ids = conversation_ids(tokenizer, rendering, prompt, messages, response, following, tools=tools)
             found.append(ids)
-        except REFUSALS as error:
+        except refusals() as error:
             raise UserError(
                 f"{key}: its chat template refuses {name_of(rows, index)}: {error}; change the template, or "
                 "what rollout.multi_turn adds to conversations"

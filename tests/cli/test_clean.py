@@ -63,7 +63,7 @@ def refused(run: Run, why: str) -> None:
 def test_the_run_of_a_colleague_is_refused_however_idle_it_looks(submitted, monkeypatch):
     owner = submitted.paths.control.stat().st_uid
     monkeypatch.setattr("os.getuid", lambda: owner + 4711)
-    refused(submitted, "was submitted by .*, whose jobs are not seen from here")
+    refused(submitted, "was submitted by .*, whose jobs are not .* to end or replace: ask .* to type this")
 
 
 def test_on_the_login_node_of_another_cluster_a_run_is_refused(submitted, cluster):

@@ -79,6 +79,7 @@ STATUS_KEYS = [
     "slurm",
     "cost",
     "forked_from",
+    "copy_of",
     "kept",
     "best",
     "advice",

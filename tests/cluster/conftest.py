@@ -35,7 +35,7 @@ NETWORK = "CI" in os.environ or not without_network()
 """Whether clusters have a network filesystem. In CI one that cannot be had is a failure."""
 
 
-def _start(folder: Path, layout: Layout | None = None, accounting: bool = False) -> Cluster:
+def start_cluster(folder: Path, layout: Layout | None = None, accounting: bool = False) -> Cluster:
     try:
         return start(folder, layout, accounting)
     except PackagesMissing as error:
@@ -47,7 +47,7 @@ def _start(folder: Path, layout: Layout | None = None, accounting: bool = False)
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Without accounting. Every node must be idle again after a test."""
-    running = _start(tmp_path_factory.mktemp("cluster"), Layout(network_filesystem=NETWORK))
+    running = start_cluster(tmp_path_factory.mktemp("cluster"), Layout(network_filesystem=NETWORK))
     yield running
     running.stop()
 
@@ -56,7 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """``sacct`` answers. Every node must be idle again after a test."""
     layout = Layout(network_filesystem=NETWORK)
-    running = _start(tmp_path_factory.mktemp("accounting"), layout, accounting=True)
+    running = start_cluster(tmp_path_factory.mktemp("accounting"), layout, accounting=True)
     yield running
     running.stop()
 
@@ -65,7 +65,7 @@ def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def cluster_with_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """With accounting whose limits are enforced, of which none is set, and which knows this user alone."""
     layout = Layout(more=("AccountingStorageEnforce=limits",))
-    running = _start(tmp_path_factory.mktemp("limits"), layout, accounting=True)
+    running = start_cluster(tmp_path_factory.mktemp("limits"), layout, accounting=True)
     if os.getuid():  # root has an account on every cluster
         user = pwd.getpwuid(os.getuid()).pw_name
         for words in (("account", "lab"), ("user", user, "account=lab")):
@@ -88,7 +88,7 @@ def own_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OwnC
         """``has_runs``: on a network filesystem, where this machine can have one."""
         if has_runs and NETWORK and not is_local:
             layout = replace(layout or Layout(), network_filesystem=True)
-        running = _start(tmp_path / f"cluster{len(started)}", layout, accounting)
+        running = start_cluster(tmp_path / f"cluster{len(started)}", layout, accounting)
         started.append(running)
         return running
 

@@ -499,6 +499,17 @@ def test_gpus_as_nvidia_smi_shows_them():
     assert judge_torch(facts, 2.0, has_nvidia=False).verdict is Verdict.OK
 
 
+def test_an_import_that_is_slow_or_compiles_at_every_start_is_told_with_the_way_out():
+    facts = {"version": "2.13.0", "cuda": None, "hip": None, "gpus": 0, "calls": 12345, "sources": 0}
+    quick = judge_torch(facts, 2.0, has_nvidia=False)
+    assert quick.verdict is Verdict.OK
+    assert quick.measured.endswith("imported in 2.0 s with 12,345 calls for files")
+    slow = judge_torch(facts, 90.0, has_nvidia=False)
+    assert (slow.verdict, "examples/environment" in slow.advice) == (Verdict.WARNING, True)
+    compiled = judge_torch({**facts, "sources": 1800}, 9.0, has_nvidia=False)
+    assert (compiled.verdict, compiled.advice) == (Verdict.WARNING, f"python -m compileall -q {sys.prefix}")
+
+
 TORCH = {
     "a build that sees GPUs": (
         "class cuda: device_count = staticmethod(lambda: 2)\n"
@@ -521,6 +532,7 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch, name):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
     found = look_at_torch(trains_here=True)
     assert (found.verdict, found.measured[: len(said)]) == (verdict, said)
+    assert verdict is Verdict.PROBLEM or found.numbers["import_calls"] > 0
 
 
 # --- W&B ---

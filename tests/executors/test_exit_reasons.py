@@ -28,6 +28,7 @@ from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing, Reason
 from slurm.ended import NoAccounting, NoAnswer
 from slurm.query import Element
+from slurm.setup_lines import SETUP_EXIT
 from slurm.states import Phase, SlurmState, phase_of
 from tests.support.beats import beat
 from tests.support.scripted import imagined_run
@@ -145,6 +146,26 @@ def test_a_container_that_did_not_start_is_not_the_tasks_fault():
     assert seen(gone(), failed).kind is FailureKind.KILLED
     assert seen(mute, element(SlurmState.FAILED, 1)).kind is FailureKind.KILLED
     assert seen(mute, element(SlurmState.TIMEOUT)).kind is FailureKind.TIMEOUT
+
+
+def test_a_line_of_setup_that_failed_is_the_sites_fault_and_named_with_its_node(tmp_path):
+    """The task is tried again, on another node; what the log says is what people are told."""
+    run = imagined_run(tmp_path / "run")
+    log = run.paths.task(TASK).log(3)
+    log.parent.mkdir(parents=True)
+    said = "slurm-ppo: line 2 of setup failed on node n7 (exit code 127): module load cuda"
+    log.write_text(f"module: command not found\n{said}\n")
+    failed = element(SlurmState.FAILED, SETUP_EXIT)
+    control, accounts = Control(invocation=1), Accounts()
+    (ended,) = explain(run.paths, [gone()], {("7", 1): failed}, control, accounts, now=5.0)
+    assert ended.failure.kind is FailureKind.UNSTARTED
+    assert ended.failure.kind in FREE_KINDS
+    assert ended.failure.message.startswith(said.removeprefix("slurm-ppo: "))
+    assert ended.failure.message.endswith("A line that may fail ends with || true")
+    assert ended.ending.evidence is Evidence.EXIT_CODE
+    log.unlink()
+    (ended,) = explain(run.paths, [gone()], {("7", 1): failed}, control, accounts, now=5.0)
+    assert ended.failure.message.startswith("a line of setup failed on node n7")
 
 
 # --- workers ---

@@ -9,20 +9,22 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.executors.slurm import passes
+from pipeline.executors.slurm.crew import read_roster
 from pipeline.executors.slurm.job_table import Snapshot, read_table, take_snapshot
 from pipeline.executors.slurm.passes import make_pass
-from pipeline.executors.slurm.queue import as_heard_of, newest_starts
+from pipeline.executors.slurm.queue import as_heard_of, newest_starts, worker_of
 from pipeline.run import journal
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run
 from pipeline.run.endings import read_endings
 from pipeline.run.lease import hold
-from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.submissions import Ledger, Submission, parse_job_name
 from pipeline.workers import looking
 from pipeline.workers.looking import FROM_NOW, Look
 from slurm.commands import SlurmTimeout
 from slurm.query import Element
 from slurm.states import SlurmState
+from tests.support.beats import beat
 from tests.support.toyslurm import Element as ToyElement
 from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
 from tests.support.toyworld import MIN_JOB_AGE, Luck, Watcher, in_job, is_driver, pass_over
@@ -93,6 +95,24 @@ def test_who_has_started_since_is_at_its_task_though_it_is_shown_as_waiting(worl
     pass_over(world.run, world.story, replace(before, asked=time.time() - 5))
     assert not failures(world)
     assert element.state is SlurmState.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "nodes"),
+    [("", "gpu[01-02]", ("gpu01", "gpu02")), ("gpu03", "", ("gpu03",)), ("gpu03", "gpu01", ("gpu01",))],
+)
+def test_where_who_has_started_since_is_says_its_beat(world, shown, said, nodes):
+    """Who makes place for what waits depends on where each worker is."""
+    world.submit()
+    seen = take_snapshot(world.run, look_of(world), is_fresh=False)
+    name, (element, *_) = next(
+        (n, e) for n, e in seen.queue.items() if parse_job_name(n).job_kind == "prepare"
+    )
+    queue = {name: (replace(element, node=shown, restarts=0),)}
+    table = read_table(Ledger(world.run.paths), replace(seen, queue=queue), {0}, names=[name])
+    worker = str(worker_of(element))
+    roster = read_roster(table, {worker: beat(worker, "prepare", nodes=said)})
+    assert {w.name: w.nodes for w in roster.crew.workers} == {worker: nodes}
 
 
 def test_who_was_put_back_and_has_started_again_is_at_the_task_that_it_has_claimed(world):

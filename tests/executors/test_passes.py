@@ -5,10 +5,11 @@ import time
 import pytest
 
 from pipeline.executors.slurm import exit_reasons, passes
-from pipeline.executors.slurm.passes import PASS_SECONDS, make_pass
+from pipeline.executors.slurm.passes import PASS_SECONDS, TakenOver, make_pass
 from pipeline.run import journal
-from pipeline.run.control import begin_invocation
+from pipeline.run.control import begin_invocation, take_over
 from pipeline.run.lease import holder_of
+from pipeline.run.owner import Owner
 from pipeline.run.submissions import Ledger, job_kind_of
 from slurm import commands
 from slurm.commands import SlurmTimeout
@@ -51,6 +52,24 @@ def lose_answers(world: WorkerWorld, program: str, times: int) -> None:
             raise SlurmTimeout([program], None, "no answer in 7 s")
 
     world.slurm.before = lose
+
+
+def test_a_driver_job_of_who_had_the_run_before_does_nothing_more(world, monkeypatch):
+    """Whoever took it over has jobs of his own, which it would take for lost."""
+    ada, ben = Owner("ada", 61001, "gold"), Owner("ben", 61002, "gold")
+    monkeypatch.setenv("SLURM_JOB_UID", str(ada.uid))
+    monkeypatch.setenv("SLURM_JOB_USER", ada.user)
+    advance(world)
+    take_over(world.run.paths, ben, ada)
+    count, asked = len(world.slurm.jobs), []
+    world.slurm.before = asked.append
+    with pytest.raises(TakenOver, match="was taken over by ben on cluster gold: jobs of ada do no more"):
+        advance(world)
+    assert not asked
+    monkeypatch.setenv("SLURM_JOB_UID", str(ben.uid))
+    advance(world)
+    assert len(world.slurm.jobs) >= count
+    assert asked
 
 
 @pytest.mark.parametrize("program", ["sbatch", "squeue"])

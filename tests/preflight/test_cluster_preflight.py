@@ -356,8 +356,10 @@ def test_stages_that_go_to_the_same_place_share_a_probe(inputs, tmp_path):
     assert (driver.paths, driver.programs[0]) == ((), "sbatch --version")
 
 
+SETUP = ("module load cuda", "conda x")
 AIM = Aim(
-    ("rollout", "evaluate"), ResourcesConfig(partition=("gpu",), gpus_per_node="a100:2", python="/env/python")
+    ("rollout", "evaluate"),
+    ResourcesConfig(partition=("gpu",), gpus_per_node="a100:2", python="/env/python", setup=SETUP),
 )
 FINE = ProbeResult("gpu07", "3.11.7", {}, [], {}, 2)
 
@@ -382,6 +384,13 @@ FINE = ProbeResult("gpu07", "3.11.7", {}, [], {}, 2)
         (
             ProbeTimeout("job 3 left no answer", is_late=False),
             ["scheduler.rollout.partition=gpu: job 3 left no answer"],
+        ),
+        (
+            ProbeTimeout("job 3 left no answer", False, True, "line 2 of setup failed on node n1"),
+            [
+                "scheduler.rollout.setup=module load cuda; conda x: line 2 of setup failed on node n1; "
+                "mend it, or let it fail with || true"
+            ],
         ),
         (ProbeTimeout("waiting for free resources", is_late=True), []),
     ],

@@ -8,6 +8,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 
 GOLDEN = """
 best.json
+config.copy.yaml
 config.yaml
 data/prompts.ATTEMPT.arrow
 data/prompts.chunks.ATTEMPT.json
@@ -76,6 +77,7 @@ policy/best -> 0000N.ATTEMPT
 report.html
 rows/00001.json
 rows/00002.json
+run.copy.json
 run.json
 spans.jsonl
 state/00001 -> 00001.ATTEMPT

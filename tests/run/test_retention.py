@@ -425,12 +425,14 @@ def test_a_newest_policy_that_is_lost_is_made_again(copied_run, thinned_run, slu
     assert policy(copied_run) == policy(thinned_run)
 
 
-def test_where_what_it_would_be_made_from_is_thinned_the_error_says_so(copied_run, slurm_ppo):
+def test_where_what_it_would_be_made_from_is_thinned_the_run_goes_on_from_what_is_kept(
+    copied_run, thinned_run, slurm_ppo
+):
     spoil(copied_run, 4, 5)
     done = slurm_ppo("resume", copied_run)
-    assert done.returncode == 2
-    assert "iteration 3 was thinned out on purpose (update.keep_last)" in done.stderr
-    assert "one can go back to iteration 1, 3: slurm-ppo resume" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert "; the newest from which the run can go on is 2" in done.stderr
+    assert policy(copied_run) == policy(thinned_run)
 
 
 # --- states that are committed behind their policies ---

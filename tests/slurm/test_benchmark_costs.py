@@ -35,7 +35,7 @@ def test_a_wrapper_notes_each_call_and_carries_it_out(tmp_path):
         ("squeue --me", Kind.QUERY),
         ("scontrol show job 4", Kind.QUERY),
         ("scontrol update JobId=4 Dependency=", Kind.OTHER),
-        ("scancel --batch --signal=USR1 4_1", Kind.SIGNAL),
+        ("scancel -v --batch", Kind.SIGNAL),
         ("scancel 4", Kind.CANCELLATION),
         ("sbatch --parsable", Kind.SUBMISSION),
     ],

@@ -408,6 +408,8 @@ def test_what_jobs_hold_and_those_that_wait_ask_for():
         ("cpu=4,mem=1.50G,node=1,billing=4", "gres/gpu:h100:1,gres/shard:3", 1, 1536),
         ("cpu=4,node=1,gres/gpu:a100=2,gres/gpu:l40=1", "gres:gpu", 3, None),
         ("cpu=4,mem=many,node=3", "gres:gpu", 3, None),
+        ("cpu=4,mem=4G,node=2", "gpu:2", 4, 4096),  # up to Slurm 20.11
+        ("cpu=4,node=1", "gpu:a100:3,craynetwork:1", 3, None),
         ("N/A", "N/A", None, None),
     ],
 )

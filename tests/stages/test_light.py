@@ -24,6 +24,7 @@ from tests.support.killing import wait_for
 
 UPDATE = Task(2, Stage.UPDATE)
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "httpx", "hydra", "wandb"}
+HEAVY |= {"pyarrow.parquet", "ssl"}
 
 
 def modules_of(*arguments: object) -> set[str]:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.support.reportrun import SLURM, make_row, make_run, make_spans, slurm
 from tests.support.sweeps import make_sweep
 
 
-def never() -> None:
+def never(cluster: str) -> None:
     raise AssertionError("Slurm is asked, though no run may be at work")
 
 
@@ -60,14 +61,28 @@ def test_of_runs_on_slurm_the_queue_is_asked_once(tmp_path):
     write_control(runs[2].paths, Control(1, cancelled=True))
     write_control(runs[3].paths, Control(1, has_failed=True))
 
-    def live():
+    def live(cluster):
         asked.append(1)
         return {runs[0].identity.id}
 
     states = [entry.state for entry in entries(tmp_path, live).values()]
     assert states == ["running", "stopped", "cancelled", "failed"]
     assert len(asked) == 1
-    assert [entry.state for entry in entries(tmp_path, lambda: None).values()][:2] == ["unknown", "unknown"]
+    assert [entry.state for entry in entries(tmp_path, lambda cluster: None).values()][:2] == [
+        "unknown",
+        "unknown",
+    ]
+
+
+def test_each_cluster_is_asked_for_the_runs_whose_settings_name_it(tmp_path):
+    on_far = replace(SLURM, options={"clusters": "far-2", "export": "NONE"})
+    runs = [make_run(tmp_path / name, scheduler=given) for name, given in (("a", SLURM), ("b", on_far))]
+    for run in runs:
+        write_control(run.paths, Control(1))
+    asked = {"": {runs[1].identity.id}, "far-2": {runs[1].identity.id}}
+    states = [entry.state for entry in entries(tmp_path, asked.pop).values()]
+    assert states == ["stopped", "running"]
+    assert not asked, "once each"
 
 
 def test_what_a_line_says(tmp_path):

@@ -360,6 +360,7 @@ def test_the_keys_of_json_are_an_interface():
         "stages",
         "drivers",
         "finish",
+        "whose",
     ]
     assert list(found["slurm"]["stages"][0]) == list(StageProgress.__dataclass_fields__)
 

@@ -20,7 +20,7 @@ LOSS = Measure("eval/loss", is_lowest_best=True)
 HELDOUT = Measure("evaluate/reward", is_lowest_best=False)
 
 
-def nothing() -> frozenset[str]:
+def nothing(cluster: str) -> frozenset[str]:
     return frozenset()
 
 

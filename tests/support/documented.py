@@ -34,6 +34,7 @@ class Kind(StrEnum):
 IMAGES = "tests/end_to_end/test_images.py"
 BROWSER = "tests/report/test_report_browser.py"
 INSTALLS = "tests/end_to_end/test_installs.py"
+PACKED = "tests/end_to_end/test_packed_environment.py"
 ELSEWHERE = {
     "make quickstart": "tests/end_to_end/test_quickstart.py",
     "make quickstart RUN_DIR=runs/quickstart": "tests/end_to_end/test_quickstart.py",
@@ -64,6 +65,10 @@ ELSEWHERE = {
     "source .venv/bin/activate": "Makefile",
     "apptainer build --build-arg EXTRA=vllm /images/ppo.sif examples/containers/slurm-ppo.def": IMAGES,
     "podman build -f examples/containers/Containerfile --build-arg EXTRA=vllm -t slurm-ppo .": IMAGES,
+    "python3.11 -m venv /scratch/venv": PACKED,
+    "/scratch/venv/bin/pip install -c constraints-cuda.txt '.[vllm]'": INSTALLS,
+    "tar -C /scratch/venv -cf /scratch/ppo-env.tar .": PACKED,
+    "cp examples/environment/unpack.sh /scratch/": PACKED,
     "pip download -c constraints-cuda.txt -d wheels hatchling '.[vllm]'": INSTALLS,
     "hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/my-sft": IMAGES,
     "pip install --no-index --find-links wheels -c constraints-cuda.txt '.[vllm]'": INSTALLS,

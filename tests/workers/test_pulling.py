@@ -16,8 +16,9 @@ from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run import bookkeeping
 from pipeline.run.bookkeeping import LastPass, ask_for_pass, is_wanted, read_last
 from pipeline.run.commits import read_record
-from pipeline.run.control import begin_invocation, read_control, write_control
+from pipeline.run.control import begin_invocation, read_control, take_over, write_control
 from pipeline.run.directory import Run, load_run
+from pipeline.run.owner import Owner
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.afterwards import Afterwards
@@ -281,6 +282,18 @@ def test_a_run_that_is_cancelled_ends_who_waits(run):
         write_control(run.paths, replace(read_control(run.paths), cancelled=True))
         assert join(worker) == [0]
         assert beat_of(run.paths, worker).reason is Reason.TURNED
+
+
+def test_a_run_that_is_taken_over_ends_those_who_wait_of_its_former_owner_alone(run):
+    former, owner = Owner("ada", 61001, "gold"), Owner("ben", 61002, "gold")
+    jobs = [{"SLURM_JOB_UID": str(one.uid), "SLURM_CLUSTER_NAME": "gold"} for one in (former, owner)]
+    with crew(run, UPDATE, **jobs[0]) as (hers,), crew(run, UPDATE, **jobs[1]) as (his,):
+        for worker in (hers, his):
+            wait_until(run, worker, Doing.WAITING, UPDATE)
+        take_over(run.paths, owner, former)
+        assert join(hers) == [0]
+        assert beat_of(run.paths, hers).reason is Reason.TURNED
+        assert his.exitcode is None
 
 
 def test_a_task_that_fails_is_tried_as_often_as_it_may_and_then_left(run):

@@ -52,7 +52,7 @@ def options_of_groups(config_dir: str) -> dict[str, list[str]]:
 
 
 def is_run(path: str) -> bool:
-    return os.path.isfile(os.path.join(_real(path), "run.json"))
+    return any(os.path.isfile(os.path.join(_real(path), name)) for name in ("run.json", "run.copy.json"))
 
 
 def _holds_runs(path: str) -> bool:

@@ -19,6 +19,7 @@ from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
 from pipeline.run.tasks import Stage, Task
 from slurm.commands import REMEMBER_BEFORE
 from slurm.requests import attending
+from slurm.setup_lines import checked
 from slurm.submission import Array, literal
 from slurm.tasklist import ATTEMPT, STARTED
 
@@ -154,7 +155,8 @@ def array_of(
         setup=(
             *(_OF_WORKERS if submission.stays else ()),
             *into_log(run, submission),
-            *(given.setup or ()),
+            # A driver job goes on: a run that none advances has nobody to tell what went wrong.
+            *checked(given.setup or (), ends_job=submission.is_of_stage),
             *(attending_to(run, config, given) if submission.stays else ()),
         ),
         environment=given.environment,

@@ -117,7 +117,7 @@ def read_roster(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> 
         lives[name] = Live(submission, ArrayElement(element.array_id if element else "", index), element)
         if started:
             assert element is not None
-            workers.append(_worker(name, first, beats.get(name), node_names(element.node)))
+            workers.append(_worker(name, first, beats.get(name), element.node))
         else:
             begin, reason = submission.begin_of(index), element.reason if element else ""
             since, waits = max(submission.created, begin or 0.0), lacks_room(reason)
@@ -141,9 +141,15 @@ def _name(submission: Submission, index: int, element: Element | None, has_start
     return str(worker_of(element)) if has_started else worker_of(element).element
 
 
-def _worker(name: str, first: Task, beat: Beat | None, nodes: tuple[str, ...]) -> Worker:
+def _worker(name: str, first: Task, beat: Beat | None, shown: str) -> Worker:
+    """Return a worker as its beat describes it.
+
+    Args:
+        shown: its nodes as the queue has them: none where it has started since, or those of an earlier start.
+    """
     if beat is None:
-        return Worker(name, first, nodes=nodes)
+        return Worker(name, first, nodes=node_names(shown))
+    nodes = node_names(beat.nodes or shown)
     return Worker(name, first, beat.doing, _task_of(beat), beat.since, nodes, beat.tasks > 0)
 
 

@@ -16,6 +16,8 @@ from pipeline.run.tasks import Task, task_key
 from slurm.commands import SlurmError
 from slurm.ended import NoAccounting, NoAnswer, read_ended
 from slurm.query import Element
+from slurm.setup_lines import SETUP_EXIT, failed_line
+from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, exit_in_words, phase_of
 
 KINDS: Mapping[SlurmState, FailureKind] = {
@@ -35,6 +37,8 @@ _NOT_OPENED = 53
 """Signal by which Slurm says that a job ended whose output its node could not open (exit code 0:53)."""
 _NO_CONTAINER = frozenset({125, 126, 127, 255})
 """Exit codes of container runtimes, and of a shell, that could not start what they should."""
+_END_OF_LOG = 1 << 16
+"""Bytes at the end of a log in which it is looked for which line of setup failed."""
 _BEFORE_ITS_START = "cancelled by hand before it had started, as with scancel (CANCELLED)"
 _MOMENT = 3.0
 """Seconds that a pass waits for accounting."""
@@ -95,6 +99,8 @@ class Signs:
     """Whether all jobs of its invocation were cancelled, by slurm-ppo or by hand."""
     is_silenced: bool = False
     """Whether its worker was cancelled since it was not heard of."""
+    failed_setup: str = ""
+    """Phrase on the line of setup that failed, by the attempt's log."""
     slurm_log: str = "its output"
     """Path of the file that Slurm itself opens."""
 
@@ -131,18 +137,30 @@ def explain(
     """
     elements, found = evidence_of(gone, seen, accounts, paths), []
     for attempt in gone:
+        element = elements.get((attempt.job or "", attempt.index))
         signs = Signs(
             gone=attempt,
-            element=elements.get((attempt.job or "", attempt.index)),
+            element=element,
             said=None if attempt.log else read_said(paths, attempt.task, attempt.number),
             is_taken_back=attempt.task in taken_back,
             is_emptied=0 < attempt.invocation <= control.emptied,
             is_silenced=f"{attempt.job}_{attempt.index}" in silenced,
+            failed_setup=_failed_setup(paths, attempt, element),
             slurm_log=str(paths.slurm_log),
         )
         ending = ending_of(signs, judge(signs), now)
         found.append(Ended(ending.failure(paths), ending, signs.said.suspected if signs.said else None))
     return found
+
+
+def _failed_setup(paths: RunPaths, gone: Gone, element: Element | None) -> str:
+    """Return a phrase on the line of setup that failed, if one ended the job, by its log."""
+    if element is None or element.exit_code != SETUP_EXIT:
+        return ""
+    with contextlib.suppress(OSError):
+        log = paths.root / gone.log if gone.log else paths.task(gone.task).log(gone.number)
+        return failed_line(read_shared(log)[-_END_OF_LOG:])
+    return ""
 
 
 def ending_of(signs: Signs, verdict: Verdict, now: float) -> Ending:
@@ -310,6 +328,9 @@ def _of_exit(signs: Signs, element: Element) -> Verdict:
             f"its container did not start (exit code {element.exit_code}): its log says why; image and "
             "runtime must be there on the node"
         )
+    elif element.exit_code == SETUP_EXIT:
+        which = signs.failed_setup or f"a line of setup failed on node {element.node}"
+        words = f"{which}; its log says more. A line that may fail ends with || true"
     elif element.exit_code == DISK_EXIT:
         kind, words = FailureKind.DISK, "the shared filesystem was full, read-only or away"
     else:

@@ -22,15 +22,18 @@ from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass
 from pipeline.run.control import ByHand, mend_control, read_control, write_control
-from pipeline.run.directory import Run, slurm_settings, upgrade
+from pipeline.run.directory import Run, RunError, slurm_settings, upgrade
 from pipeline.run.endings import take_in_former_retractions
 from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
+from pipeline.run.owner import owner_of_job
+from pipeline.run.place import settle
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
 from pipeline.workers.looking import PASS_AGE, Look, look
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmTimeout, within
 from slurm.limits import read_partitions
 from slurm.signals import Errands
@@ -70,10 +73,13 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
         Refused: Slurm does not take a job.
         SlurmTimeout: Slurm has not answered for ten minutes.
         SlurmError: Slurm's answer is not understood, or a command failed.
+        TakenOver: the run is no longer of whoever makes the pass.
     """
+    check_is_not_taken_over(run)
     try:
-        done = _patient_pass(run, watcher, max_age)
-    except (LeaseHeld, LeaseLost):
+        with on_cluster(run.cluster):
+            done = _patient_pass(run, watcher, max_age)
+    except (LeaseHeld, LeaseLost, TakenOver):
         raise  # another driver is at it
     except Exception as error:  # whatever it is: the guards try again, and somebody should know
         _tell_of_failed_pass(run, error, watcher)
@@ -84,6 +90,22 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
     if is_behind(run, journal.read(run.paths.metrics)):
         open_tracker(run, watcher.note).close(exit_code=0)
     return done
+
+
+class TakenOver(RunError):
+    """The run was taken over from whoever makes a pass, whose jobs do nothing more for it."""
+
+
+def check_is_not_taken_over(run: Run) -> None:
+    """Check that a run is still of whoever makes a pass. Raises TakenOver."""
+    control = read_control(run.paths)
+    if not control.former:  # else who follows a run without a job of it asks Slurm where he is
+        return
+    own = owner_of_job(os.environ) or run.who_acts()
+    if control.is_taken_over_from(own):
+        raise TakenOver(
+            f"{run.paths.root} was taken over by {control.owner}: jobs of {own.user} do no more for it"
+        )
 
 
 def _patient_pass(run: Run, watcher: Watcher, max_age: float) -> Pass:
@@ -194,9 +216,10 @@ def leased_pass(
     if spoilt := mend_control(run.paths):
         watcher.note(f"{spoilt}; it was written again from what the other says")
     take_in_former_retractions(run.paths, time.time())
+    check_is_not_taken_over(run)
     if (control := read_control(run.paths)).cancelled:
         return Pass(Outcome.PAUSED if control.paused else Outcome.CANCELLED)
-    run = upgrade(run)
+    run = settle(upgrade(run))
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
     jobs = kind(submitter, read_limits_of(run.paths, config.qos_named), watcher.note, errands, accounts)

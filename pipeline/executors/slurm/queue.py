@@ -2,15 +2,20 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.run import journal
 from pipeline.run.directory import Run
+from pipeline.run.owner import Owner
 from pipeline.run.paths import RunPaths
+from pipeline.run.place import original_of
+from pipeline.run.standpoint import Elsewhere, standpoint
 from pipeline.run.submissions import SUBMITTED, is_job_of, run_id_of
 from pipeline.workers.looking import PERSON_AGE, Look, look
+from slurm.clusters import on_cluster
 from slurm.commands import SlurmError, SlurmMissing
+from slurm.limits import hides_jobs
 from slurm.query import Element, read_queue
 from slurm.ringing import WorkerName, parse_worker
 from slurm.states import Phase, SlurmState, UnknownState, phase_of
@@ -26,11 +31,17 @@ _HELD = frozenset({"launchfailedrequeuedheld", "jobholdmaxrequeue"})
 wait for ever. Jobs held by an administrator or the user are left to them."""
 
 
+def jobs_of(run: Run) -> Callable[[str], bool]:
+    """Return what says of a job's name whether it is a job of the run. A copy's are the original's."""
+    run_id = "" if original_of(run) else run.identity.id
+    return lambda name: is_job_of(run_id, name)
+
+
 def run_queue(run: Run, seen: Look) -> ElementsByName:
     """Return the run's elements as a look shows them. Those that Slurm could not start, and holds, are
     cancelled and count as ended.
     """
-    elements = seen.elements_of(lambda name: is_job_of(run.identity.id, name))
+    elements = seen.elements_of(jobs_of(run))
     queue: ElementsByName = {}
     for element in _without_held(elements):
         queue.setdefault(element.name, []).append(element)
@@ -81,7 +92,13 @@ def as_heard_of(element: Element, heard_of: Starts) -> Element:
 
 def cancel_all(run: Run) -> int:
     """Cancel every job of a run, of any iteration. Returns how many arrays that were."""
-    return cancel_jobs([read_queue(lambda name: is_job_of(run.identity.id, name))], only_pending=False)
+    with on_cluster(run.cluster):
+        return cancel_jobs([read_queue(jobs_of(run))], only_pending=False)
+
+
+def cancel_of_id(run_id: str) -> int:
+    """Cancel every job of the run that has an id, wherever it lies. Returns how many arrays that were."""
+    return cancel_jobs([read_queue(lambda name: is_job_of(run_id, name))], only_pending=False)
 
 
 def wait_until_gone(run: Run, seconds: float) -> int:
@@ -92,7 +109,8 @@ def wait_until_gone(run: Run, seconds: float) -> int:
     """
     until = time.monotonic() + seconds
     while True:
-        elements = read_queue(lambda name: is_job_of(run.identity.id, name))
+        with on_cluster(run.cluster):
+            elements = read_queue(jobs_of(run))
         left = sum(map(is_live, elements))
         if not left or time.monotonic() > until:
             return left
@@ -124,7 +142,11 @@ class Queue:
     elements: Sequence[Element] = ()
     unanswered: str | None = None
     asked: float | None = None
-    """Unix time when squeue was called; None where it did not answer."""
+    """Unix time when squeue was called; None where it did not answer, or was not asked."""
+    elsewhere: Elsewhere | None = None
+    """Whose jobs they are, where another user looks, or from another cluster; None: one's own."""
+    is_hidden: bool = False
+    """Whether Slurm does not show them from there, so that there may be some."""
 
     @property
     def live(self) -> list[Element]:
@@ -136,26 +158,44 @@ class Queue:
         return replace(self, elements=[as_heard_of(element, heard_of) for element in self.elements])
 
 
-def look_at_queue(run: Run, max_age: float = PERSON_AGE, patience: float = _PATIENCE) -> Queue:
+def look_at_queue(
+    run: Run,
+    max_age: float = PERSON_AGE,
+    patience: float = _PATIENCE,
+    who: Callable[[], Owner] | None = None,
+) -> Queue:
     """Look at the queue as :func:`ask_for_queue`; a missing answer is returned as ``unanswered``."""
     try:
-        return ask_for_queue(run, max_age, patience)
+        return ask_for_queue(run, max_age, patience, who)
     except (SlurmError, SlurmMissing, UnknownState) as error:
         return Queue(unanswered=str(error))
 
 
-def ask_for_queue(run: Run, max_age: float, patience: float) -> Queue:
-    """Look at the queue for a person.
+def ask_for_queue(run: Run, max_age: float, patience: float, who: Callable[[], Owner] | None = None) -> Queue:
+    """Look at the queue for a person: of a run of somebody else at his jobs, where Slurm shows them.
 
     Args:
         max_age: seconds that the answer may be old, which in any case is from after the newest submission.
         patience: seconds to wait for it.
+        who: says who looks, and from which cluster. Default: Slurm is asked for that.
 
     Raises:
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
-    seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
-    return Queue(seen.elements_of(lambda name: is_job_of(run.identity.id, name)), asked=seen.asked)
+    with on_cluster(run.cluster):
+        if (elsewhere := standpoint(run.paths, who or run.who_acts)) is not None:
+            return _look_from(elsewhere, run, patience)
+        seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
+    return Queue(seen.elements_of(jobs_of(run)), asked=seen.asked)
+
+
+def _look_from(elsewhere: Elsewhere, run: Run, patience: float) -> Queue:
+    """Look at the jobs of a run's owner, which nobody keeps an answer about for other users."""
+    if elsewhere.is_on_another_cluster:
+        return Queue(elsewhere=elsewhere, is_hidden=True)
+    elements = read_queue(lambda name: is_job_of(run.identity.id, name), patience, user=elsewhere.owner.uid)
+    is_hidden = not any(map(is_live, elements)) and hides_jobs()
+    return Queue(elements, asked=time.time(), elsewhere=elsewhere, is_hidden=is_hidden)
 
 
 def newest_submission(paths: RunPaths) -> float:
@@ -168,11 +208,12 @@ _PATIENCE_OF_A_LIST = 5.0
 """The same of a command that lists runs."""
 
 
-def live_run_ids() -> frozenset[str] | None:
-    """Return the ids of all runs of this user that have jobs in the queue, by one call of squeue; None where
-    it does not answer."""
+def live_run_ids(cluster: str) -> frozenset[str] | None:
+    """Return the ids of all runs of this user that have jobs in a cluster's queue, by one call of squeue;
+    None where it does not answer."""
     try:
-        elements = read_queue(lambda name: bool(run_id_of(name)), _PATIENCE_OF_A_LIST)
+        with on_cluster(cluster):
+            elements = read_queue(lambda name: bool(run_id_of(name)), _PATIENCE_OF_A_LIST)
     except (SlurmError, SlurmMissing, UnknownState):
         return None
     return frozenset(run_id_of(element.name) for element in elements if is_live(element))

@@ -228,15 +228,25 @@ class WorkerJobs(SlurmJobs):
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
         )
-        self._hand_over(decided.handovers, at_hand.is_contended)
+        rung = self._hand_over(decided.handovers, at_hand.is_contended)
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
-        elements = [element for of_name in self.table.seen.queue.values() for element in of_name]
-        submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
-        arrays = {*live_arrays(elements, self.table.submissions), *submitted}
-        self.watchdogs.watch_workers(self.table, sorted(arrays, key=int))
+        self.watchdogs.watch_workers(self.table, sorted(self._arrays_to_watch(rung), key=int))
         self._end_silent()
         self._follow_up(decided, sum(len(order.tasks) for order in decided.orders) > launcher.num_submitted)
+
+    def _arrays_to_watch(self, rung: Collection[str]) -> set[str]:
+        """Return the arrays whose end somebody has to see. Not that of workers which leave, as this pass has
+        seen or told them: nothing is to be done after it.
+
+        Args:
+            rung: names of workers that have nothing to do and were told to make place now.
+        """
+        left = {w.name for w in self.roster.crew.workers if w.doing is Doing.LEAVING}.union(rung)
+        queue = [element for of_name in self.table.seen.queue.values() for element in of_name]
+        staying = [element for element in queue if str(worker_of(element)) not in left]
+        submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
+        return {*live_arrays(staying, self.table.submissions), *submitted}
 
     def _follow_up(self, decided: Staffing, is_full: bool) -> None:
         """Have another pass come where somebody waits without a task, and something was submitted or has
@@ -264,9 +274,9 @@ class WorkerJobs(SlurmJobs):
             self.table.note(submission, withdrawn=withdrawn)
         self.errands.withdraw(shown)
 
-    def _hand_over(self, decided: Sequence[Handover], is_contended: bool) -> None:
+    def _hand_over(self, decided: Sequence[Handover], is_contended: bool) -> set[str]:
         """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
-        see too only one makes place."""
+        see too only one makes place. Returns the names of those who were rung."""
         paths, now = self.run.paths, self.table.seen.time
         handovers = [h for h in decided if not h.job or claim_place(paths, h.job, now)]
         with contextlib.suppress(OSError):  # who cannot read it stays
@@ -274,6 +284,7 @@ class WorkerJobs(SlurmJobs):
         idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
         leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
         self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
+        return leaving
 
     def _nodes(self) -> AtHand:
         """Return what is known of the nodes that jobs of the run may run on."""

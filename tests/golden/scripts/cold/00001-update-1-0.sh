@@ -17,7 +17,9 @@
 #SBATCH --chdir=/home/u
 #SBATCH --output=/runs/r1/logs/slurm.log
 
-# Setup and environment, from the configuration.
+# Setup and environment, from the configuration. Where a job begins with no environment (--export=NONE, or a site's
+# own rule), its steps would begin without what is set here.
+unset SLURM_EXPORT_ENV
 mkdir /runs/r1/logs/00001-update /runs/r1/logs/00001-update/attempt-1 2>/dev/null || :; log=/runs/r1/logs/00001-update/attempt-1/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 

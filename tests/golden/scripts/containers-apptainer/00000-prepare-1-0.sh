@@ -16,13 +16,26 @@
 #SBATCH --chdir=/home/u
 #SBATCH --output=/runs/r1/logs/slurm.log
 
-# Setup and environment, from the configuration.
+# Setup and environment, from the configuration. Where a job begins with no environment (--export=NONE, or a site's
+# own rule), its steps would begin without what is set here.
+unset SLURM_EXPORT_ENV
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)
 mkdir /runs/r1/logs/00000-prepare /runs/r1/logs/00000-prepare/worker-1 2>/dev/null || :; log=/runs/r1/logs/00000-prepare/worker-1/prompts.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
+# A line of setup that fails is named, and ends a task's job; with || true after it, it may fail.
+slurm_ppo_setup=('module load apptainer')
+slurm_ppo_depth=${#BASH_SOURCE[@]}
+slurm_ppo_first=$((LINENO + 7))
+slurm_ppo_setup_failed() {
+  # In a file that a line reads, and in a function that it calls, only what the line itself ends with counts.
+  [ "${#BASH_SOURCE[@]}" -eq $((slurm_ppo_depth + 1)) ] || return 0
+  echo "slurm-ppo: line $(($2 - slurm_ppo_first + 1)) of setup failed on node ${SLURMD_NODENAME:-${HOSTNAME-}} (exit code $1): ${slurm_ppo_setup[$2 - slurm_ppo_first]-}"; exit 78
+}
+trap 'slurm_ppo_setup_failed "$?" "$LINENO"' ERR
 module load apptainer
+trap - ERR
 # The task runs in a container, where Slurm's commands may be missing. This loop, outside of it, reads lines from a
 # FIFO until the task has ended: "pass" makes a pass, "ring 4711_0 4711_3" wakes the workers of these elements.
 attend() {

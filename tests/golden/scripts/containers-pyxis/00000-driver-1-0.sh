@@ -17,7 +17,9 @@
 #SBATCH --chdir=/home/u
 #SBATCH --output=/dev/null
 
-# Setup and environment, from the configuration.
+# Setup and environment, from the configuration. Where a job begins with no environment (--export=NONE, or a site's
+# own rule), its steps would begin without what is set here.
+unset SLURM_EXPORT_ENV
 log=/runs/r1/logs/slurm.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 mkdir /runs/r1/logs/00000-driver /runs/r1/logs/00000-driver/attempt-1 2>/dev/null || :; log=/runs/r1/logs/00000-driver/attempt-1/driver.log

@@ -17,7 +17,9 @@
 #SBATCH --chdir=/home/u
 #SBATCH --output=/runs/r1/logs/slurm.log
 
-# Setup and environment, from the configuration.
+# Setup and environment, from the configuration. Where a job begins with no environment (--export=NONE, or a site's
+# own rule), its steps would begin without what is set here.
+unset SLURM_EXPORT_ENV
 SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
 trap '' USR1
 export SLURM_PPO_STARTED=$(date +%s)

@@ -28,11 +28,24 @@
 #SBATCH --chdir=/home/u
 #SBATCH --output='/runs/it'"'"'s 100%% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 
-# Setup and environment, from the configuration.
+# Setup and environment, from the configuration. Where a job begins with no environment (--export=NONE, or a site's
+# own rule), its steps would begin without what is set here.
+unset SLURM_EXPORT_ENV
 mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-rollout/attempt-1'/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
+# A line of setup that fails is named, and ends a task's job; with || true after it, it may fail.
+slurm_ppo_setup=('module purge' 'source ~/env.sh # ours')
+slurm_ppo_depth=${#BASH_SOURCE[@]}
+slurm_ppo_first=$((LINENO + 7))
+slurm_ppo_setup_failed() {
+  # In a file that a line reads, and in a function that it calls, only what the line itself ends with counts.
+  [ "${#BASH_SOURCE[@]}" -eq $((slurm_ppo_depth + 1)) ] || return 0
+  echo "slurm-ppo: line $(($2 - slurm_ppo_first + 1)) of setup failed on node ${SLURMD_NODENAME:-${HOSTNAME-}} (exit code $1): ${slurm_ppo_setup[$2 - slurm_ppo_first]-}"; exit 78
+}
+trap 'slurm_ppo_setup_failed "$?" "$LINENO"' ERR
 module purge
 source ~/env.sh # ours
+trap - ERR
 export PLAIN=1
 export NASTY='it'"'"'s 100% "é" $HOME `touch x` $(touch x) #! \n'
 export EMPTY=''

@@ -1,0 +1,64 @@
+"""A copy of a run that somebody wants to go on with: it is given an id of its own, unless the original is at
+work, which it would compute the same as."""
+
+import shlex
+import sys
+from pathlib import Path
+
+from pipeline.cli.errors import will_change
+from pipeline.orchestrate.independence import make_independent
+from pipeline.run.directory import Run, RunError, load_run, shown
+from pipeline.run.lease import holder_of
+from pipeline.run.place import original_of
+
+
+def as_own(run: Run) -> Run:
+    """Return the run; of a copy after it was given an id of its own, which is told.
+
+    Raises:
+        RunError: it is a copy of a run that is at work; names the ways out.
+    """
+    original = original_of(run)
+    if original is None:
+        return run
+    if alive := _why_alive(original):
+        raise RunError(_refusal(run.paths.root, original, alive))
+    will_change("an id of the copy's own")
+    own = make_independent(run)
+    print(
+        f"{shown(run.paths.root)} is a copy of {shown(original)}, and goes on as a run of its own, with id "
+        f"{own.identity.id}; the original keeps its jobs and its run on W&B",
+        file=sys.stderr,
+    )
+    return own
+
+
+def _refusal(copy: Path, original: Path, alive: str) -> str:
+    there, here = shlex.quote(shown(original)), shlex.quote(shown(copy))
+    return (
+        f"{shown(copy)} is a copy of {shown(original)}, which is at work ({alive}), and would do the same\n"
+        f"to go on from the original beside it: slurm-ppo fork {there}@ITERATION NEW_RUN\n"
+        f"to go on with the copy instead: slurm-ppo cancel {there}; then: slurm-ppo resume {here}"
+    )
+
+
+def _why_alive(original: Path) -> str:
+    """Return in words why the original is taken to be at work; empty where nothing says so."""
+    try:
+        run = load_run(original)
+        if holder_of(run.paths.locks):
+            return "a driver holds its lease"
+    except (RunError, OSError):  # of somebody else, or damaged
+        return ""
+    if not run.config.slurm:
+        return ""
+    from pipeline.executors.slurm.queue import look_at_queue
+
+    queue = look_at_queue(run, patience=_PATIENCE)
+    if queue.unanswered is not None:
+        raise RunError(f"whether the run that it is a copy of is at work is not known: {queue.unanswered}")
+    return f"{len(queue.live)} of its jobs are in the queue" if queue.live else ""
+
+
+_PATIENCE = 4.0
+"""Seconds to wait for squeue."""

@@ -1,0 +1,97 @@
+"""Cancelling a run that cannot be opened any more: a purge has taken what identifies it, or all of it. Its
+jobs have its id in their names."""
+
+import contextlib
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.cli.errors import will_change
+from pipeline.cli.queue import cancel_run
+from pipeline.executors.slurm.queue import cancel_of_id
+from pipeline.run.control import read_control, write_control
+from pipeline.run.directory import RunError, is_run, load_run, read_identity, shown
+from pipeline.run.originals import find_original
+from pipeline.run.paths import RunPaths
+from pipeline.run.place import no_own_jobs
+from pipeline.run.submissions import run_id_of
+from slurm.sealing import unsealed
+from slurm.sharedfiles import names_in, read_shared
+
+_ID = re.compile(r"[0-9a-f]{12}")
+
+
+class Left(NamedTuple):
+    """What is left of a run's identity."""
+
+    run_id: str
+    root: str
+    """Directory that it names; empty where it names none."""
+
+
+def cancel_whatever_is_left(root: Path) -> str:
+    """Cancel every job of a run, or of an id. Returns what to say.
+
+    Raises:
+        RunError: there is no run, nor anything that names the id of one; or it is a copy.
+    """
+    try:
+        run = load_run(root)
+    except RunError:
+        # Another trouble than that its files are gone is the user's to mend.
+        if (is_run(root) and _has_config(root)) or not (left := _left_of(root)):
+            raise
+    else:
+        return cancel_run(run)
+    paths = RunPaths(root.absolute())
+    if original := find_original(left.root, paths.root, left.run_id):
+        raise no_own_jobs(paths.root, original, "cancel")
+    will_change("the queue")
+    if paths.control.is_file():
+        with contextlib.suppress(OSError, ValueError):  # drivers could not open the run either
+            control = read_control(paths)
+            write_control(paths, replace(control, cancelled=True, emptied=control.invocation))
+    count = cancel_of_id(left.run_id)
+    return (
+        f"{shown(root)} cannot be opened any more; cancelled {count} jobs that have its id, {left.run_id}, "
+        f"in their names; what is left of it: ls {shlex.quote(str(root))}"
+    )
+
+
+def _has_config(root: Path) -> bool:
+    names, paths = names_in(root), RunPaths(root)
+    return bool(names & {paths.config_yaml.name, paths.config_copy.name})
+
+
+def _left_of(root: Path) -> Left | None:
+    """Return what is left of the identity of a run in a directory, or the word itself as an id."""
+    if not root.is_dir():
+        is_id = root.name == str(root) and _ID.fullmatch(root.name)
+        return Left(root.name, "") if is_id else None
+    paths = RunPaths(root)
+    with contextlib.suppress(OSError, ValueError):
+        identity = read_identity(paths)
+        return Left(identity.id, identity.root)
+    return next(filter(None, map(_of_submission, _submissions(paths))), None)
+
+
+def _submissions(paths: RunPaths) -> Iterator[Path]:
+    """Yield the files of submissions, newest iterations first."""
+    for folder in sorted(filter(str.isdecimal, names_in(paths.slurm)), key=int, reverse=True):
+        yield from (paths.slurm / folder / name for name in sorted(names_in(paths.slurm / folder)))
+
+
+def _of_submission(path: Path) -> Left | None:
+    """Return what a submission's file says of the run: its jobs' name has the id, their command the place."""
+    if path.suffix != ".json":
+        return None
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, LookupError):
+        content = unsealed(read_shared(path))
+        words = list(content["arguments"])
+        root = words[words.index("--run-dir") + 1] if "--run-dir" in words else words[1]
+        if run_id := run_id_of(content["name"]):
+            return Left(run_id, root)
+    return None

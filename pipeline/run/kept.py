@@ -1,0 +1,64 @@
+"""What identifies a run outlives purges by age: it is kept twice, and refreshed while the run is at work.
+
+run.json and config.yaml are written once and are a run's oldest files, which many filesystems for temporary
+files remove first. Readers take the copy where the file is gone; the holder of the run's lease writes it
+again, and renews the times of these few small files, once an hour at most. Nothing else is renewed: whoever
+wants to keep more copies it to where nothing is purged.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from pipeline.config.compose import to_yaml
+from pipeline.run.directory import Run, config_hash, identity_text, read_config
+from pipeline.run.durable import replace_durably
+from pipeline.run.paths import RunPaths
+from pipeline.run.twofold import both_of
+from slurm.sharedfiles import names_in
+
+_REFRESH_SECONDS = 3600.0
+
+
+def keep(run: Run) -> list[str]:
+    """Write again what is gone of what identifies the run, and renew the rest, for the holder of the run's
+    lease. Returns the names of what was gone, copies left out: earlier versions made none. Raises OSError."""
+    paths = run.paths
+    names = names_in(paths.root)
+    gone = [path for path in (paths.run_json, paths.run_copy) if path.name not in names]
+    for path in gone:
+        replace_durably(path, identity_text(run.identity))
+    for path in (paths.config_yaml, paths.config_copy):
+        if path.name not in names:
+            replace_durably(path, _config_text(run))
+            gone.append(path)
+    for path in identifying(paths):
+        _renew(path)
+    return [path.name for path in gone if path in (paths.run_json, paths.config_yaml)]
+
+
+def _config_text(run: Run) -> str:
+    """Return the configuration as it was frozen; where both files are gone, as this process knows it."""
+    try:
+        return read_config(run.paths).decode()
+    except FileNotFoundError:
+        if config_hash(text := to_yaml(run.config)) != run.identity.config_hash:
+            raise
+        return text
+
+
+def identifying(paths: RunPaths) -> tuple[Path, ...]:
+    """Return the files that are renewed, whether or not they are there."""
+    return (
+        *(paths.run_json, paths.run_copy, paths.config_yaml, paths.config_copy),
+        *both_of(paths.control),
+    )
+
+
+def _renew(path: Path) -> None:
+    """Renew the times of a file that has not been written for long; one that is gone is left to others."""
+    try:
+        if time.time() - path.stat().st_mtime > _REFRESH_SECONDS:
+            os.utime(path)
+    except (FileNotFoundError, PermissionError):  # of another owner's file the run's user may change none
+        return

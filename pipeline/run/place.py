@@ -1,0 +1,54 @@
+"""Where a run lies, and whether a directory is the run, was moved, or is a copy of one that is there still.
+
+``run.json`` names the directory in which the run was made or last went on. Who finds it elsewhere looks
+there:
+
+* the same directory, by another path or mount: it is the run;
+* nothing, or another run: it was moved, or put back from an archive, and is the run;
+* a run of the same id: it is a copy. The jobs, the lease and W&B's run belong to the original.
+
+What lies in the named directory is the run, whatever it is made of: jobs in the queue name it, and a run
+that is put back there from an archive goes on.
+"""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.run.directory import Run, RunError, shown, write_identity
+from pipeline.run.originals import find_original, is_one
+
+
+def original_of(run: Run) -> Path | None:
+    """Return the directory of the run that this one is a copy of; None where it is the run itself, or was
+    moved. Raises OSError where that cannot be seen now."""
+    return find_original(run.identity.root, run.paths.root, run.identity.id)
+
+
+def settle(run: Run) -> Run:
+    """Note where the run lies now, for the holder of its lease: it was moved, or is of a version that noted
+    no place. Returns the run as it is then."""
+    known, here = run.identity.root, run.paths.root
+    if known == str(here) or (known and Path(known).is_dir() and is_one(Path(known), here)):
+        return run
+    identity = replace(run.identity, root=str(here))
+    write_identity(run.paths, identity)
+    return replace(run, identity=identity)
+
+
+def check_is_no_copy(run: Run, word: str) -> None:
+    """Refuse to do with a copy what only its original has jobs or a run on W&B for. Raises RunError.
+
+    Args:
+        word: the command, which can be typed of the original.
+    """
+    if original := original_of(run):
+        raise no_own_jobs(run.paths.root, original, word)
+
+
+def no_own_jobs(copy: Path, original: Path, word: str) -> RunError:
+    """Return the refusal of :func:`check_is_no_copy`."""
+    return RunError(
+        f"{shown(copy)} is a copy, and has no jobs nor a run on W&B of its own; those of {shown(original)} "
+        f"are left alone; for that: slurm-ppo {word} {shlex.quote(shown(original))}"
+    )

@@ -1,0 +1,102 @@
+"""From where a run on Slurm is looked at or acted on: as its owner on its cluster, or from elsewhere."""
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.run.control import read_control
+from pipeline.run.directory import RunError
+from pipeline.run.owner import Owner, owner_by_id, who_acts
+from pipeline.run.paths import RunPaths
+from pipeline.run.submissions import cluster_of
+from slurm.sharedfiles import is_there, names_in
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Standpoint of who is not a run's owner, or not on its cluster."""
+
+    owner: Owner
+    """Whose the run is."""
+    me: Owner
+    """Who looks or acts."""
+
+    @property
+    def is_on_another_cluster(self) -> bool:
+        return self.me.is_on_another_cluster(self.owner)
+
+    @property
+    def is_other_user(self) -> bool:
+        return self.me.uid != self.owner.uid
+
+    @property
+    def reason(self) -> str:
+        """Why the run's jobs are not one's own, as the rest of a sentence about the run."""
+        by = f"was submitted by {self.owner.user}" if self.is_other_user else "was submitted"
+        if self.is_on_another_cluster:
+            return f"{by} to cluster {self.owner.cluster}, and this machine asks {self.me.cluster}"
+        return f"{by}, whose jobs are not {self.me.user}'s to end or replace"
+
+    @property
+    def why_hidden(self) -> str:
+        """Why Slurm does not show the run's jobs here, as a sentence."""
+        if self.is_on_another_cluster:
+            return f"the run {self.reason}"
+        return f"Slurm shows jobs of {self.owner.user} to {self.owner.user} alone"
+
+    @property
+    def as_owner(self) -> str:
+        """Who may type a command, and where, in words."""
+        who = f"ask {self.owner.user} to type this" if self.is_other_user else "type this"
+        return f"{who} on a machine of {self.owner.cluster}" if self.is_on_another_cluster else who
+
+
+class NotOurs(RunError):
+    """The run's jobs are another user's, or on another cluster: nothing is done to it."""
+
+
+def owner_of(paths: RunPaths) -> Owner | None:
+    """Return whose a run is: who submitted it last, or took it over; None where nobody has submitted it.
+
+    Where an earlier version did so, it is the user whom its newest invocation's file belongs to.
+    """
+    if not is_there(paths.control):
+        return None
+    owner = read_control(paths).owner or owner_by_id(paths.control.stat().st_uid)
+    return owner if owner.cluster else Owner(owner.user, owner.uid, cluster_of(paths))
+
+
+def standpoint(paths: RunPaths, who: Callable[[], Owner] = who_acts) -> Elsewhere | None:
+    """Return from where a run is looked at; None as its owner on its cluster, as far as that is known.
+
+    Args:
+        who: says who looks; asks Slurm for the cluster's name, and is only called where that counts.
+    """
+    owner = owner_of(paths)
+    if owner is None or (owner.uid == os.getuid() and not owner.cluster):
+        return None
+    found = Elsewhere(owner, who())
+    return found if found.is_other_user or found.is_on_another_cluster else None
+
+
+def check_is_ours(paths: RunPaths, who: Callable[[], Owner] = who_acts) -> None:
+    """Refuse to act on a run whose jobs are another user's, or on another cluster. Raises NotOurs.
+
+    Args:
+        who: as for :func:`standpoint`.
+    """
+    if (found := standpoint(paths, who)) is not None:
+        raise NotOurs(f"{paths.root} {found.reason}: {found.as_owner}, or {way_on(paths.root)}")
+
+
+def way_on(root: Path) -> str:
+    """Return what somebody else than the owner can do himself: take the run over if he may write to it, else
+    go on in a run of his own."""
+    place = shlex.quote(str(root))
+    if os.access(root, os.W_OK):
+        return f"take the run over: slurm-ppo resume {place} --take-over"
+    if names_in(RunPaths(root).policies):
+        return f"go on in a run of your own: slurm-ppo fork {place} NEW_RUN"
+    return "start a run of your own: slurm-ppo submit ... run_dir=NEW_RUN"
