@@ -20,7 +20,8 @@ class Occasion(StrEnum):
     STALLED = "stalled"
     """Nothing was committed for notify.stall_after seconds."""
     TROUBLE = "trouble"
-    """A driver meets an error that it did not expect, and tries again; or rows cannot be written."""
+    """A driver meets an error that it did not expect, and tries again; or rows cannot be written; or the run
+    pauses, as its jobs were cancelled by hand."""
 
 
 def _split_into_words(value: object) -> object:

@@ -104,6 +104,12 @@ def pass_failed(run: Run, why: str, begun: float) -> Event:
     return _event(run, Occasion.TROUBLE, message, f"trouble with pass, call {begun}")
 
 
+def pause(run: Run, why: str, begun: float) -> Event:
+    """Make the event that the run rests, as its jobs were cancelled by hand. Sent once per call."""
+    message = f"{why}, so it pauses until somebody resumes it, or cancels it"
+    return _event(run, Occasion.TROUBLE, message, f"paused in call {begun}")
+
+
 def completion(run: Run) -> Event:
     """Make the event that the run is complete. Sent once, also if resumed, unless its end is remade."""
     try:

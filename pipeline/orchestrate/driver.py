@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.metrics.noticed import note_noticed
-from pipeline.notify.events import completion, failure, rows_unwritten, tell, tell_if_stalled
+from pipeline.notify.events import completion, failure, pause, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
 from pipeline.orchestrate.losses import after_loss
 from pipeline.orchestrate.lost_states import note_lost_states
@@ -20,6 +20,7 @@ from pipeline.orchestrate.rewind import Point
 from pipeline.orchestrate.rewind import take_back as take_history_back
 from pipeline.run import journal
 from pipeline.run.benchmarks import leave_out
+from pipeline.run.control import read_control
 from pipeline.run.directory import Run, RunError, resume_command
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.kept import keep
@@ -370,6 +371,8 @@ def tell_of_pass(run: Run, done: Pass, begun: float, note: Callable[[str], None]
         tell(run, completion(run), note)
     elif done.outcome is Outcome.FAILED:
         tell(run, failure(run, done.given_up, begun), note)
+    elif done.outcome is Outcome.PAUSED and (act := read_control(run.paths).paused):
+        tell(run, pause(run, act.in_words, begun), note)
     elif done.outcome is None:
         tell_if_stalled(run, done.newest, begun, note)
     if done.trouble:

@@ -1,6 +1,7 @@
 """A real Slurm for the tests in this folder, shared where they leave it as it was."""
 
 import os
+import pwd
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -53,9 +54,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """``sacct`` answers, and limits are enforced: none is set. Every node must be idle again after a test."""
-    layout = Layout(network_filesystem=NETWORK, more=("AccountingStorageEnforce=limits",))
+    """``sacct`` answers. Every node must be idle again after a test."""
+    layout = Layout(network_filesystem=NETWORK)
     running = start_cluster(tmp_path_factory.mktemp("accounting"), layout, accounting=True)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster_with_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """With accounting whose limits are enforced, of which none is set, and which knows this user alone."""
+    layout = Layout(more=("AccountingStorageEnforce=limits",))
+    running = start_cluster(tmp_path_factory.mktemp("limits"), layout, accounting=True)
+    if os.getuid():  # root has an account on every cluster
+        user = pwd.getpwuid(os.getuid()).pw_name
+        for words in (("account", "lab"), ("user", user, "account=lab")):
+            assert running.call("sacctmgr", "-i", "add", *words).returncode == 0
     yield running
     running.stop()
 

@@ -48,8 +48,8 @@ class Qos:
 
 
 @pytest.fixture
-def qos(cluster_with_accounting) -> Iterator[Qos]:
-    found = Qos(cluster_with_accounting)
+def qos(cluster_with_limits) -> Iterator[Qos]:
+    found = Qos(cluster_with_limits)
     found.lift()
     yield found
     found.lift()
@@ -81,6 +81,7 @@ def expected(limit: str) -> str:
     return "refused" if limit in {*too_few, "short"} else "complete"
 
 
+@pytest.mark.trial(0.4)
 @pytest.mark.parametrize(
     ("limit", "mode"),
     CASES if IS_SOAK else sample([case for case in CASES if case[0] in QUICK], 1 / len(QUICK) / 2),
@@ -96,7 +97,7 @@ def test_under_a_limit_a_run_ends_or_is_refused(limit, mode, qos, own_cluster, m
     assert try_limit(run, limit) == expected(limit)
 
 
-@pytest.mark.trial(0.5)
+@pytest.mark.trial(0.2)
 def test_a_limit_that_comes_while_a_run_is_at_work_is_named_and_passes_when_it_is_lifted(
     qos, make_run, tmp_path
 ):
@@ -125,12 +126,12 @@ CLOSED = {
 
 
 @pytest.mark.parametrize("what", sample(list(CLOSED), 1 / 3))
-@pytest.mark.trial(0.5)
+@pytest.mark.trial(0.2)
 def test_what_cannot_start_any_more_is_named_within_a_minute_and_goes_on_later(
-    what, cluster_with_accounting, make_run, tmp_path
+    what, cluster_with_limits, make_run, tmp_path
 ):
     close, undo, words = CLOSED[what]
-    cluster = cluster_with_accounting
+    cluster = cluster_with_limits
     run = make_run(cluster, tmp_path / "run", "iterations=1", *MODES["workers"], *take("2", "rollout"))
     run.submit()
     run.wait_for_job("rollout")
@@ -151,12 +152,10 @@ def scancel(run: SlurmRun) -> int:
     return len(ids)
 
 
-@pytest.mark.trial(0.5)
-def test_a_run_whose_jobs_somebody_cancels_rests_until_it_is_resumed(
-    cluster_with_accounting, make_run, complete_run, tmp_path
-):
+@pytest.mark.trial(0.2)
+def test_a_run_whose_jobs_somebody_cancels_rests_until_it_is_resumed(cluster_with_limits, make_run, tmp_path):
     words = ["iterations=2", *MODES["workers"], *take("3", "rollout", "update")]
-    run = make_run(cluster_with_accounting, tmp_path / "run", *words)
+    run = make_run(cluster_with_limits, tmp_path / "run", *words)
     run.submit()
     run.wait_for_job("rollout")
     scancel(run)

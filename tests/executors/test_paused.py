@@ -11,7 +11,7 @@ import pytest
 from pipeline.cli.queue import cancel_run
 from pipeline.cli.summary import say_how_it_ended
 from pipeline.executors.slurm.by_hand import find_by_hand
-from pipeline.orchestrate.driver import Outcome, Pass
+from pipeline.orchestrate.driver import Outcome, Pass, tell_of_pass
 from pipeline.run import journal
 from pipeline.run.control import ByHand, read_control
 from pipeline.run.endings import read_endings
@@ -75,6 +75,17 @@ def test_a_run_whose_jobs_are_all_cancelled_by_hand_pauses_until_somebody_resume
     world.check_is_complete()
     endings = read_endings(world.run.paths, range(world.run.plan.iterations + 1)).values()
     assert not any(ending.is_failure for ending in endings), "what people end has not failed"
+
+
+def test_people_are_notified_once_of_a_pause_which_may_be_another_s_deed(world, monkeypatch):
+    count, told = scancel(world), []
+    world.advance("a pass")
+    monkeypatch.setattr("pipeline.orchestrate.driver.tell", lambda run, event, note: told.append(event))
+    for _ in range(2):
+        tell_of_pass(world.run, Pass(Outcome.PAUSED), 7.0, print)
+    assert len({event.key for event in told}) == 1
+    assert f"{count} of {count} jobs" in told[0].message
+    assert "pauses until somebody resumes it" in told[0].message
 
 
 def test_a_paused_run_may_be_ended_for_good(world):
@@ -141,6 +152,7 @@ def gone(kind: str, index: int = 0, ended: float = 200.0) -> Element:
 
 
 ROLLOUTS = [gone("rollout", index) for index in range(8)]
+ENDING = [element("rollout", index, SlurmState.COMPLETING) for index in range(8)]
 GUARD = element("guard", 0, SlurmState.PENDING)
 
 
@@ -149,6 +161,9 @@ GUARD = element("guard", 0, SlurmState.PENDING)
     [
         ([*ROLLOUTS, gone("guard")], ByHand(9, 9)),
         ([*ROLLOUTS, GUARD], None),
+        ([gone("guard"), gone("driver"), *ENDING], ByHand(10, 10)),
+        ([GUARD, *ROLLOUTS[:1], *ENDING], None),
+        ([gone("guard"), *ENDING], None),
         ([*ROLLOUTS, gone("guard"), element("update", 0, SlurmState.RUNNING)], ByHand(9, 10)),
         ([*ROLLOUTS[:2], gone("guard"), element("update", 0, SlurmState.RUNNING)], None),
         ([*ROLLOUTS, gone("guard"), element("update", 0, SlurmState.PENDING, submitted=201.0)], ByHand(9, 9)),
@@ -162,6 +177,9 @@ GUARD = element("guard", 0, SlurmState.PENDING)
     ids=[
         "everything",
         "a guard was left alone",
+        "those that run are about to end, and Slurm does not say why",
+        "whatever else ends",
+        "one guard alone is no act",
         "nearly everything",
         "a part, and nobody is left to watch",
         "what was submitted again since does not count",

@@ -9,7 +9,7 @@ import pytest
 from pipeline.config.update import UpdateConfig
 from pipeline.executors.slurm.queue import Queue
 from pipeline.run.commits import Record
-from pipeline.run.control import Control
+from pipeline.run.control import ByHand, Control
 from pipeline.run.endings import Ending
 from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import State, Submission
@@ -181,6 +181,7 @@ def test_stages_come_in_the_order_of_the_plan():
     [
         (True, Control(cancelled=True), None, 0, "complete"),
         (False, Control(cancelled=True, has_failed=True), None, 3, "cancelled"),
+        (False, Control(cancelled=True, paused=ByHand(8, 8)), None, 0, "paused"),
         (False, Control(has_failed=True), "timed out", 0, "failed"),
         (False, Control(), "timed out", 0, "unknown"),
         (False, Control(), None, 3, "running"),
@@ -314,6 +315,7 @@ def status(state: str, slurm: SlurmStatus) -> Status:
         ("running", "next: slurm-ppo logs '/runs/a b' --follow"),
         ("failed", "next: slurm-ppo resume '/runs/a b'"),
         ("cancelled", "next: slurm-ppo resume '/runs/a b'"),
+        ("paused", "next: slurm-ppo resume '/runs/a b'"),
         ("stopped", "next: slurm-ppo resume '/runs/a b'"),
         ("unknown", "next: slurm-ppo status '/runs/a b'"),
     ],

@@ -28,7 +28,8 @@ class Paused(Exception):
 
 def find_by_hand(elements: Iterable[Element], is_by_hand: Callable[[Element], bool]) -> ByHand | None:
     """Return how many jobs of a run were cancelled by hand, if these were nearly all that it had; else None.
-    Pure. Preempted jobs and those of lost nodes were not cancelled.
+    Pure. Preempted jobs and those of lost nodes were not cancelled. Of jobs that are about to end Slurm does
+    not say why: where others were cancelled they count with these.
 
     Args:
         elements: the run's, as the queue shows them, those too that have ended.
@@ -43,10 +44,11 @@ def find_by_hand(elements: Iterable[Element], is_by_hand: Callable[[Element], bo
     if any(is_pending(e) and is_driver_job(e.name) for e in left):
         return None
     others = [e for e in left if not is_driver_job(e.name)]
+    ending = sum(e.state is SlurmState.COMPLETING for e in others)
     total = len(act) + len(others)
-    if len(act) < _FEWEST or len(act) < _NEARLY_ALL * total:
+    if len(act) < _FEWEST or len(act) + ending < _NEARLY_ALL * total:
         return None
-    return ByHand(len(act), total, last)
+    return ByHand(len(act) + ending, total, last)
 
 
 def _was_there(element: Element, moment: float) -> bool:
