@@ -97,8 +97,9 @@ def purge(root: Path, before: float) -> list[str]:
 
 
 def refresh(root: Path) -> None:
-    """Renew what drivers renew each hour."""
-    for path in identifying(load_run(root).paths):
+    """Renew what drivers renew each hour, and their lease."""
+    paths = load_run(root).paths
+    for path in (*identifying(paths), *paths.locks.glob("*.json")):
         if path.exists():
             os.utime(path)
 
