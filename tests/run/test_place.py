@@ -154,7 +154,7 @@ def test_jobs_of_a_run_on_slurm_are_not_those_of_its_copy(submitted):
     assert (status.slurm.jobs_running, status.slurm.jobs_waiting) == (0, 0)
     assert status.state == "stopped"
     live_ids = frozenset({run.identity.id})
-    states = {entry.run: entry.state for entry in read_entries(find_places(copy.parent), lambda: live_ids)}
+    states = {entry.run: entry.state for entry in read_entries(find_places(copy.parent), lambda _: live_ids)}
     assert states == {str(world.run.paths.root): "running", str(copy): "stopped"}
 
 
