@@ -10,15 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run.ages import files_below
-from pipeline.run.directory import load_run, write_identity
+from pipeline.run.directory import load_run
 from pipeline.run.kept import identifying
+from pipeline.run.place import settle
 from pipeline.run.tasks import Stage
 from tests.cluster.scenario import policy_of
 from tests.support import ROOT, light, tiny
@@ -107,8 +108,7 @@ def refresh(root: Path) -> None:
 def copied(source: Path, target: Path) -> Path:
     """Return a copy that takes itself for the run: it was moved."""
     shutil.copytree(source, target, symlinks=True)
-    run = load_run(target)
-    write_identity(run.paths, replace(run.identity, root=str(target)))
+    settle(load_run(target))
     return target
 
 
@@ -220,8 +220,8 @@ def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_
 
 def test_an_iteration_has_six_files_a_shard_and_few_once_it_is_packed(inputs, slurm_ppo, tmp_path):
     """What a quota of inodes counts, as docs/howto/disk_space.md has it."""
-    root, shards = tmp_path / "run", 8
-    more = (f"rollout.num_shards={shards}", "iterations=5", "update.keep_shards_last=2")
+    root, shards = tmp_path / "run", 4
+    more = (f"rollout.num_shards={shards}", "iterations=4", "update.keep_shards_last=2")
     heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1", "update.keep_last=2")
     done = slurm_ppo("run", *tiny.overrides(inputs, root, *more, *heldout))
     assert done.returncode == 0, done.stderr
@@ -232,6 +232,6 @@ def test_an_iteration_has_six_files_a_shard_and_few_once_it_is_packed(inputs, sl
         below = [path for folder in folders if folder.exists() for path in (folder, *folder.rglob("*"))]
         return [*below, root / f"rows/{number}.json"]
 
-    recent, packed = files(5), files(2)
+    recent, packed = files(4), files(1)
     assert len(recent) <= 3 * (shards + 1) * 2 + 11 + 6 + 1, recent
     assert len(packed) <= 1 + 8 + 3 + 1, packed
