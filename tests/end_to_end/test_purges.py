@@ -203,6 +203,20 @@ def test_where_weights_are_gone_one_look_finds_the_newest_point(resting, whole, 
     assert [launched.count(f"4/{stage}/0") for stage in ("rollout", "reward", "update")] == [1, 1, 2]
 
 
+def test_prompts_and_old_records_that_are_gone_do_not_set_a_run_back(resting, whole, slurm_ppo, tmp_path):
+    root = copied(resting(1), tmp_path / "run")
+    for folder in (
+        root / "data",
+        *(root / f"iterations/{iteration:05d}" for iteration in range(1, RESTS_AT)),
+    ):
+        shutil.rmtree(folder)
+    done = slurm_ppo("resume", root)
+    assert done.returncode == 0, done.stderr
+    assert policy_of(root, ITERATIONS) == policy_of(whole(1), ITERATIONS)
+    launched = [event["task"] for event in events(root, "launched")]
+    assert [launched.count(task) for task in ("0/prepare/0", "1/rollout/0", "2/evaluate/0")] == [2, 1, 1]
+
+
 def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_itself(
     resting, slurm_ppo, tmp_path
 ):
