@@ -9,7 +9,7 @@ from pipeline.cli.errors import will_change
 from pipeline.orchestrate.independence import make_independent
 from pipeline.run.directory import Run, RunError, load_run, shown
 from pipeline.run.lease import holder_of
-from pipeline.run.place import original_of
+from pipeline.run.place import is_elsewhere, original_of
 
 
 def as_own(run: Run) -> Run:
@@ -20,6 +20,7 @@ def as_own(run: Run) -> Run:
     """
     original = original_of(run)
     if original is None:
+        check_is_the_only_one(run)
         return run
     if alive := _why_alive(original):
         raise RunError(_refusal(run.paths.root, original, alive))
@@ -31,6 +32,25 @@ def as_own(run: Run) -> Run:
         file=sys.stderr,
     )
     return own
+
+
+def check_is_the_only_one(run: Run) -> None:
+    """Refuse a run that is taken to have been moved while another copy of it, somewhere else, goes on as it
+    too: jobs that have its id were submitted from there. Raises RunError."""
+    if not (run.config.slurm and is_elsewhere(run)):
+        return
+    from pipeline.executors.slurm.queue import look_at_queue
+    from pipeline.run.submissions import Ledger
+
+    live = {element.name: element.array_id for element in look_at_queue(run, patience=_PATIENCE).live}
+    others = sorted(live.keys() - {one.name for one in Ledger(run.paths).named(live)})
+    if others:
+        raise RunError(
+            f"{shown(run.paths.root)} has the id of a run whose jobs were submitted from another directory "
+            f"({len(others)} of them are in the queue): both are copies of {shown(Path(run.identity.root))}\n"
+            f"to find the other: scontrol show job {live[others[0]]} (Command=); to go on beside it: "
+            f"slurm-ppo fork {shlex.quote(shown(run.paths.root))}@ITERATION NEW_RUN"
+        )
 
 
 def _refusal(copy: Path, original: Path, alive: str) -> str:

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from pipeline.cli.errors import will_change
 from pipeline.cli.queue import cancel_run
 from pipeline.executors.slurm.queue import cancel_of_id
-from pipeline.run.control import read_control, write_control
+from pipeline.run.control import SpoiltControl, read_control, write_control
 from pipeline.run.directory import RunError, is_run, load_run, read_identity, shown
 from pipeline.run.originals import find_original
 from pipeline.run.paths import RunPaths
 from pipeline.run.place import no_own_jobs
+from pipeline.run.standpoint import check_is_ours
 from pipeline.run.submissions import run_id_of
 from slurm.sealing import unsealed
 from slurm.sharedfiles import names_in, read_shared
@@ -49,6 +50,8 @@ def cancel_whatever_is_left(root: Path) -> str:
     paths = RunPaths(root.absolute())
     if original := find_original(left.root, paths.root, left.run_id):
         raise no_own_jobs(paths.root, original, "cancel")
+    with contextlib.suppress(SpoiltControl):
+        check_is_ours(paths)
     will_change("the queue")
     if paths.control.is_file():
         with contextlib.suppress(OSError, ValueError):  # drivers could not open the run either

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from pipeline.cli.copied import check_is_the_only_one
 from pipeline.cli.errors import will_change
 from pipeline.cli.job_log import log_output
 from pipeline.cli.summary import announce, next_commands, pause_in_words, say_how_it_ended
@@ -89,6 +90,7 @@ def cancel_run(run: Run) -> str:
     from pipeline.status.snapshot import is_complete
 
     check_is_no_copy(run, "cancel")
+    check_is_the_only_one(run)
     if not run.config.slurm:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
     check_may_cancel(run)

@@ -28,6 +28,7 @@ from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage
 from pipeline.run.losses import find_loss, in_sentences
 from pipeline.run.permissions import check_may_write
+from pipeline.run.place import original_of
 from pipeline.run.records import find_frontier
 from pipeline.run.standpoint import check_is_ours
 from pipeline.run.tasks import PREPARE, Stage
@@ -116,10 +117,12 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
         takes_over: of a run on Slurm, whether it becomes this user's, on this cluster, if it is another's.
     """
     executor = executor_of(run.config, watch)
-    if takes_over:
+    is_copy = original_of(run) is not None  # what is said of the owner is of the original's
+    if takes_over and not is_copy:
         take_over(run)
     if executor is None:
-        check_is_ours(run.paths, run.who_acts)
+        if not is_copy:
+            check_is_ours(run.paths, run.who_acts)
         check_may_write(run.paths)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
     if told := version_warning(run):

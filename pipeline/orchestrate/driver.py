@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
@@ -260,8 +260,8 @@ class Driver:
         updated, evaluated, benchmarked = astuple(self.frontier)
         following = policy_maker(updated + 1)
         if updated < 0:
-            updated = plan.start if PREPARE in known else updated
-        elif updated < plan.iterations and following in known:
+            return self._after_prepare() if PREPARE in known else self.frontier
+        if updated < plan.iterations and following in known:
             updated += not stale_because(following, plan.inputs(following), known)
         evaluations = plan.evaluation_tasks()
         # Nothing counts before prepare does: when its commit was taken back, others may still stand.
@@ -271,6 +271,18 @@ class Driver:
         if updated >= 0 and benchmarked < len(benchmarks) and benchmarks[benchmarked] in known:
             benchmarked += 1
         return Frontier(updated, evaluated, benchmarked)
+
+    def _after_prepare(self) -> Frontier:
+        """Return how far a run has come whose prompts were prepared, perhaps again: then what was made from
+        others is for reconcile to take back, from the first iteration on."""
+        start = replace(self.frontier, updated=self.run.plan.start)
+        found = find_frontier(self.run.plan, self.run.paths)
+        newest = policy_maker(found.updated)
+        record = self.records.readable(newest)
+        if found.updated <= self.run.plan.start or record is None:
+            return start
+        read = {newest: record, PREPARE: self.records.known[PREPARE]}
+        return start if stale_because(newest, [PREPARE], read) else found
 
     def _note_rejected(self) -> None:
         """Report how many prompts were left out, and where they are listed."""
@@ -298,6 +310,13 @@ class Driver:
         self.watcher.note(f"{failure.task}, attempt {failure.attempt}: {failure.message}")
         if ended.suspect is not None:
             self.records.verify(ended.suspect)
+            if ended.suspect == PREPARE:
+                self._look_for_prompts()
+
+    def _look_for_prompts(self) -> None:
+        """Find again how far the run has come, where the record of its prompts is gone."""
+        if self.records.readable(PREPARE) is None:
+            self.frontier = find_frontier(self.run.plan, self.run.paths)
 
     def _leave_out(self, failure: Failure, seen: Observation) -> None:
         """Commit an expendable task without a result, so that the run goes on without it."""

@@ -319,25 +319,7 @@ def load_run(root: Path) -> Run:
         identity = read_identity(paths)
         text = read_config(paths).decode()
     except (FileNotFoundError, NotADirectoryError) as error:
-        if (root / SWEEP_MANIFEST).exists():
-            raise RunError(
-                f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo status {root}; to continue "
-                f"them all: slurm-ppo sweep {root}"
-            ) from None
-        if left := _left_by_a_purge(paths):
-            raise RunError(
-                f"{shown(root)} held a run, and its {Path(str(error.filename)).name} and the copy of it are "
-                f"gone; what is left: {left}\n"
-                "put the file back from an archive, or start a run from its newest policy (model.policy); "
-                f"to end its jobs: slurm-ppo cancel {shlex.quote(str(root))}"
-            ) from None
-        why = "it is a file" if root.exists() else "nothing is there"
-        if root.is_dir():
-            why = f"it holds no {Path(str(error.filename)).name}"
-        raise RunError(
-            f"{shown(root)} is not a run directory: {why}{near_runs(root) or '.'} "
-            "Start a run with: slurm-ppo run experiment=... run_dir=..."
-        ) from None
+        raise _no_run(root, Path(str(error.filename)).name) from None
     except ValidationError as error:
         raise RunError(f"{paths.run_json} cannot be read: {in_words(error)}") from None
     except RunError:
@@ -356,6 +338,28 @@ def load_run(root: Path) -> Run:
         return Run(paths, _config_of(text), identity)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def _no_run(root: Path, missing: str) -> RunError:
+    """Return the error for a place without a run's identity, with what may have been meant, or is left."""
+    if (root / SWEEP_MANIFEST).exists():
+        return RunError(
+            f"{root} is a sweep, and one run is wanted; its runs: slurm-ppo status {root}; to continue "
+            f"them all: slurm-ppo sweep {root}"
+        )
+    if left := _left_by_a_purge(RunPaths(root)):
+        return RunError(
+            f"{shown(root)} held a run, and its {missing} and the copy of it are gone; what is left: {left}\n"
+            "put the file back from an archive, or start a run from its newest policy (model.policy); "
+            f"to end its jobs: slurm-ppo cancel {shlex.quote(str(root))}"
+        )
+    why = "it is a file" if root.exists() else "nothing is there"
+    if root.is_dir():
+        why = f"it holds no {missing}"
+    return RunError(
+        f"{shown(root)} is not a run directory: {why}{near_runs(root) or '.'} "
+        "Start a run with: slurm-ppo run experiment=... run_dir=..."
+    )
 
 
 def _left_by_a_purge(paths: RunPaths) -> str:

@@ -95,7 +95,10 @@ class Lease:
         self._seen_at = time.monotonic()
         if time.monotonic() - self._beaten < HEARTBEAT_SECONDS:
             return
-        if (newest := _newest(self.path.parent)) != self.path:
+        newest = _newest(self.path.parent)
+        if newest is None and self.path.parent.is_dir() and link_once(self.path, _text(self.holder)):
+            newest = self.path  # somebody has removed the file, and nobody has taken the next number
+        if newest != self.path:
             raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stalled")
         persistently(self.path, lambda: os.utime(self.path))
         self._beaten = time.monotonic()
@@ -175,7 +178,7 @@ def acquire(folder: Path) -> Lease:
     number = 1 if newest is None else int(newest.stem) + 1
     holder = Holder.this_process()
     path = folder / f"{number:06d}.json"
-    if not link_once(path, json.dumps(asdict(holder)) + "\n"):
+    if not link_once(path, _text(holder)):
         raise LeaseHeld(_held_because(path) or f"another driver took {path} just now; try again")
     if _newest(folder) != path:  # others came and went since we looked, and removed the name we then took
         path.unlink(missing_ok=True)
@@ -263,6 +266,10 @@ def _held_by_the_unknown(path: Path, beat_age: float, error: ValueError) -> str 
         f"the lease {path} cannot be read ({error}); unless somebody renews it, the next driver takes it "
         f"over in {EXPIRY_SECONDS - beat_age:.0f} s"
     )
+
+
+def _text(holder: Holder) -> str:
+    return json.dumps(asdict(holder)) + "\n"
 
 
 def _newest(folder: Path) -> Path | None:

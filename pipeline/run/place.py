@@ -25,13 +25,18 @@ def original_of(run: Run) -> Path | None:
     return find_original(run.identity.root, run.paths.root, run.identity.id)
 
 
+def is_elsewhere(run: Run) -> bool:
+    """Whether the run's identity names another directory than that in which it lies."""
+    known, here = run.identity.root, run.paths.root
+    return known not in ("", str(here)) and not (Path(known).is_dir() and is_one(Path(known), here))
+
+
 def settle(run: Run) -> Run:
     """Note where the run lies now, for the holder of its lease: it was moved, or is of a version that noted
     no place. Returns the run as it is then."""
-    known, here = run.identity.root, run.paths.root
-    if known == str(here) or (known and Path(known).is_dir() and is_one(Path(known), here)):
+    if run.identity.root and not is_elsewhere(run):
         return run
-    identity = replace(run.identity, root=str(here))
+    identity = replace(run.identity, root=str(run.paths.root))
     write_identity(run.paths, identity)
     return replace(run, identity=identity)
 

@@ -211,9 +211,8 @@ class StatusReader:
             answered: when that was, unix time.
         """
         run, plan, now = self.run, self.run.plan, time.time()
-        original = original_of(run)  # whose lease and workers were copied
-        holder = None if original else holder_of(run.paths.locks)
-        frontier = find_frontier(plan, run.paths)
+        original, frontier = original_of(run), find_frontier(plan, run.paths)
+        holder = None if original else holder_of(run.paths.locks)  # the original's lease was copied
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
         lookahead = run.config.slurm.lookahead if run.config.slurm else 0

@@ -10,15 +10,16 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run.ages import files_below
-from pipeline.run.directory import load_run, write_identity
+from pipeline.run.directory import load_run
 from pipeline.run.kept import identifying
+from pipeline.run.place import settle
 from pipeline.run.tasks import Stage
 from tests.cluster.scenario import policy_of
 from tests.support import ROOT, light, tiny
@@ -97,8 +98,9 @@ def purge(root: Path, before: float) -> list[str]:
 
 
 def refresh(root: Path) -> None:
-    """Renew what drivers renew each hour."""
-    for path in identifying(load_run(root).paths):
+    """Renew what drivers renew each hour, and their lease."""
+    paths = load_run(root).paths
+    for path in (*identifying(paths), *paths.locks.glob("*.json")):
         if path.exists():
             os.utime(path)
 
@@ -106,8 +108,7 @@ def refresh(root: Path) -> None:
 def copied(source: Path, target: Path) -> Path:
     """Return a copy that takes itself for the run: it was moved."""
     shutil.copytree(source, target, symlinks=True)
-    run = load_run(target)
-    write_identity(run.paths, replace(run.identity, root=str(target)))
+    settle(load_run(target))
     return target
 
 
@@ -202,6 +203,20 @@ def test_where_weights_are_gone_one_look_finds_the_newest_point(resting, whole, 
     assert [launched.count(f"4/{stage}/0") for stage in ("rollout", "reward", "update")] == [1, 1, 2]
 
 
+def test_prompts_and_old_records_that_are_gone_do_not_set_a_run_back(resting, whole, slurm_ppo, tmp_path):
+    root = copied(resting(1), tmp_path / "run")
+    for folder in (
+        root / "data",
+        *(root / f"iterations/{iteration:05d}" for iteration in range(1, RESTS_AT)),
+    ):
+        shutil.rmtree(folder)
+    done = slurm_ppo("resume", root)
+    assert done.returncode == 0, done.stderr
+    assert policy_of(root, ITERATIONS) == policy_of(whole(1), ITERATIONS)
+    launched = [event["task"] for event in events(root, "launched")]
+    assert [launched.count(task) for task in ("0/prepare/0", "1/rollout/0", "2/evaluate/0")] == [2, 1, 1]
+
+
 def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_itself(
     resting, slurm_ppo, tmp_path
 ):
@@ -219,8 +234,8 @@ def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_
 
 def test_an_iteration_has_six_files_a_shard_and_few_once_it_is_packed(inputs, slurm_ppo, tmp_path):
     """What a quota of inodes counts, as docs/howto/disk_space.md has it."""
-    root, shards = tmp_path / "run", 8
-    more = (f"rollout.num_shards={shards}", "iterations=5", "update.keep_shards_last=2")
+    root, shards = tmp_path / "run", 4
+    more = (f"rollout.num_shards={shards}", "iterations=4", "update.keep_shards_last=2")
     heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1", "update.keep_last=2")
     done = slurm_ppo("run", *tiny.overrides(inputs, root, *more, *heldout))
     assert done.returncode == 0, done.stderr
@@ -231,6 +246,6 @@ def test_an_iteration_has_six_files_a_shard_and_few_once_it_is_packed(inputs, sl
         below = [path for folder in folders if folder.exists() for path in (folder, *folder.rglob("*"))]
         return [*below, root / f"rows/{number}.json"]
 
-    recent, packed = files(5), files(2)
+    recent, packed = files(4), files(1)
     assert len(recent) <= 3 * (shards + 1) * 2 + 11 + 6 + 1, recent
     assert len(packed) <= 1 + 8 + 3 + 1, packed

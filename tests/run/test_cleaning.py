@@ -18,6 +18,7 @@ from pipeline.run import journal
 from pipeline.run.cleaning import Kind, _has_several_attempts, find_removable, remove
 from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.lease import hold
+from pipeline.run.place import settle
 from pipeline.run.retention import list_folders
 from pipeline.run.states import can_go_on, has_state, oldest_needed, state_before
 from pipeline.run.tasks import PREPARE
@@ -124,7 +125,7 @@ def taken_back(whole: Path, root: Path, last: int) -> Run:
                 path.unlink() if path.is_symlink() else shutil.rmtree(path)
         (root / f"rows/{iteration:05d}.json").unlink(missing_ok=True)
     journal.rewrite(root / "metrics.jsonl", journal.read(root / "metrics.jsonl")[:last])
-    return load_run(root)
+    return settle(load_run(root))  # as if it had been moved
 
 
 def leave_behind(run: Run, last: int) -> None:

@@ -366,3 +366,14 @@ def test_no_lease_is_taken_in_a_folder_that_somebody_has_put_elsewhere(tmp_path)
     with pytest.raises(OSError, match="nothing outside of the run is touched"):
         acquire(tmp_path / "locks")
     assert not list((tmp_path / "outside").iterdir())
+
+
+def test_a_lease_whose_file_a_purge_has_taken_is_still_its_holders(tmp_path):
+    lease = acquire(tmp_path)
+    lease.path.unlink()
+    lease.beat()
+    assert lease.path.exists()
+    with pytest.raises(LeaseHeld):
+        acquire(tmp_path)
+    lease.release()
+    assert acquire(tmp_path).number == 2

@@ -154,7 +154,7 @@ def test_jobs_of_a_run_on_slurm_are_not_those_of_its_copy(submitted):
     assert (status.slurm.jobs_running, status.slurm.jobs_waiting) == (0, 0)
     assert status.state == "stopped"
     live_ids = frozenset({run.identity.id})
-    states = {entry.run: entry.state for entry in read_entries(find_places(copy.parent), lambda: live_ids)}
+    states = {entry.run: entry.state for entry in read_entries(find_places(copy.parent), lambda _: live_ids)}
     assert states == {str(world.run.paths.root): "running", str(copy): "stopped"}
 
 
@@ -174,3 +174,22 @@ def test_a_copy_on_slurm_goes_on_without_the_originals_submissions(submitted):
     world.live_on()
     assert world.outcome == "complete", world.story
     assert not [e for e in journal.read(own.paths.events) if e["event"] == "failed"]
+
+
+def test_of_two_copies_of_a_run_that_is_gone_one_acts_on_its_own_jobs_alone(submitted, tmp_path):
+    """Both are taken to have been moved. The first to go on has jobs that the other does not know."""
+    world, first = submitted
+    cancel_run(world.run)
+    second = Path(shutil.copytree(first, tmp_path / "second", symlinks=True))
+    shutil.rmtree(world.run.paths.root)
+    world.run = load_run(first)
+    world.submit()
+    jobs = live(world)
+    for act in (cancel_run, as_own):
+        with pytest.raises(
+            RunError, match=r"submitted from another directory \(\d+ of them are in the queue\)"
+        ):
+            act(load_run(second))
+    assert live(world) == jobs
+    assert as_own(load_run(first)).identity.id == world.run.identity.id
+    assert cancel_run(load_run(first)).startswith("cancelled ")

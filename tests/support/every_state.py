@@ -12,6 +12,7 @@ from pipeline.orchestrate.rewind import Point, take_back
 from pipeline.run.control import Control, write_control
 from pipeline.run.directory import load_run
 from pipeline.run.lease import hold
+from pipeline.run.place import settle
 from pipeline.run.tasks import Stage
 from tests.support import light_training, tiny
 from tests.support.damage import cut, flip_bit
@@ -148,6 +149,7 @@ def every_state(
     folder.mkdir(parents=True)
     ours = copy(inputs, base / "inputs")
     shutil.copytree(complete_run, folder / "complete", symlinks=True)
+    settle(load_run(folder / "complete"))  # each is a run, and no copy of another
     make_run(ours, folder / "fresh")
     write_control(make_run(ours, folder / "cancelled", "scheduler=slurm").paths, Control(1, cancelled=True))
     killed = hooked(environment, base, "before-link:iterations/00001/reward/shard-00001.json")
@@ -157,12 +159,12 @@ def every_state(
     assert failed.returncode == 1, failed.stderr
     copy(folder / "complete", folder / "damaged")
     cut(folder / "damaged/run.json")
-    copy(folder / "complete", folder / "spoilt")
+    settle(load_run(copy(folder / "complete", folder / "spoilt")))
     flip_bit(folder / "spoilt/iterations/00002/update/shard-00000.json")
     (folder / "spoilt/metrics.jsonl").write_bytes(b"\xff\x00no row\n" * 3)
     things_that_are_no_runs(folder)
     with _at_work(folder / RUNNING, base / "gate", ours, slurm_ppo, environment):
-        copy(folder / RUNNING, folder / "stopped")
+        settle(load_run(copy(folder / RUNNING, folder / "stopped")))
         shutil.copytree(folder, templates, symlinks=True, copy_function=_copy_any)
         shutil.rmtree(templates / RUNNING)
         scene = Scene(folder, templates, ours, environment | {"HOME": str(folder / "home")})

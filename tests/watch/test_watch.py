@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.metrics.advice import Advice, Rule, Severity
+from pipeline.run.directory import load_run
 from pipeline.run.lease import EXPIRY_SECONDS, hold
+from pipeline.run.place import settle
 from pipeline.status.lanes import Lane, ShardState, StageProgress
 from pipeline.status.local import last_attempts
 from pipeline.status.slurm import DriverJob, SlurmStatus
@@ -691,6 +693,7 @@ def test_a_run_that_nobody_drives_ends_the_view_with_the_way_on(complete_run, tm
 def test_a_lease_that_is_spoilt_is_named_while_the_view_waits_for_its_end(complete_run, tmp_path, slurm_ppo):
     """It may be of a driver at work, until it is two minutes old: here in five seconds."""
     folder = Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
+    settle(load_run(folder))  # a copy's lease is nobody's
     (folder / "iterations/00002/update/shard-00000.json").unlink()
     (lease,) = (folder / "locks").glob("0*.json")
     lease.write_text(lease.read_text()[:40])

@@ -182,6 +182,8 @@ def ask_for_queue(run: Run, max_age: float, patience: float, who: Callable[[], O
     Raises:
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
+    if original_of(run):  # what is in the queue, and who its owner is, is the original's
+        return Queue(asked=time.time())
     with on_cluster(run.cluster):
         if (elsewhere := standpoint(run.paths, who or run.who_acts)) is not None:
             return _look_from(elsewhere, run, patience)
