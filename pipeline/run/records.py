@@ -4,6 +4,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from pipeline.run.directory import Run
 from pipeline.run.packed import BadArchive, packed_names
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.states import has_policy
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from slurm.sharedfiles import is_there, names_in
 
@@ -187,8 +189,7 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     if row is not None:
         updated = _before_gap(plan, paths, _after_lost(plan, paths, updated, row), row)
     evaluations = plan.evaluations()
-    evaluated = _count_committed(paths, Stage.EVALUATE, evaluations)
-    evaluated = max(evaluated, _evaluated_by_rows(plan, evaluations, row))
+    evaluated = _count_evaluated(plan, paths, evaluations, row)
     if evaluated < len(evaluations):
         lagging = evaluations[evaluated]
         if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
@@ -236,6 +237,22 @@ def next_frontier(plan: Plan, paths: RunPaths, known: Frontier) -> Frontier | No
     is_near = updated < known.updated + 2 and evaluated < known.evaluated + 2
     is_near = is_near and benchmarked < known.benchmarked + 2
     return Frontier(updated, evaluated, benchmarked) if is_near else None
+
+
+def _count_evaluated(plan: Plan, paths: RunPaths, evaluations: Sequence[int], row: int | None) -> int:
+    """Count the evaluations that are committed, or were: their numbers are in rows, and their policies gone.
+
+    What was taken back is measured again where its policy is there, which only the newest are.
+    """
+    count = _count_committed(paths, Stage.EVALUATE, evaluations)
+    by_rows = _evaluated_by_rows(plan, evaluations, row)
+    lacking = {
+        at for at in range(count, by_rows) if not is_committed(paths, Task(evaluations[at], Stage.EVALUATE))
+    }
+    newest = takewhile(
+        lambda at: at not in lacking or has_policy(paths, evaluations[at]), range(by_rows - 1, count - 1, -1)
+    )
+    return min(lacking.intersection(newest), default=max(count, by_rows))
 
 
 def _evaluated_by_rows(plan: Plan, evaluations: Sequence[int], row: int | None) -> int:
