@@ -89,10 +89,10 @@ def cancel_run(run: Run) -> str:
     """Cancel every job of the run. Returns what to say."""
     from pipeline.status.snapshot import is_complete
 
-    check_is_no_copy(run, "cancel")
-    check_is_the_only_one(run)
     if not run.config.slurm:
         raise RunError("the run's tasks are processes of the command that started it: end that with Ctrl-C")
+    check_is_no_copy(run, "cancel")
+    check_is_the_only_one(run)
     check_may_cancel(run)
     # Until a spoilt lease is free takes minutes, in which jobs would go on.
     count = _end_jobs(run) if is_spoilt(run.paths.locks) else 0
