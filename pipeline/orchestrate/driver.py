@@ -12,7 +12,7 @@ from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
 from pipeline.metrics.noticed import note_noticed
 from pipeline.notify.events import completion, failure, pause, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
-from pipeline.orchestrate.losses import after_loss
+from pipeline.orchestrate.losses import find_lost
 from pipeline.orchestrate.lost_states import note_lost_states
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.reconcile import Actions, Observation, Retract, reconcile
@@ -115,16 +115,18 @@ class Driver:
     def one_pass(self) -> Actions:
         """Observe the disk and the executor, decide, act, and keep books. Idempotent."""
         seen = self.observe()
-        actions = after_loss(self.run, seen, self.records, self.frontier.updated) or self._decide(seen)
+        config, in_advance = self.run.config, self.jobs.lookahead > 0
+        actions = reconcile(
+            self.run.plan,
+            seen,
+            config.scheduler.max_attempts,
+            in_advance,
+            config.attempts_of(Stage.BENCHMARK),
+        )
         self.act(actions, seen)
         self.keep_books(seen.tasks)
         self.watcher.progress(self.frontier, self.records, tuple(seen.tasks))
         return actions
-
-    def _decide(self, seen: Observation) -> Actions:
-        config, in_advance = self.run.config, self.jobs.lookahead > 0
-        attempts = config.scheduler.max_attempts, in_advance, config.attempts_of(Stage.BENCHMARK)
-        return reconcile(self.run.plan, seen, *attempts)
 
     def observe(self) -> Observation:
         """Collect ended jobs and new commits, and find how far the run has come."""
@@ -136,7 +138,8 @@ class Driver:
             self._record_failure(ended)
         with self.never_in_the_way():
             note_lost_states(self.run, records, self.frontier.updated, jobs.live, self.watcher.note)
-        return Observation(tasks, dict(records.known), dict(records.corrupt), jobs.live, jobs.failures)
+        seen = Observation(tasks, dict(records.known), dict(records.corrupt), jobs.live, jobs.failures)
+        return replace(seen, lost=find_lost(self.run, seen, records, self.frontier.updated))
 
     def act(self, actions: Actions, seen: Observation) -> None:
         """Carry out the decisions. Retracting comes first: a launch must not see what is being taken back. A

@@ -1,19 +1,19 @@
-"""What a driver does where weights are gone that the run needs (:mod:`pipeline.run.losses`): all updates
-since the newest point from which it can go on are taken back in one go, or the run ends, saying what is left.
+"""What a pass sees where weights are gone that the run needs (:mod:`pipeline.run.losses`). By that
+:func:`~pipeline.orchestrate.reconcile.reconcile` takes all updates back since the newest point from which the
+run can go on, or ends the run, saying what is left.
 """
 
-from pipeline.orchestrate.reconcile import Actions, Observation, Retract, needed_by
+from pipeline.orchestrate.reconcile import Lost, Observation, needed_by
 from pipeline.run.directory import Run
-from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.losses import find_loss, in_sentences
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, recorded
 from pipeline.run.states import keeps_state
 
 
-def after_loss(run: Run, seen: Observation, records: Records, updated: int) -> Actions | None:
-    """Decide what a pass does where weights are gone that the next update needs; None where none are, or only
-    one update's, which is repaired as any commit is.
+def find_lost(run: Run, seen: Observation, records: Records, updated: int) -> Lost | None:
+    """Return what is gone of the weights that the next update needs; None where nothing is, or only one
+    update's, which is repaired as any commit is.
 
     Looks closer only where that is possible: the newest policy does not verify, or has no trainer's state and
     the next update was tried in vain.
@@ -24,12 +24,11 @@ def after_loss(run: Run, seen: Observation, records: Records, updated: int) -> A
     if loss is None or (loss.point == updated - 1 and policy_maker(updated) in seen.corrupt):
         return None
     if loss.is_of_all:
-        why = in_sentences(run, loss)
-        return Actions(give_up=(Failure(policy_maker(updated), 0, FailureKind.CONFIG, why),))
+        return Lost((policy_maker(updated),), in_sentences(run, loss), is_of_all=True)
     assert loss.point is not None
     since = [policy_maker(version) for version in range(updated, loss.point, -1)]
     why = f"{loss.why}; the newest from which the run can go on is {loss.point}"
-    return Actions(retract=tuple(Retract(task, why) for task in recorded(run.paths, since)))
+    return Lost(tuple(recorded(run.paths, since)), why)
 
 
 def _is_suspicious(run: Run, seen: Observation, records: Records, updated: int) -> bool:

@@ -57,6 +57,18 @@ class Actions:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """Weights that are gone, and that the next update needs."""
+
+    updates: Sequence[Task]
+    """Updates since the newest from which the run can go on, newest first."""
+    why: str
+    """What is gone, and what is left, in words."""
+    is_of_all: bool = False
+    """Whether nothing that was learnt is left: to begin again is for people to decide."""
+
+
+@dataclass(frozen=True)
 class Observation:
     """State of the disk and the executor as one pass sees it."""
 
@@ -70,6 +82,7 @@ class Observation:
     """Tasks with an attempt that is queued or running."""
     failures: Mapping[Task, Sequence[Failure]]
     """Attempts that ended without a commit, oldest first."""
+    lost: Lost | None = None
 
     def is_done(self, task: Task) -> bool:
         return task in self.done
@@ -104,6 +117,8 @@ def reconcile(
     Args:
         command_attempts: budget of attempts of an expendable task. Default: ``max_attempts``.
     """
+    if seen.lost:
+        return _after_loss(seen.lost)
     needed = needed_by(plan, seen)
     retracted = {task: reason for task, reason in seen.corrupt.items() if task in needed}
     retracted |= _stale_states(needed, seen)
@@ -135,6 +150,12 @@ def reconcile(
     launch = sorted(launches.values(), key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
     return Actions(() if given_up else tuple(launch), retract, tuple(given_up), tuple(left_out))
+
+
+def _after_loss(lost: Lost) -> Actions:
+    if lost.is_of_all:
+        return Actions(give_up=(Failure(lost.updates[0], 0, FailureKind.CONFIG, lost.why),))
+    return Actions(retract=tuple(Retract(task, lost.why) for task in lost.updates))
 
 
 def _budget(task: Task, max_attempts: int, command_attempts: int | None) -> int:

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pipeline.orchestrate.reconcile import (
     MOST_UNSTARTED,
+    Lost,
     Observation,
     Retract,
     is_hopeless,
@@ -245,6 +246,15 @@ def test_a_state_that_does_not_verify_is_taken_back_and_nothing_is_counted():
 def test_a_state_of_another_policy_than_there_is_is_taken_back():
     done = committed(*SECOND) | {state_of(1): Committed("s", {task_key(UPDATE): "another policy"})}
     assert [retract.task for retract in decide(done, updated=1).retract] == [state_of(1)]
+
+
+@pytest.mark.parametrize("is_of_all", [False, True])
+def test_where_weights_are_gone_all_updates_since_are_taken_back_or_the_run_ends(is_of_all):
+    updates = [policy_maker(version) for version in (3, 2)]
+    actions = reconcile(PLAN, Observation((), {}, {}, (), {}, Lost(updates, "why", is_of_all)), 3)
+    assert not actions.launch
+    assert [one.task for one in actions.retract] == ([] if is_of_all else updates)
+    assert [one.task for one in actions.give_up] == (updates[:1] if is_of_all else [])
 
 
 def test_a_state_that_nothing_begins_with_any_more_stays_as_it_is():

@@ -196,7 +196,7 @@ def test_rows_that_something_is_in_the_way_of_are_waited_for_shortly(copied_run,
     (copied_run / "metrics.jsonl").unlink()
     (copied_run / "metrics.jsonl").mkdir()
     with pytest.raises(RunError, match=r"everything is committed, but its rows .*IsADirectoryError.*; mend"):
-        resume_run(load_run(copied_run), watch=False)
+        resume_run(load_run(copied_run), watch=True)
 
 
 # --- a bit that flips in a line that stays one ---
