@@ -4,7 +4,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +13,6 @@ from pipeline.run.directory import Run
 from pipeline.run.packed import BadArchive, packed_names
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
-from pipeline.run.states import has_policy
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from slurm.sharedfiles import is_there, names_in
 
@@ -240,19 +238,20 @@ def next_frontier(plan: Plan, paths: RunPaths, known: Frontier) -> Frontier | No
 
 
 def _count_evaluated(plan: Plan, paths: RunPaths, evaluations: Sequence[int], row: int | None) -> int:
-    """Count the evaluations that are committed, or were: their numbers are in rows, and their policies gone.
-
-    What was taken back is measured again where its policy is there, which only the newest are.
-    """
+    """Count the evaluations that are committed, or were: their numbers are in rows. What was taken back, by
+    the journal, is measured again."""
     count = _count_committed(paths, Stage.EVALUATE, evaluations)
     by_rows = _evaluated_by_rows(plan, evaluations, row)
-    lacking = {
-        at for at in range(count, by_rows) if not is_committed(paths, Task(evaluations[at], Stage.EVALUATE))
-    }
-    newest = takewhile(
-        lambda at: at not in lacking or has_policy(paths, evaluations[at]), range(by_rows - 1, count - 1, -1)
-    )
-    return min(lacking.intersection(newest), default=max(count, by_rows))
+    tasks = [Task(version, Stage.EVALUATE) for version in evaluations[count:by_rows]]
+    lacking = {task for task in tasks if not is_committed(paths, task)}
+    again = lacking and _taken_back(paths)
+    due = (t for t in tasks if t in lacking and again & {task_key(t), task_key(policy_maker(t.iteration))})
+    return evaluations.index(first.iteration) if (first := next(due, None)) else max(count, by_rows)
+
+
+def _taken_back(paths: RunPaths) -> set[str]:
+    """Return the keys of the tasks of which a driver has taken a commit back, ever."""
+    return {str(event.get("task")) for event in journal.read_named(paths.events, ["retracted"])}
 
 
 def _evaluated_by_rows(plan: Plan, evaluations: Sequence[int], row: int | None) -> int:

@@ -162,6 +162,9 @@ def unfinished_copy(complete_run: Path, target: Path) -> Path:
     for parent in ("policy", "critic", "trainer"):
         for folder in (target / parent).glob("00002*"):
             folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+    (target / "rows/00002.json").unlink()  # a row comes after all that is in it
+    first, _ = (target / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (target / "metrics.jsonl").write_bytes(first)
     return target
 
 

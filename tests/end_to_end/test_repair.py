@@ -26,6 +26,7 @@ def test_a_lagging_evaluation_that_finds_its_policy_damaged_has_it_trained_again
     drop_commit(run_dir, "00001/evaluate")
     drop_commit(run_dir, "00002/evaluate")
     (run_dir / "metrics.jsonl").write_text("")
+    shutil.rmtree(run_dir / "rows")  # rows come after all that is in them
     flip_bit(run_dir / "policy" / "00001" / "model.safetensors")
     done = slurm_ppo("resume", run_dir, timeout=120)
     assert done.returncode == 0, done.stderr

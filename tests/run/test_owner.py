@@ -8,6 +8,7 @@ from pipeline.run.control import Control, begin_invocation, read_control, take_o
 from pipeline.run.owner import Owner, owner_of_job
 from pipeline.run.paths import RunPaths
 from pipeline.run.standpoint import owner_of, standpoint
+from stages.logs import log
 from stages.runner import is_taken_over, main
 
 ADA, BEN = Owner("ada", 61001, "gold"), Owner("ben", 61002, "gold")
@@ -70,6 +71,8 @@ def test_a_task_s_own_job_that_starts_after_a_take_over_does_nothing(paths, monk
     assert not is_taken_over(paths.root)
     take_over(paths, BEN, ADA)
     assert is_taken_over(paths.root)
+    monkeypatch.setattr(log, "handlers", log.handlers)  # main() sets them, and that nobody else has the lines
+    monkeypatch.setattr(log, "propagate", log.propagate)
     assert main(["rollout", "--run-dir", str(paths.root), "--iteration", "1"]) == 0
     assert not paths.iterations.exists()
 

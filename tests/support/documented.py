@@ -35,6 +35,9 @@ IMAGES = "tests/end_to_end/test_images.py"
 BROWSER = "tests/report/test_report_browser.py"
 INSTALLS = "tests/end_to_end/test_installs.py"
 PACKED = "tests/end_to_end/test_packed_environment.py"
+COLLEAGUES = "tests/cluster/test_other_users.py"
+PEOPLE = "tests/cli/test_people.py"
+COPIES = "tests/cluster/test_copies.py"
 ELSEWHERE = {
     "make quickstart": "tests/end_to_end/test_quickstart.py",
     "make quickstart RUN_DIR=runs/quickstart": "tests/end_to_end/test_quickstart.py",
@@ -60,6 +63,16 @@ ELSEWHERE = {
     "slurm-ppo cancel runs/first": "tests/run/test_inside.py",
     "mv runs/first /project/runs/ && ln -s /project/runs/first runs/first": "tests/run/test_inside.py",
     "slurm-ppo resume runs/first": "tests/run/test_inside.py",
+    "slurm-ppo resume runs/first --take-over": COLLEAGUES,
+    "mkdir /scratch/lab/runs": COLLEAGUES,
+    "chgrp lab /scratch/lab/runs": COLLEAGUES,
+    "chmod 2775 /scratch/lab/runs": COLLEAGUES,
+    "chmod -R g+rwX /scratch/lab/runs/first": PEOPLE,
+    "find /scratch/lab/runs/first -type d -exec chmod g+s {} +": PEOPLE,
+    "slurm-ppo fork /scratch/lab/runs/first@7 runs/mine scheduler.account=my_account": PEOPLE,
+    "cp -a runs/first /archive/first": COPIES,
+    "rsync -a runs/first/ /archive/first/": COPIES,
+    "tar -C runs -cf /archive/first.tar first": COPIES,
     "chromium --headless --print-to-pdf=report.pdf runs/first/report.html": BROWSER,
     "chromium --headless --window-size=1200,8000 --screenshot=report.png runs/first/report.html": BROWSER,
     "source .venv/bin/activate": "Makefile",

@@ -115,7 +115,7 @@ class Scene:
 def stopped_copy(complete_run: Path, target: Path) -> Path:
     """A copy of a complete run of two iterations that went back to its last update."""
     shutil.copytree(complete_run, target, symlinks=True)
-    run = load_run(target)
+    run = settle(load_run(target))  # not as a copy, which would go on as a run of its own
     with hold(run.paths.locks):
         take_back(run, Point(Stage.UPDATE, 2))
     return target
