@@ -10,6 +10,7 @@ import pytest
 from pipeline.cli.lost import cancel_whatever_is_left
 from pipeline.run.directory import RunError, load_run
 from pipeline.run.kept import identifying, keep
+from pipeline.run.place import settle
 from tests.support.killing import events
 from tests.support.tables import sample
 from tests.support.toyworld import Luck, make_world
@@ -23,6 +24,7 @@ def resting(complete_run, tmp_path) -> Path:
     root = Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
     for stage in ("update", "evaluate"):
         (root / f"iterations/00002/{stage}/shard-00000.json").unlink()
+    settle(load_run(root))  # a run that was moved, and no copy
     return root
 
 
