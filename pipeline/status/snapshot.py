@@ -215,8 +215,7 @@ class StatusReader:
         holder = None if original else holder_of(run.paths.locks)  # the original's lease was copied
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
-        lookahead = run.config.slurm.lookahead if run.config.slurm else 0
-        tasks = frontier.window(plan, max(1, lookahead))
+        tasks = frontier.window(plan, max(1, run.config.slurm.lookahead if run.config.slurm else 0))
         current = plan.tasks(min(frontier.updated + 1, plan.iterations))
         self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
         newest = newest_row(rows, plan.start)
