@@ -21,18 +21,7 @@ from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.submissions import Ledger, Submission, read_limits_of
 from pipeline.run.tasks import Stage
 from slurm.signals import Errands
-from tests.support.toyworld import Luck, World, make_world, trials
-
-
-def live_to_the_end(world: World) -> World:
-    try:
-        world.submit()
-        world.live_on()
-        world.check_is_complete()
-    except Exception as error:
-        error.add_note(world.told())
-        raise
-    return world
+from tests.support.toyworld import Luck, World, live_to_the_end, make_world, trials
 
 
 def submissions_of(run: Run, call: int) -> list[Submission]:

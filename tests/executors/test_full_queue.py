@@ -16,7 +16,7 @@ from pipeline.workers.beats import Reason
 from tests.support.tables import sample
 from tests.support.toyslurm import Element
 from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, trials
+from tests.support.toyworld import Luck, live_to_the_end, trials
 
 
 @pytest.fixture
@@ -39,16 +39,6 @@ def stay(world: WorkerWorld, leave: Callable, element: Element, reason: Reason) 
         leave(element, reason)
     elif not world.is_driving:
         world.advance(f"{worker.name} waits, and a pass", is_worker=True)
-
-
-def live_to_the_end(world: WorkerWorld) -> None:
-    try:
-        world.submit()
-        world.live_on()
-        world.check_is_complete()
-    except Exception as error:
-        error.add_note(world.told())
-        raise
 
 
 @pytest.mark.parametrize("most", sample((1, 2, 3, 5), 0.25))

@@ -466,3 +466,15 @@ def make_world(
     world = World(create_run(from_mapping(config)), slurm, chance, luck)
     slurm.before, slurm.after = world.command_comes, world.command_went
     return world
+
+
+def live_to_the_end(world: World) -> World:
+    """Have a run go on until it is complete; where it does not, its story is told with the error."""
+    try:
+        world.submit()
+        world.live_on()
+        world.check_is_complete()
+    except Exception as error:
+        error.add_note(world.told())
+        raise
+    return world
