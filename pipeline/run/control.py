@@ -50,6 +50,8 @@ class Control:
     emptied: int = 0
     """Number of the newest invocation of which all jobs were cancelled, by ``cancel``, to go back or by hand.
     It is what was asked for, written before any of them has ended: how each ended, passes judge."""
+    withdrawn: int = 0
+    """Number of the newest invocation of which a pass has cancelled what waited, as the run was at its end."""
     begun: float = field(default=0.0, compare=False)
     """Unix time when the invocation began."""
     paused: ByHand | None = None

@@ -365,7 +365,7 @@ def _no_run(root: Path, missing: str) -> RunError:
 def _left_by_a_purge(paths: RunPaths) -> str:
     """Return what is left of a run whose identity is gone, in words; empty where there was none."""
     names = names_in(paths.root) if paths.root.is_dir() else set()
-    if not names & {paths.iterations.name, paths.slurm.name}:
+    if paths.iterations.name not in names and not is_there(paths.control):
         return ""
     policies = sorted(name for name in names_in(paths.policies) if name[:1].isdecimal() and "." in name)
     newest = f"policies up to {paths.policies.name}/{policies[-1]}" if policies else "no policy"

@@ -328,7 +328,7 @@ class StatusReader:
         workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
         status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
         status = replace(status, workers=workers, advice=self._advise(workers))
-        act = control.paused or (look_for_act(Ledger(run.paths), seen.elements, control.invocation))
+        act = control.paused or look_for_act(Ledger(run.paths), seen.elements, control)
         if act and state in ("paused", "stopped"):
             status = replace(status, paused=act.in_words)
         if state == "running":

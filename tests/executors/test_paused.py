@@ -122,6 +122,17 @@ def test_jobs_that_slurm_ppo_cancelled_pause_nothing(world):
     world.check_is_complete()
 
 
+def test_what_a_pass_cancels_at_the_end_of_a_run_is_no_act_for_the_next(world):
+    """A foreground run, and a worker or a driver job: the second to see that the run is complete."""
+    world.live_on()
+    world.check_is_complete()
+    world.advance("who follows the run in the foreground")
+    assert world.outcome is Outcome.COMPLETE
+    world.advance("a guard that had started")
+    assert not [e for e in journal.read(world.run.paths.events) if e["event"] == "paused"]
+    assert read_status(world.run).state == "complete"
+
+
 # --- what counts ---
 
 NAMES = {kind: f"slurm-ppo.run.{kind}.iter1.abc.1.0" for kind in ("rollout", "update", "guard", "driver")}

@@ -7,7 +7,7 @@ clock, tell that from the repair of single elements: nobody who cancels those ca
 from collections.abc import Callable, Iterable, Sequence
 
 from pipeline.executors.slurm.queue import is_live, is_pending
-from pipeline.run.control import ByHand
+from pipeline.run.control import ByHand, Control
 from pipeline.run.submissions import Ledger, Submission, is_driver_job
 from slurm.query import Element
 from slurm.states import SlurmState
@@ -68,9 +68,10 @@ def _is_withdrawn(submission: Submission, index: int) -> bool:
     return submission.state.is_withdrawn or index in submission.state.withdrawn
 
 
-def look_for_act(ledger: Ledger, elements: Sequence[Element], invocation: int) -> ByHand | None:
-    """Return what :func:`find_by_hand` finds of a run in its present invocation."""
+def look_for_act(ledger: Ledger, elements: Sequence[Element], control: Control) -> ByHand | None:
+    """Return what :func:`find_by_hand` finds of a run in its present invocation: nothing where a pass has
+    cancelled itself what waited, at the run's end."""
     cancelled = [element for element in elements if element.state is SlurmState.CANCELLED]
-    if len(cancelled) < _FEWEST:
+    if len(cancelled) < _FEWEST or control.withdrawn == control.invocation:
         return None
-    return find_by_hand(elements, is_of_people(ledger, cancelled, invocation))
+    return find_by_hand(elements, is_of_people(ledger, cancelled, control.invocation))

@@ -7,7 +7,7 @@ queue: a pass takes one snapshot, :class:`JobTable` matches the two, :class:`Lau
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.executors.slurm.by_hand import Paused, look_for_act
@@ -21,6 +21,7 @@ from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.run import journal
+from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import Run
 from pipeline.run.endings import mend_endings, retraction
 from pipeline.run.failures import Failure
@@ -117,9 +118,7 @@ class SlurmJobs:
         Raises:
             Paused: somebody has.
         """
-        control = self.table.seen.control
-        act = look_for_act(self.submitter.ledger, elements, control.invocation)
-        if act and not control.has_failed:
+        if act := look_for_act(self.submitter.ledger, elements, self.table.seen.control):
             raise Paused(act)
 
     def _from_before(self, seen: Look, submitted: Sequence[Submission]) -> Snapshot | None:
@@ -236,9 +235,11 @@ class SlurmJobs:
         self.errands.cancel([*self.watchdogs.submitted, *sorted(ids, key=int)], only_pending=False)
 
     def withdraw(self) -> int:
-        """Cancel every job of the run that waits; what runs may end, and its commits count. Returns how many
-        arrays.
-        """
+        """Cancel every job of the run that waits, as it is at its end; what runs may end, and its commits
+        count. Returns how many arrays. Other drivers are told first: they would take it for a person's act."""
+        control = read_control(self.run.paths)
+        if control.withdrawn != control.invocation:
+            write_control(self.run.paths, replace(control, withdrawn=control.invocation))
         arrays = arrays_of(self.table.seen.queue.values(), only_pending=True)
         self.errands.cancel([*self.watchdogs.submitted, *arrays], only_pending=True)
         return len(arrays)
