@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pipeline.api.tables import MissingPackage
     from pipeline.api.values import Damage, Policy, RunStatus, Samples, TaskFile, TaskRecord, TaskRecords
     from pipeline.metrics.samples import Choice, Sample, Turn
-    from pipeline.run.directory import RunError
+    from pipeline.run.identity import RunError
 
 __all__ = [
     "Choice",

@@ -24,7 +24,7 @@ def from_json(data: bytes | str) -> Any:
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """Undo :func:`sealed`. An object without a checksum, from an earlier version, is taken as it is.
+    """Undo :func:`sealed`.
 
     Raises:
         ValueError: it is truncated or corrupt.
@@ -32,8 +32,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
     content = from_json(data)
     if not isinstance(content, dict):
         raise ValueError("it holds no JSON object")
-    given = content.pop("checksum", None)
-    if given is not None and given != checksum(content):
+    if content.pop("checksum", None) != checksum(content):
         raise ValueError("its content does not have the checksum that it was written with")
     return content
 

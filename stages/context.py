@@ -24,9 +24,10 @@ from pipeline.run.commits import (
     is_unchanged,
     require_record,
 )
-from pipeline.run.directory import load_run, read_identity
+from pipeline.run.directory import load_run
 from pipeline.run.durable import from_json, read_shared
 from pipeline.run.failures import FailureKind
+from pipeline.run.identity import read_identity
 from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept

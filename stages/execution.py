@@ -19,9 +19,10 @@ from pipeline.run.commits import (
     publish,
     read_record,
 )
-from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.directory import Run, load_run
 from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
+from pipeline.run.identity import RunError
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
 from pipeline.run.records import find_frontier, recorded

@@ -39,7 +39,7 @@ bare batching calculator conversations critics docs docs_commands engine_contrac
 forward health invariance modeltrial learner local_ranks lora partial ppo_advantages ppo_golden ppo_math
 ppo_mismatch ppo_shaping prepare quickstart ranks reference remax replay remote remote_vllm report_browser
 rewards rules run shaping_and_kl stage_runner state_files trainer wheel dashboard fork kill pools repair sync
-tracking watch ahead light rows rewind doctor notify agreement old_runs adapters lora_run states
+tracking watch ahead light rows rewind doctor notify agreement adapters lora_run states
 killed_updates used_workers pulling kept benchmarks row_checks special_tokens families model_folders
 adaptable modelcheck any_refusal planted two_people
 """

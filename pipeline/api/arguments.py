@@ -6,7 +6,7 @@ import reprlib
 from pathlib import Path
 
 from pipeline.config.home import full_path
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 
 
 def given_path(name: str, value: object) -> Path:

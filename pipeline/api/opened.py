@@ -10,7 +10,8 @@ from pipeline.api.arguments import given_number, given_path, given_text
 from pipeline.api.values import Damage, Policy, RunStatus, Samples, TaskFile, TaskRecord, TaskRecords
 from pipeline.config.schema import Config
 from pipeline.run.commits import CorruptData, Record, check_sizes, read_record
-from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.directory import Run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.retention import kept_versions

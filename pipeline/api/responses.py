@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pipeline.api.values import Damage, Samples
 from pipeline.metrics.samples import Choice, Sample, choose, read_pair, sample_seed
 from pipeline.run.commits import BadCommit, NotCommitted, Record, read_record
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError
 from pipeline.run.records import find_frontier, recorded
 from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, SchemaError
 from pipeline.run.shards import read_shard

@@ -42,7 +42,7 @@ app.command(hidden=True)(runs.advance)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from pipeline.run.directory import version
+        from pipeline.run.identity import version
 
         typer.echo(f"slurm-ppo {version()}")
         raise typer.Exit

@@ -20,7 +20,8 @@ def typed_words(words: list[str]) -> list[str]:
 
 def planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
     """Return the run of a directory, or one that the overrides would make."""
-    from pipeline.run.directory import RunError, is_run
+    from pipeline.run.directory import is_run
+    from pipeline.run.identity import RunError
 
     if existing := existing_run(overrides):
         return existing

@@ -10,7 +10,8 @@ from pipeline.cli.seen_here import check_is_seen_here
 from pipeline.config.issue import ConfigError
 from pipeline.orchestrate.independence import make_independent
 from pipeline.run.cleaning import Kind, Removable, find_removable, remove
-from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.directory import Run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.lease import LeaseHeld, hold, holder_of
 from pipeline.run.paths import holds_identity
 from pipeline.run.place import original_of

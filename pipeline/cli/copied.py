@@ -7,7 +7,8 @@ from pathlib import Path
 
 from pipeline.cli.errors import will_change
 from pipeline.orchestrate.independence import make_independent
-from pipeline.run.directory import Run, RunError, load_run, shown
+from pipeline.run.directory import Run, load_run, shown
+from pipeline.run.identity import RunError
 from pipeline.run.lease import holder_of
 from pipeline.run.place import is_elsewhere, original_of
 

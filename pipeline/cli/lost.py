@@ -13,7 +13,8 @@ from pipeline.cli.errors import will_change
 from pipeline.cli.queue import cancel_run
 from pipeline.executors.slurm.queue import cancel_of_id
 from pipeline.run.control import SpoiltControl, read_control, write_control
-from pipeline.run.directory import RunError, is_run, load_run, read_identity, shown
+from pipeline.run.directory import is_run, load_run, shown
+from pipeline.run.identity import RunError, read_identity
 from pipeline.run.originals import find_original
 from pipeline.run.paths import RunPaths
 from pipeline.run.place import no_own_jobs

@@ -22,7 +22,8 @@ from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
 from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
-from pipeline.run.directory import Run, RunError, load_run, resume_command, slurm_settings
+from pipeline.run.directory import Run, load_run, resume_command, slurm_settings
+from pipeline.run.identity import RunError
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
 from pipeline.run.permissions import check_may_write
 from pipeline.run.place import check_is_no_copy

@@ -22,7 +22,8 @@ from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.control import Control, write_control
-from pipeline.run.directory import Run, RunError, claimed_run
+from pipeline.run.directory import Run, claimed_run
+from pipeline.run.identity import RunError
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import hold
 from pipeline.run.lineage import find_break, find_damage

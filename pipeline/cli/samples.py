@@ -10,7 +10,8 @@ from pipeline.api.responses import Selection, newest_scored, read_selected
 from pipeline.api.values import Samples
 from pipeline.cli.errors import clipped
 from pipeline.cli.sample_text import as_json, as_text
-from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.directory import Run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.records import find_frontier
 from pipeline.run.versions import choose, split
 

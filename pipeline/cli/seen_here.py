@@ -6,7 +6,8 @@ of somebody else, or on another cluster, it shows none, whatever works at it.
 
 import time
 
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError
 from pipeline.run.standpoint import check_is_ours
 from pipeline.run.submissions import cluster_of
 from pipeline.workers.living import SILENT_SECONDS, Crew

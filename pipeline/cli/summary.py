@@ -9,8 +9,9 @@ from pathlib import Path
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
 from pipeline.run.benchmarks import in_words, read_measured
-from pipeline.run.directory import Run, RunError, resume_command
+from pipeline.run.directory import Run, resume_command
 from pipeline.run.failures import FailureKind
+from pipeline.run.identity import RunError
 from pipeline.run.records import find_frontier
 from pipeline.status.failure import failure_block
 from pipeline.text import printable

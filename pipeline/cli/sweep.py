@@ -18,7 +18,8 @@ from pipeline.config.compose import compose
 from pipeline.config.findings import Findings
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
-from pipeline.run.directory import RunError, is_run, near_runs, no_setting, shown
+from pipeline.run.directory import is_run, near_runs, no_setting, shown
+from pipeline.run.identity import RunError
 from pipeline.run.lease import Lease, LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
 from pipeline.run.standpoint import NotOurs

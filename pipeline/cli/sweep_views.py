@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pipeline.cli.listing import live_runs
-from pipeline.run.directory import Run, RunError, is_run, load_run
+from pipeline.run.directory import Run, is_run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.versions import split
 from pipeline.status.sweep import choose_run, describe_sweep, read_sweep_status
 from pipeline.sweep.manifest import is_sweep, read_sweep

@@ -19,8 +19,8 @@ def converted(kind: type[T], data: object) -> T:
 
 
 def plain(value: object) -> dict[str, Any]:
-    """Return a dataclass as a dictionary of values that JSON holds; a field's alias is its key in files."""
-    mapping: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
+    """Return a dataclass as a dictionary of values that JSON holds."""
+    mapping: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
     return mapping
 
 

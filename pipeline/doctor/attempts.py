@@ -7,7 +7,6 @@ from pipeline.doctor.findings import Finding, ok, warning
 from pipeline.run.directory import Run
 from pipeline.run.endings import BY_EVIDENCE, Ending, read_endings, spoilt_endings
 from pipeline.run.records import find_frontier
-from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import parse_task
 from pipeline.text import printable
 
@@ -18,8 +17,7 @@ def look_at_attempts(run: Run) -> Finding:
     if spoilt := spoilt_endings(run.paths, iterations):
         advice = "nothing to do: the next driver writes it again, or looks again at why attempts ended"
         return warning("attempts", spoilt, advice)
-    submissions = Ledger(run.paths).load(iterations) if run.config.slurm else ()
-    endings = read_endings(run.paths, iterations, submissions).values()
+    endings = read_endings(run.paths, iterations).values()
     return judge_attempts([ending for ending in endings if ending.is_failure])
 
 

@@ -33,7 +33,8 @@ from pipeline.doctor.semantics import file_checks
 from pipeline.doctor.wandbchecks import wandb_checks
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.process import interruptible, uninterrupted
-from pipeline.run.directory import Run, RunError, is_run, load_run
+from pipeline.run.directory import Run, is_run, load_run
+from pipeline.run.identity import RunError
 
 
 @dataclass(frozen=True)

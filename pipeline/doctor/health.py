@@ -20,7 +20,8 @@ from pipeline.run.benchmarks import in_words as measured_in_words
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, check_sizes, require_record
 from pipeline.run.control import read_control, spoilt_control
-from pipeline.run.directory import Run, resume_command, version
+from pipeline.run.directory import Run, resume_command
+from pipeline.run.identity import version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
 from pipeline.run.place import original_of

@@ -18,7 +18,7 @@ from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
-from pipeline.run.directory import Run, upgrade
+from pipeline.run.directory import Run
 from pipeline.run.endings import Ending, Evidence, note_endings, retraction
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, Said, last_attempt_number, read_said
 from pipeline.run.invocation import stage_arguments
@@ -148,7 +148,7 @@ def drive(
     # SIGUSR2: what sbatch --signal=B:USR2@SECONDS sends before the time limit
     with leased as lease, interruptible(signal.SIGUSR2):
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
-        run = settle(upgrade(run))
+        run = settle(run)
         books = Publisher(run, open_tracker(run, watcher.note))
         driver = Driver(run, LocalJobs(run, executor), watcher, books)
         done = Pass(Outcome.FAILED)

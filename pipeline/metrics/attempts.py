@@ -68,7 +68,7 @@ def attempts_of(run: Run, iteration: int, record_of: RecordOf, facts: Facts, sin
         since: driver jobs that ended later than this unix time have no span yet.
     """
     by_name = {s.name: s for s in facts.submissions}
-    gathering = _Gathering(run, iteration, record_of, by_name, _endings_of(run, iteration, facts))
+    gathering = _Gathering(run, iteration, record_of, by_name, read_endings(run.paths, [iteration]))
     staying = Staying.of(facts.beats, facts.jobs)
     spans = [*_from_workers(gathering, staying)]
     workers = {job_id(beat) for beats in staying.beats.values() for beat in beats}
@@ -83,10 +83,6 @@ def last_written(run: Run, iteration: int) -> float:
     lines = journal.read_tail(run.paths.spans, _TAIL_BYTES)
     times = [line["written"] for line in lines if line.get("iteration") == iteration - 1]
     return float(times[-1]) if times else run.identity.created
-
-
-def _endings_of(run: Run, iteration: int, facts: Facts) -> Endings:
-    return read_endings(run.paths, [iteration], (s for s in facts.submissions if s.is_of_stage))
 
 
 def ready_time(run: Run, task: Task, record_of: RecordOf) -> float | None:

@@ -264,32 +264,13 @@ _NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
     """Invert :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
     stages = {job_kind: StageTime(**stage) for job_kind, stage in line["stages"].items()}
-    read = _positional if "names" in line else _by_column
-    attempts = tuple(read(line)) if with_attempts else ()
+    attempts = tuple(_by_column(line)) if with_attempts else ()
     return IterationSpans(int(line["iteration"]), stages, attempts, line["left_out"], line["written"])
 
 
 def _by_column(line: Mapping[str, Any]) -> Iterator[Span]:
     columns = line["attempts"] | {"end": map(SpanEnd, line["attempts"]["end"])}
     return (Span(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
-
-
-def _positional(line: Mapping[str, Any]) -> Iterator[Span]:
-    """Read the attempts of a line of the earlier form: lists, usual values at their ends being left out.
-
-    Times count from ``base``, and names are indices into ``names``.
-    """
-    names, base = line["names"], line["base"]
-    usual: list[Any] = [0, 0, SpanEnd.COMMITTED, ""]
-    for attempt in line["attempts"]:
-        job_kind, shard, key, *moments, compute, node, lane, job = attempt[:11]
-        ready, started, computing, ended = (None if t is None else base + t for t in moments)
-        given = list(attempt[11:])
-        gpus, cpus, end, note = given + usual[len(given) :]
-        where = (names[node], names[lane], job, note, cpus, gpus)
-        yield Span(
-            names[job_kind], shard, key, SpanEnd(end), ready, started, computing, ended, compute, *where
-        )
 
 
 def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:

@@ -21,8 +21,9 @@ from pipeline.orchestrate.rewind import take_back as take_history_back
 from pipeline.run import journal
 from pipeline.run.benchmarks import leave_out
 from pipeline.run.control import read_control
-from pipeline.run.directory import Run, RunError, resume_command
+from pipeline.run.directory import Run, resume_command
 from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.identity import RunError
 from pipeline.run.kept import keep
 from pipeline.run.lineage import find_break
 from pipeline.run.packing import unpack

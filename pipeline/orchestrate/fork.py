@@ -20,7 +20,8 @@ from pipeline.config.schema import Config
 from pipeline.run.adoption import adopt
 from pipeline.run.commits import CorruptData, Record, is_unchanged, require_record
 from pipeline.run.copies import new_folder
-from pipeline.run.directory import Parent, Run, RunError, load_run, write_run
+from pipeline.run.directory import Run, load_run, write_run
+from pipeline.run.identity import Parent, RunError
 from pipeline.run.origin import take_along
 from pipeline.run.paths import RunPaths
 from pipeline.run.states import keeps_state, state_record, too_rare

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pipeline.run import inside, journal
 from pipeline.run.control import Control, read_control, write_control
-from pipeline.run.directory import Run, RunError, load_run, write_identity
+from pipeline.run.directory import Run, load_run
+from pipeline.run.identity import RunError, write_identity
 from pipeline.run.lease import LeaseHeld, hold
 from pipeline.run.place import original_of
 from pipeline.run.records import find_frontier

@@ -9,8 +9,9 @@ from pipeline.run import journal
 from pipeline.run.benchmarks import trim_measured
 from pipeline.run.best import keep_best
 from pipeline.run.commits import BadCommit, require_record
-from pipeline.run.directory import Run, RunError, resume_command
+from pipeline.run.directory import Run, resume_command
 from pipeline.run.endings import move_endings
+from pipeline.run.identity import RunError
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.journal import Row
 from pipeline.run.lease import hold

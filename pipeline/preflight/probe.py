@@ -13,7 +13,7 @@ from pipeline.executors.slurm.resources import Escalation, interpreter_words, sb
 from pipeline.preflight.cluster import gpus_wanted, job_kinds_used
 from pipeline.preflight.disk_need import existing_folder
 from pipeline.preflight.sight import image_key, image_of, paths_of, way_in, way_to_gpus
-from pipeline.run.directory import version
+from pipeline.run.identity import version
 from slurm.clusters import on_cluster
 from slurm.probe import Answer, Probe, ProbeResult, ProbeTimeout, run_probes
 

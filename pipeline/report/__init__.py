@@ -48,7 +48,7 @@ def write_sweep_report(root: Path, out: Path | None = None) -> Path:
 
 
 def _write(text: str, path: Path) -> Path:
-    from pipeline.run.directory import RunError
+    from pipeline.run.identity import RunError
 
     if not path.parent.is_dir():
         raise RunError(f"the report cannot be written: the folder {path.parent} does not exist")

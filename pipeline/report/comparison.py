@@ -11,7 +11,8 @@ from pipeline.report.figures import meaning, overlay
 from pipeline.report.html import Head, render
 from pipeline.report.page import Place, by_section, outcome_of
 from pipeline.report.settings import differences
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError
 from pipeline.text import MISSING
 
 _COLOURS = 6

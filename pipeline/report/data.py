@@ -16,7 +16,8 @@ from pipeline.metrics.terminal import Row
 from pipeline.run import journal
 from pipeline.run.benchmarks import read_measured, with_measured
 from pipeline.run.commits import CorruptData, read_record
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError
 from pipeline.run.records import Records
 from pipeline.run.retention import read_best as best_of
 from pipeline.run.submissions import Ledger

@@ -15,7 +15,8 @@ from pipeline.report.groups import Group, Member, groups_of, places_of, spread_t
 from pipeline.report.html import Head, render
 from pipeline.report.page import by_section, gpu_hours
 from pipeline.report.settings import differences
-from pipeline.run.directory import RunError, is_run, load_run
+from pipeline.run.directory import is_run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.records import is_measured
 from pipeline.sweep.grid import SEED, plain_number
 from pipeline.sweep.manifest import Point, Sweep, read_sweep

@@ -6,7 +6,7 @@ import os
 import re
 from typing import NamedTuple
 
-_FORMAT = re.compile(r"(\d+)(?:\Z|-(?:(\d+)(?:_\d+)?r(\d+)(?:\.\d+)?\Z)?)")
+_FORMAT = re.compile(r"(\d+)(?:\Z|-(?:(\d+)_\d+r(\d+)(?:\.\d+)?\Z)?)")
 
 
 class AttemptId(NamedTuple):

@@ -3,9 +3,7 @@
 import shlex
 import time
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from pipeline.config.conversion import converted, plain
 from pipeline.run.owner import Owner
@@ -38,28 +36,24 @@ class ByHand:
 class Control:
     """People's requests of a run on Slurm: content of ``<run>/slurm/control.json``."""
 
-    invocation: Annotated[int, Field(alias="call")] = 0
+    invocation: int = 0
     """Number of invocations of submit, run and resume so far: each has a new budget of attempts."""
     cancelled: bool = False
     """Cancellation by a person: driver jobs that start nevertheless do nothing."""
     has_failed: bool = False
     """Failure of this invocation: a task was given up."""
-    former_retracted: Annotated[tuple[tuple[str, str], ...], Field(alias="retracted")] = ()
-    """Pairs (task key, reason) of commits that were taken back in this invocation, until a pass moves them to
-    where such are now (:mod:`pipeline.run.endings`)."""
     emptied: int = 0
     """Number of the newest invocation of which all jobs were cancelled, by ``cancel``, to go back or by hand.
     It is what was asked for, written before any of them has ended: how each ended, passes judge."""
     withdrawn: int = 0
-    """Number of the newest invocation of which a pass has cancelled what waited, as the run was at its end."""
+    """Number of the newest invocation of which a pass has cancelled what waited, at the run's end."""
     begun: float = field(default=0.0, compare=False)
     """Unix time when the invocation began."""
     paused: ByHand | None = None
     """Cancellation by hand for which the run pauses: it counts as cancelled then, until somebody submits or
     resumes it."""
     owner: Owner | None = None
-    """User whose jobs do the run's tasks, and the cluster that has them; None where an earlier version
-    submitted it last."""
+    """User whose jobs do the run's tasks, and the cluster that has them; None until it is submitted."""
     former: tuple[Owner, ...] = ()
     """Owners that it was taken over from, oldest first: jobs of theirs that are left do nothing more."""
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.run.commits import CorruptData, FileEntry, Record, check_digest
-from pipeline.run.directory import RunError
 from pipeline.run.durable import digest_file, flush, fsync_path, hash_stream
+from pipeline.run.identity import RunError
 from pipeline.run.paths import RunPaths
 
 _CANNOT_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)

@@ -2,88 +2,45 @@
 
 import contextlib
 import difflib
-import json
 import os
 import shlex
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import xxhash
 from pydantic import ValidationError
 
 from pipeline.config.compose import from_mapping, to_yaml
-from pipeline.config.conversion import converted, from_yaml, in_words
-from pipeline.config.former import as_it_was_meant
+from pipeline.config.conversion import from_yaml, in_words
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config, WandbMode
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
+from pipeline.run.identity import (
+    Identity,
+    Parent,
+    RunError,
+    config_hash,
+    git_commit,
+    identity_text,
+    read_config,
+    read_identity,
+    version,
+)
 from pipeline.run.lease import Lease, LeaseHeld, acquire, holder_of
 from pipeline.run.owner import Owner, who_acts, why_closed
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE
 from pipeline.run.wandb_place import WandbPlace, settled
-from slurm.errors import UserError
-from slurm.sealing import checksum, from_json, unsealed
-from slurm.sharedfiles import is_there, names_in, read_newest, read_shared
+from slurm.sharedfiles import is_there, names_in
 
-FORMAT = 2
-"""Format of the run directories that this version writes. 1: a trainer's state is committed with its policy;
-2: behind it, with a record of its own."""
-_GIT_SECONDS = 10.0
 _MOST_NAMED, _LIKENESS = 2, 0.6
 _LONGEST_SHOWN = 100
-
-
-class RunError(UserError, ValueError):
-    """A run directory is missing, taken or unreadable."""
-
-
-@dataclass(frozen=True)
-class Parent:
-    """Origin of a fork."""
-
-    id: str
-    path: str
-    """Run directory of the parent when the fork was made."""
-    iteration: int
-    """Iteration of the policy that the fork goes on from; its own first iteration is the next."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Content of ``run.json``."""
-
-    id: str
-    """Stable id, also on W&B."""
-    name: str
-    created: float
-    """Unix time."""
-    config_hash: str
-    """xxh3_128 of config.yaml, which is frozen."""
-    version: str
-    """Version of slurm-ppo that made the run."""
-    folder: str = ""
-    """Folder the run was started in, where rules are imported from."""
-    parent: Parent | None = None
-    """Origin of the run if it is a fork; None otherwise."""
-    git_commit: str = ""
-    """Git commit of ``folder`` when the run was made, with ``+`` if files differed; empty without git."""
-    format: int = 1
-    """Format of the run directory (:data:`FORMAT`); the newest of all versions that have written to it."""
-    wandb: WandbPlace | None = None
-    """Place on W&B; None where tracking.wandb.mode=disabled, or an earlier version made the run."""
-    root: str = ""
-    """Directory that the run was made in, or last went on in (:mod:`pipeline.run.place`); empty in runs of
-    versions that did not note it."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +138,6 @@ def write_run(
         folder=folder,
         parent=parent,
         git_commit=git_commit(folder),
-        format=FORMAT,
         wandb=settled(wandb, config.name, os.environ, Path(folder), place) if is_tracked else None,
         root=str(paths.root.absolute()),
     )
@@ -375,105 +331,7 @@ def _left_by_a_purge(paths: RunPaths) -> str:
 @lru_cache(maxsize=2)
 def _config_of(text: str) -> Config:
     """Parse a configuration; cached, as a process that does many tasks of a run asks for each."""
-    return from_mapping(as_it_was_meant(from_yaml(text)))
-
-
-def identity_text(identity: Identity) -> str:
-    """Return the content of run.json.
-
-    Programs of format 1 pass over keys that they do not know, and would damage the run. They refuse a version
-    that is no string. A checksum tells that a bit has flipped: with another date templates would write other
-    prompts.
-    """
-    content = asdict(identity) | {"version": {"slurm-ppo": identity.version}}
-    return json.dumps(content | {"checksum": checksum(content)}, indent=1) + "\n"
-
-
-def read_identity(paths: RunPaths) -> Identity:
-    """Read run.json. Raises RunError where it is of a later format than this version knows; ValueError and
-    OSError where it cannot be read."""
-    data = _or_copy(paths.run_json, paths.run_copy, read_shared)
-    content = from_json(data)
-    if isinstance(content, dict):
-        if isinstance(made_by := content.get("version"), dict):
-            content["version"] = made_by.get("slurm-ppo")
-        check_format(paths, content)
-        unsealed(data)
-    return converted(Identity, content)
-
-
-def read_config(paths: RunPaths) -> bytes:
-    """Return the text of config.yaml, or of its copy where it is gone. Raises FileNotFoundError where both
-    are."""
-    return _or_copy(paths.config_yaml, paths.config_copy, read_newest)
-
-
-def _or_copy(path: Path, copy: Path, read: Callable[[Path], bytes]) -> bytes:
-    """Read a file, or its copy where it is gone. Raises FileNotFoundError of the file where both are."""
-    try:
-        return read(path)
-    except FileNotFoundError:
-        with contextlib.suppress(FileNotFoundError):
-            return read(copy)
-        raise
-
-
-def check_format(paths: RunPaths, content: Mapping[str, Any]) -> None:
-    """Raise RunError where a run's identity is of a later format than this version knows."""
-    found = content.get("format", 1)
-    if isinstance(found, int) and found > FORMAT:
-        raise RunError(
-            f"{paths.root} has format {found}, and this version of slurm-ppo ({version()}) knows formats up "
-            f"to {FORMAT}; go on with the version that made it ({content.get('version')}), or a later one"
-        )
-
-
-def upgrade(run: Run) -> Run:
-    """Raise the format of a run that an earlier version made, before anything is added to it: that version
-    must refuse what it cannot read. For the holder of the lease; returns the run as it is now."""
-    if run.identity.format >= FORMAT:
-        return run
-    identity = replace(run.identity, format=FORMAT)
-    write_identity(run.paths, identity)
-    return replace(run, identity=identity)
-
-
-def write_identity(paths: RunPaths, identity: Identity) -> None:
-    """Write run.json and its copy again, for the holder of the lease."""
-    text = identity_text(identity)
-    for path in (paths.run_json, paths.run_copy):
-        replace_durably(path, text)
-
-
-def git_commit(folder: str) -> str:
-    """Return the commit checked out in ``folder``, with ``+`` if tracked files differ; empty without one."""
-    ask = ["git", "-C", folder]
-    try:
-        head = _output([*ask, "rev-parse", "HEAD"])
-        return head + ("+" if _output([*ask, "status", "--porcelain", "--untracked-files=no"]) else "")
-    except (OSError, subprocess.SubprocessError):  # no git, no repository, or one that takes too long
-        return ""
-
-
-def _output(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
-    return done.stdout.strip()
-
-
-def config_hash(text: str) -> str:
-    """Return the hash of config.yaml's text that run.json holds."""
-    return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def version() -> str:
-    """Return the version of the installed slurm-ppo; ``source`` where it is not installed."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed_version
-
-    try:
-        return installed_version("slurm-ppo")
-    except PackageNotFoundError:
-        return "source"
+    return from_mapping(from_yaml(text))
 
 
 def imagined_run(config: Config) -> Run:

@@ -6,7 +6,7 @@ lease, each attempt is judged once, and all others read it here.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +14,10 @@ from typing import Any
 
 from pipeline.config.conversion import converted, plain
 from pipeline.run.attempts import AttemptId, new_attempt
-from pipeline.run.control import read_control, write_control
 from pipeline.run.durable import make_folder, replace_durably
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
-from pipeline.run.submissions import Ledger, Submission
+from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from pipeline.run.twofold import both_of, read_either, read_one, why_spoilt, write_both
 from slurm.sealing import sealed
@@ -75,15 +74,14 @@ class Ending:
     """Judgement; None: no failure, of a worker that left in order, or whose attempts are judged by
     themselves."""
     evidence: Evidence | None = None
-    """None where an earlier version noted it."""
+    """None until it is judged."""
     message: str = ""
     node: str = ""
     job: str = ""
     """Slurm's id of the element, like ``4711_3``; empty elsewhere."""
     started: float | None = None
     time: float = 0.0
-    """Unix times of its start and end, as far as they are known, else of the judgement; 0 where an earlier
-    version noted it."""
+    """Unix times of its start and end, as far as they are known, else of the judgement."""
     is_redone: bool = False
     """Whether the task was done by another attempt before a pass saw this end: then it counts for nothing."""
     log: str = ""
@@ -134,19 +132,13 @@ class Endings(Mapping[str, Ending]):
 NO_ENDINGS = Endings()
 
 
-def read_endings(
-    paths: RunPaths, iterations: Iterable[int], submissions: Iterable[Submission] = ()
-) -> Endings:
+def read_endings(paths: RunPaths, iterations: Iterable[int]) -> Endings:
     """Return how attempts at the tasks of some iterations ended.
 
     Where neither of the two files of an iteration can be read they count as empty: its attempts are then
     judged again.
-
-    Args:
-        submissions: those of which an earlier version may have noted how elements ended.
     """
-    former = (ending for submission in submissions for ending in _former(paths, submission))
-    found = {ending.attempt: ending for ending in former}
+    found: dict[str, Ending] = {}
     for iteration in sorted(set(iterations)):
         if isinstance(kept := read_either(paths.endings(iteration), _parse), Endings):
             found |= kept.attempts
@@ -213,37 +205,6 @@ def retraction(failure: Failure, attempt: str, invocation: int, time: float) -> 
     named, number = attempt or new_attempt(0), AttemptId.parse(attempt).number
     judged = (failure.kind, Evidence.RETRACTION, failure.message)
     return [Ending(named, task_key(failure.task), number, invocation, *judged, time=time)]
-
-
-def take_in_former(ledger: Ledger, submissions: Iterable[Submission]) -> list[Submission]:
-    """Move what an earlier version noted with submissions into the store, for the holder of the run's lease.
-    Returns the submissions as they are now."""
-    submissions = list(submissions)
-    note_endings(ledger.paths, (e for one in submissions for e in _former(ledger.paths, one)))
-    return [_without_former(ledger, one) if one.state.former else one for one in submissions]
-
-
-def _former(paths: RunPaths, submission: Submission) -> Iterator[Ending]:
-    for index, one in submission.state.former.items():
-        ending = element_ending(paths, submission, int(index))
-        yield replace(ending, kind=one.kind, message=one.message, node=one.node)
-
-
-def _without_former(ledger: Ledger, submission: Submission) -> Submission:
-    state = submission.state
-    is_withdrawn = state.is_withdrawn or state.job is None  # it never got a job: none is looked for any more
-    return ledger.note(submission, replace(state, former={}, is_withdrawn=is_withdrawn))
-
-
-def take_in_former_retractions(paths: RunPaths, now: float) -> None:
-    """Move what an earlier version noted with people's requests, of commits that were taken back in this
-    invocation, into the store; for the holder of the run's lease."""
-    control = read_control(paths)
-    for position, (key, reason) in enumerate(control.former_retracted):
-        failure = Failure(parse_task(key), 0, FailureKind.INPUTS, reason)
-        note_endings(paths, retraction(failure, f"0-{position}", control.invocation, now))
-    if control.former_retracted:
-        write_control(paths, replace(control, former_retracted=()))
 
 
 def _by_iteration(endings: Iterable[Ending]) -> dict[int, list[Ending]]:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from pipeline.config.home import full_path
 from pipeline.run.commits import FileEntry
 from pipeline.run.copies import copy_verified, new_folder
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 from pipeline.run.merge import check_can_merge, merge
 from pipeline.run.paths import ADAPTER, BASE
 from pipeline.run.versions import Version, find_version

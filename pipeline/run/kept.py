@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 from pipeline.config.compose import to_yaml
-from pipeline.run.directory import Run, config_hash, identity_text, read_config
+from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
+from pipeline.run.identity import config_hash, identity_text, read_config
 from pipeline.run.paths import RunPaths
 from pipeline.run.twofold import both_of
 from slurm.sharedfiles import names_in
@@ -22,7 +23,7 @@ _REFRESH_SECONDS = 3600.0
 
 def keep(run: Run) -> list[str]:
     """Write again what is gone of what identifies the run, and renew the rest, for the holder of the run's
-    lease. Returns the names of what was gone, copies left out: earlier versions made none. Raises OSError."""
+    lease. Returns the names of what was gone, copies left out, which nobody misses. Raises OSError."""
     paths = run.paths
     names = names_in(paths.root)
     gone = [path for path in (paths.run_json, paths.run_copy) if path.name not in names]

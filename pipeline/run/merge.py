@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.run.commits import CorruptData, NotCommitted, is_unchanged, require_record
-from pipeline.run.directory import RunError
 from pipeline.run.environment import TASK_ENVIRONMENT
+from pipeline.run.identity import RunError
 from pipeline.run.tasks import PREPARE
 from pipeline.run.versions import Version
 from pipeline.text import exit_in_words, printable

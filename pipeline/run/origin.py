@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pipeline.config.update import TrainingEngine
 from pipeline.run.commits import BadCommit, Record, publish, read_record, require_record
-from pipeline.run.directory import Run, RunError, identity_text, read_config
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError, identity_text, read_config
 from pipeline.run.packed import archives
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of

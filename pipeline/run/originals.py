@@ -12,7 +12,7 @@ def find_original(known: str, here: Path, run_id: str) -> Path | None:
     or was moved (:mod:`pipeline.run.place`).
 
     Args:
-        known: directory that the run's identity names; empty in runs of versions that named none.
+        known: directory that the run's identity names; empty: it names none.
 
     Raises:
         OSError: whether the run is there still cannot be seen now.

@@ -17,8 +17,9 @@ from typing import IO
 
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, Record, check_digest, is_of_the_past
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
 from pipeline.run.durable import flush, hash_stream, naming, opened_folder, private_file
+from pipeline.run.identity import RunError
 from pipeline.run.inside import is_inside
 from pipeline.run.packed import NEW, PACKED, BadArchive, archives, open_archive
 from pipeline.run.paths import RunPaths

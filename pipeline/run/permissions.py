@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 from pipeline.run.owner import owner_by_id
 from pipeline.run.paths import OWN_NAMES, RunPaths
 

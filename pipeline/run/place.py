@@ -15,7 +15,8 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.run.directory import Run, RunError, shown, write_identity
+from pipeline.run.directory import Run, shown
+from pipeline.run.identity import RunError, write_identity
 from pipeline.run.originals import find_original, is_one
 
 
@@ -32,8 +33,7 @@ def is_elsewhere(run: Run) -> bool:
 
 
 def settle(run: Run) -> Run:
-    """Note where the run lies now, for the holder of its lease: it was moved, or is of a version that noted
-    no place. Returns the run as it is then."""
+    """Note where the run lies now, for the holder of its lease. Returns the run as it is then."""
     if run.identity.root and not is_elsewhere(run):
         return run
     identity = replace(run.identity, root=str(run.paths.root))

@@ -12,8 +12,9 @@ from typing import Any
 
 from pipeline.run import inside, journal
 from pipeline.run.commits import CorruptData, Record, thinned_folders
-from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.directory import Run, load_run
 from pipeline.run.durable import replace_durably
+from pipeline.run.identity import RunError
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.states import FOLDER, can_go_on, oldest_needed

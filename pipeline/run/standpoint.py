@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.run.control import read_control
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 from pipeline.run.owner import Owner, owner_by_id, who_acts
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import cluster_of
@@ -58,10 +58,7 @@ class NotOurs(RunError):
 
 
 def owner_of(paths: RunPaths) -> Owner | None:
-    """Return whose a run is: who submitted it last, or took it over; None where nobody has submitted it.
-
-    Where an earlier version did so, it is the user whom its newest invocation's file belongs to.
-    """
+    """Return whose a run is: who submitted it last, or took it over; None where nobody has submitted it."""
     if not is_there(paths.control):
         return None
     owner = read_control(paths).owner or owner_by_id(paths.control.stat().st_uid)

@@ -12,16 +12,13 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from pydantic import Field
+from typing import NamedTuple
 
 from pipeline.config.conversion import converted, plain
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.run import journal
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
-from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import JOB_KIND_PATTERN, Task, task_of
 from slurm.limits import ClusterLimits, read_limits
@@ -39,15 +36,6 @@ _FILE = re.compile(rf"({JOB_KIND_PATTERN})-(\d+)-(\d+)\.json")
 
 
 @dataclass(frozen=True)
-class FormerEnding:
-    """End of an array element without a commit, as an earlier version noted it."""
-
-    kind: FailureKind
-    message: str
-    node: str = ""
-
-
-@dataclass(frozen=True)
 class State:
     """State of a submission since sbatch. Written by drivers that hold the lease."""
 
@@ -55,12 +43,9 @@ class State:
     """Slurm's id of the array."""
     waits_for: tuple[str, ...] = ()
     """Ids of the arrays that its dependency expression has named, at first or later."""
-    former: Annotated[Mapping[str, FormerEnding], Field(alias="ended")] = field(default_factory=dict)
-    """Ends of elements without a commit, by array index, until a pass moves them to where such are now
-    (:mod:`pipeline.run.endings`)."""
     is_withdrawn: bool = False
     """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
-    withdrawn: Annotated[tuple[int, ...], Field(alias="left")] = ()
+    withdrawn: tuple[int, ...] = ()
     """Indices of elements that slurm-ppo cancelled while they waited, whose end is no failure."""
     hurried: tuple[int, ...] = ()
     """Indices of elements that no longer wait for the time at which it begins."""
@@ -73,14 +58,14 @@ class Submission:
     name: str
     """Job name: unique, so that the job can be found by it."""
     iteration: int
-    job_kind: Annotated[str, Field(alias="purpose")]
+    job_kind: str
     """Job kind of its tasks, or which driver job it is."""
     number: int
     """Number among the submissions of a job kind in an iteration; names the folder of the logs."""
     chunk: int
     """Part of an array that is split, being longer than allowed: index + chunk * chunk_size is the shard."""
     chunk_size: int
-    invocation: Annotated[int, Field(alias="call")]
+    invocation: int
     """Number of the invocation of submit, run or resume that it belongs to."""
     created: float
     module: str
@@ -196,10 +181,7 @@ class Ledger:
 
     def note(self, submission: Submission, state: State) -> Submission:
         """Write the state of a submission. Returns the submission as it is now."""
-        content = plain(state)
-        if not state.former:
-            del content["ended"]
-        replace_durably(_state_file(self.file(submission)), sealed(content))
+        replace_durably(_state_file(self.file(submission)), sealed(plain(state)))
         return replace(submission, state=state)
 
     def forget(self, submission: Submission) -> None:
@@ -249,8 +231,6 @@ class JobName(NamedTuple):
 
 
 _NAME = re.compile(rf"{PROJECT}\..+\.({JOB_KIND_PATTERN})\.iter(\d+)\.([^.]+)\.(\d+)\.(\d+)")
-_FORMER_NAME = re.compile(rf".+\.([^.]+)\.(\d+)\.({JOB_KIND_PATTERN})\.(\d+)\.(\d+)")
-"""Names that earlier versions gave: a run that goes on with this one has such jobs in the queue."""
 
 
 def job_name(run_name: str, run_id: str, iteration: int, job_kind: str, number: int, chunk: int) -> str:
@@ -264,12 +244,9 @@ def job_name(run_name: str, run_id: str, iteration: int, job_kind: str, number: 
 
 def parse_job_name(name: str) -> JobName | None:
     """Return what a job's name says (:func:`job_name`); None where it is no such name."""
-    if found := _NAME.fullmatch(name):
-        job_kind, iteration, run_id, number, chunk = found.groups()
-    elif found := _FORMER_NAME.fullmatch(name):
-        run_id, iteration, job_kind, number, chunk = found.groups()
-    else:
+    if (found := _NAME.fullmatch(name)) is None:
         return None
+    job_kind, iteration, run_id, number, chunk = found.groups()
     return JobName(run_id, int(iteration), job_kind, int(number), int(chunk))
 
 
@@ -320,11 +297,11 @@ def read_limits_of(paths: RunPaths, qos: Collection[str] = ()) -> ClusterLimits:
     # Where the file is spoilt, or of another invocation, the cluster is asked again.
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
         kept = unsealed(read_newest(path))
-        if kept["call"] == invocation:
+        if kept["invocation"] == invocation:
             return converted(ClusterLimits, kept["limits"])
     limits = read_limits(qos)
     make_folder(path.parent, paths.root)
-    replace_durably(path, sealed({"call": invocation, "limits": asdict(limits)}))
+    replace_durably(path, sealed({"invocation": invocation, "limits": asdict(limits)}))
     return limits
 
 

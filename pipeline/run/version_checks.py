@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from pipeline.run.commits import RECORD_VERSION
-from pipeline.run.directory import Run, RunError, version
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError, version
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.sealing import from_json

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.run.commits import CorruptData, Record, require_record
-from pipeline.run.directory import Run, RunError, is_run, load_run
+from pipeline.run.directory import Run, is_run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.origin import can_take_along
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker

@@ -13,7 +13,8 @@ from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD, parts_of
 from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import read_control
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError
 from pipeline.run.journal import tail
 from pipeline.run.lease import holder_of
 from pipeline.run.packed import BadArchive, archives, read_packed

@@ -16,7 +16,8 @@ from pipeline.run import journal
 from pipeline.run.ages import aging
 from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
-from pipeline.run.directory import Run, RunError, slurm_settings
+from pipeline.run.directory import Run, slurm_settings
+from pipeline.run.identity import RunError
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of, is_spoilt
 from pipeline.run.place import original_of
@@ -369,7 +370,7 @@ class StatusReader:
         from pipeline.status import worker_tasks as crews
 
         plan, known, now = self.run.plan, self._records.known, time.time()
-        endings = read_endings(self.run.paths, {task.iteration for task in tasks}, submissions)
+        endings = read_endings(self.run.paths, {task.iteration for task in tasks})
         if not slurm_settings(self.run).has_workers:
             found = jobs.task_states(plan, tasks, submissions, endings, queue, known, now)
             return found, lambda update: jobs.writer_of(update, submissions, queue, asked)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 from pipeline.run.lease import holder_of
 from pipeline.status.listing import NOT_BEGUN, SPOILT, Entry, LiveIds, find_places, read_entries
 from pipeline.status.listing_text import counts, lines_of

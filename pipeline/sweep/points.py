@@ -9,11 +9,11 @@ from pathlib import Path
 import xxhash
 
 from pipeline.config.compose import from_mapping, to_mapping
-from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure
 from pipeline.config.schema import Config
-from pipeline.run.directory import RunError, check_is_free, check_is_outside_runs, is_run, load_run, version
+from pipeline.run.directory import check_is_free, check_is_outside_runs, is_run, load_run
+from pipeline.run.identity import RunError, version
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.sweep.grid import Grid, SweepError, fixed_differences
 from pipeline.sweep.manifest import Point, Sweep
@@ -74,7 +74,7 @@ def config_of(root: Path, point: Point) -> Config:
         SweepError: another version of slurm-ppo saved it, with settings that this one does not know.
     """
     try:
-        return from_mapping(as_it_was_meant({**point.config, "run_dir": str(run_folder(root, point))}))
+        return from_mapping({**point.config, "run_dir": str(run_folder(root, point))})
     except ConfigError as error:
         why = f"{root / SWEEP_MANIFEST}: the settings of {point.name} are of another version of slurm-ppo"
         raise SweepError(f"{why}: {error}") from None

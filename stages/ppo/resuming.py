@@ -12,7 +12,7 @@ from pipeline.config.algorithm import Estimator
 from pipeline.config.schema import Config
 from pipeline.run.commits import CorruptData, Record, check_digest
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import policy_maker, state_of
+from pipeline.run.plan import state_of
 from stages import ranks
 from stages.context import Context
 from stages.hidden import hide_unknown_ids
@@ -44,18 +44,12 @@ def resume(context: Context, version: int) -> Start:
     """Return everything that learning goes on with after iteration ``version``: from memory, if it is there,
     else from the newest state and the iterations since."""
     if found := kept.take(context, version):
-        if has_numbers(context, version):  # else it was loaded ahead, as it is
+        if version > 0:  # else it was loaded ahead, as it is
             set_counters(found.learner, learned_of(context, version))
         relearned = Relearned(found.newest, found.seconds)
         return Start(found.learner, state_after(context, version), relearned)
     learner, relearned = loaded(context, version)
     return Start(learner, state_after(context, version), relearned)
-
-
-def has_numbers(context: Context, version: int) -> bool:
-    """Whether an update has committed small numbers with a version: not with 0, nor in the form that runs of
-    format 1 have."""
-    return version > 0 and context.trainer_directory(version) is None
 
 
 def loaded(context: Context, version: int) -> tuple[Learner, Relearned]:
@@ -74,15 +68,12 @@ def load_learner(context: Context, version: int) -> Learner:
     Raises:
         CorruptData: the state is not what was learned; names its task. On every rank.
     """
-    folder = context.state_directory(version) or context.trainer_directory(version)
+    folder = context.state_directory(version)
     learner = load_models(context, version, folder)
     if folder is not None:
-        owner = (
-            policy_maker(version) if context.read(policy_maker(version)).holds_state else state_of(version)
-        )
-        if problem := _load(learner, folder, context.read(owner), context.paths):
-            raise CorruptData(owner, problem)
-        if owner == state_of(version) and (problem := unlike(learner, learned_of(context, version))):
+        owner = state_of(version)
+        problem = _load(learner, folder, context.read(owner), context.paths)
+        if problem := problem or unlike(learner, learned_of(context, version)):
             raise CorruptData(owner, problem)
     return learner
 
@@ -94,7 +85,7 @@ def load_models(context: Context, version: int, state: Path | None) -> Learner:
     model = policy_from(context.policy_directory(base), config)
     policy, critic = Trainer("policy", model, config.update.learning_rate, config.update), None
     if config.algorithm.estimator is Estimator.GAE:
-        model = critic_from(critic_start(context, version, state), config)
+        model = critic_from(critic_start(context, state), config)
         critic = Trainer("critic", model, config.update.critic_learning_rate, config.update)
     return Learner(config, policy, critic)
 
@@ -124,12 +115,11 @@ def critic_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
     return load(None) if update.zero_stage < 3 else bare_model(load, directory)
 
 
-def critic_start(context: Context, version: int, state: Path | None) -> Path:
+def critic_start(context: Context, state: Path | None) -> Path:
     """Return the directory that a critic is loaded from."""
     if state is not None and (state / CRITIC).is_dir():
         return state / CRITIC
-    first = context.config.model.critic or context.config.model.policy
-    return context.critic_directory(version) or context.source(first)
+    return context.source(context.config.model.critic or context.config.model.policy)
 
 
 def _load(learner: Learner, folder: Path, record: Record, paths: RunPaths) -> str | None:

@@ -11,8 +11,8 @@ from pipeline.cli import queue
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run.bookkeeping import ask_for_pass, is_wanted, read_last
 from pipeline.run.commits import publish
-from pipeline.run.directory import RunError
 from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.identity import RunError
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.looking import FROM_NOW
 from slurm.submission import Refused

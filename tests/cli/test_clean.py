@@ -9,7 +9,8 @@ import pytest
 from pipeline.cli.clean import clean_runs
 from pipeline.config.scheduler import LocalConfig
 from pipeline.run.control import begin_invocation
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
+from pipeline.run.identity import RunError
 from pipeline.run.submissions import read_limits_of
 from pipeline.workers.beats import Doing
 from tests.support import reportrun

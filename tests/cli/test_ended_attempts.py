@@ -15,7 +15,7 @@ from pipeline.run.control import read_control, write_control
 from pipeline.run.endings import BY_EVIDENCE, Ending, Evidence, read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.records import Records
-from pipeline.run.submissions import FormerEnding, Ledger
+from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import PREPARE, parse_task, task_key
 from slurm.states import SlurmState
 from tests.support.toyworld import Luck, World, is_driver, make_world
@@ -115,23 +115,6 @@ def test_an_attempt_whose_commit_is_taken_back_has_one_end(world):
     assert not [e for e in journal.read_events(world.run.paths.events) if e["event"] == "failed"]
     world.live_on()
     world.check_is_complete()
-
-
-def test_a_pass_goes_on_with_how_attempts_of_an_old_run_ended(world):
-    """As noted with its submission by an earlier version: moved, counted, and not judged once more."""
-    run, element, ledger = world.run, running(world), Ledger(world.run.paths)
-    world.slurm.end(element, SlurmState.NODE_FAIL)
-    (old,) = (s for s in ledger.load([0]) if s.job_kind == "prepare")
-    former = {str(element.index): FormerEnding(FailureKind.MEMORY, "too much", "n7")}
-    ledger.note(old, replace(old.state, former=former))
-    world.advance("a pass")
-    (ending,) = read_endings(run.paths, [0]).values()
-    assert (ending.kind, ending.message, ending.evidence) == (FailureKind.MEMORY, "too much", None)
-    assert not [e for e in journal.read_events(run.paths.events) if e["event"] == "failed"]
-    first, second = (s for s in ledger.load([0]) if s.job_kind == "prepare")
-    assert second.number == first.number + 1
-    assert "ended" not in json.loads(ledger.file(first).with_suffix(".state.json").read_text())
-    assert "1 memory; the last: prepare, attempt 1 (memory): too much" in look_at_attempts(run).measured
 
 
 def test_doctor_names_a_file_of_ends_that_cannot_be_read_and_the_next_pass_writes_it_again(world):

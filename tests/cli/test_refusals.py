@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.cli.run import resume_run
 from pipeline.run.control import Control, write_control
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 from tests.support.processes import make_run
 from tests.support.toyworkers import make_worker_world
 from tests.support.toyworld import Luck

@@ -1,7 +1,6 @@
 """Configuration: a mistake is answered with its key, its value and what is legal, before anything is made."""
 
 import ast
-import copy
 import dataclasses
 import functools
 import itertools
@@ -22,7 +21,6 @@ from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, KLPlacement
 from pipeline.config.choices import known_groups
 from pipeline.config.compose import compose, from_mapping, to_mapping, to_yaml
 from pipeline.config.findings import Findings
-from pipeline.config.former import as_it_was_meant
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure, resolve
 from pipeline.config.scheduler import resources_of
@@ -279,28 +277,6 @@ def test_jobs_on_slurm_do_several_tasks_and_start_early_unless_told_otherwise(wo
     for one_task in ("prepare", "driver"):
         given = resources_of(scheduler, one_task)
         assert (given.linger, given.start_early) == (0, False)
-
-
-def test_a_saved_configuration_of_a_cluster_means_what_it_meant_to_the_version_that_wrote_it():
-    saved = to_mapping(compose(["experiment=quickstart", "scheduler=devcluster"]))
-    assert from_mapping(as_it_was_meant(saved)).scheduler.has_workers
-    without_switch = copy.deepcopy(saved)
-    del without_switch["scheduler"]["workers"]
-    assert as_it_was_meant(without_switch) == without_switch
-    before_workers = copy.deepcopy(without_switch)
-    for resources in filter(lambda value: isinstance(value, dict), before_workers["scheduler"].values()):
-        for key in {"linger", "start_early", "task_time"} & resources.keys():
-            del resources[key]
-    cold = from_mapping(as_it_was_meant(before_workers)).scheduler
-    assert (cold.has_workers, cold.lookahead) == (False, cold.horizon)
-    local = to_mapping(compose(["experiment=quickstart"]))
-    assert as_it_was_meant(local) == local
-
-
-@pytest.mark.parametrize("spoilt", [None, [], "x", {}, {"scheduler": None}, {"scheduler": {"kind": "slurm"}}])
-def test_what_is_no_saved_configuration_is_left_to_the_check(spoilt):
-    found = as_it_was_meant(spoilt)
-    assert found == spoilt or found["scheduler"] == {"kind": "slurm", "workers": False}
 
 
 @pytest.mark.parametrize(("word", "mode"), [("tracking=none", "disabled"), ("tracking=wandb", "auto")])

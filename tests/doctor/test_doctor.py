@@ -35,7 +35,8 @@ from pipeline.doctor.machine import (
 from pipeline.doctor.semantics import clock_skew, judge_skew
 from pipeline.doctor.wandbchecks import judge_mode
 from pipeline.preflight.disk_need import Footprint, imagine, states_kept
-from pipeline.run.directory import RunError, load_run
+from pipeline.run.directory import load_run
+from pipeline.run.identity import RunError
 from pipeline.run.plan import state_of
 from slurm.probe import Exchange
 from slurm.query import Element

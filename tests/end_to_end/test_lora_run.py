@@ -15,9 +15,10 @@ from pipeline.config.update import Precision
 from pipeline.preflight.disk_need import num_adapted
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import FileEntry, require_record
-from pipeline.run.directory import RunError, load_run
+from pipeline.run.directory import load_run
 from pipeline.run.durable import digest_file
 from pipeline.run.export import export
+from pipeline.run.identity import RunError
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier
 from pipeline.run.tasks import Stage, Task

@@ -21,7 +21,8 @@ from pipeline.preflight.cluster import Cluster, job_kinds_used, stage_problems
 from pipeline.preflight.dry_run import scripts
 from pipeline.preflight.probe import Aim, aims_of, judge
 from pipeline.report.figures import figure
-from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.directory import Run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.schemas import SCORE, check_schema
 from pipeline.run.submissions import is_job_of, job_kind_of, job_name
 from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, parse_task, task_key, task_of

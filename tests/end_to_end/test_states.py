@@ -160,12 +160,22 @@ def test_going_back_behind_a_lost_state_learns_it_again(copied_run, complete_run
     assert state_bytes(copied_run) == state_bytes(complete_run)
 
 
-def test_a_run_of_a_later_format_is_refused_in_a_line_with_the_way_out(copied_run, tmp_path, slurm_ppo):
-    edit(copied_run / "run.json", {"format": 3, "news": 1, "version": {"slurm-ppo": "9.9"}})
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"format": 2, "version": "9.9", "news": 1},
+        {"format": 2, "version": {"slurm-ppo": "0.1.0"}},
+        {"version": "0.1.0", "root": None},
+        {"format": None},
+    ],
+    ids=["later", "before 0.1.0", "long before", "of none"],
+)
+def test_a_run_of_another_format_is_refused_in_a_line_with_the_way_out(copied_run, more, tmp_path, slurm_ppo):
+    edit(copied_run / "run.json", more)
     new = tmp_path / "new"
     for command, *more in (["status"], ["resume"], ["fork", new, "iterations=3"], ["export", new]):
         done = slurm_ppo(command, copied_run, *more)
         assert done.returncode == 2, done.stderr
         (line,) = done.stderr.splitlines()
-        assert "has format 3, and this version of slurm-ppo" in line
-        assert "go on with the version that made it (9.9), or a later one" in line
+        assert f"has format {more.get('format', 1)}, and this version of slurm-ppo" in line
+        assert "that made it, or start a run from its newest policy (model.policy=...)" in line

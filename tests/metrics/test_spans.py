@@ -32,7 +32,7 @@ from pipeline.run.endings import Ending, Evidence, note_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import Records
-from pipeline.run.submissions import FormerEnding, State, Submission
+from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.accounting import Record as JobRecord
 from slurm.states import SlurmState
@@ -229,14 +229,6 @@ def test_what_was_cancelled_with_all_jobs_of_the_run_is_no_failed_attempt_of_its
     assert (without_accounting.shard, without_accounting.end) == (1, SpanEnd.FAILED)
 
 
-def test_how_attempts_of_an_old_run_ended_is_in_its_timeline(slurm):
-    """Before a pass has moved it out of what it was noted with."""
-    former = State("40", former={"0": FormerEnding(FailureKind.LOST, "its node failed", "gpu03")})
-    first, _ = found(slurm, Facts([submission("rollout", state=former)]))
-    assert (first.end, first.attempt, first.note) == (SpanEnd.FAILED, "1-40_0r0", "its node failed")
-    assert (first.job, first.node, first.ended) == ("40_0", "gpu03", None)
-
-
 # --- lines -----------------------------------------------------------------------------------------------
 
 moments = st.none() | st.integers(1_700_000_000, 1_800_000_000).map(float)
@@ -279,15 +271,6 @@ def test_a_line_names_everything():
     assert line["attempts"].keys() == Span.__dataclass_fields__.keys()
     assert line["attempts"]["attempt"][:2] == ["1-1001r0", "1-1001r0"]
     assert {len(values) for values in line["attempts"].values()} == {7}
-
-
-def test_positional_lines_are_read():
-    """Runs of earlier versions have such lines."""
-    (line,) = journal.read(DATA / "spans_positional.jsonl")
-    found = read_lines([line], newest=1, detailed=1)[1]
-    assert found == from_line(to_line(iteration_spans(1, make_spans(1, 2), 17.0)))
-    assert read_lines([line | {"attempts": [[0, 1]]}], newest=1, detailed=1) == {}
-    assert read_lines([line | {"attempts": [[0, 1]]}], newest=2, detailed=1)[1].attempts == ()
 
 
 @given(st.lists(spans, max_size=12))

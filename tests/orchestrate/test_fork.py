@@ -20,8 +20,9 @@ from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.report import read_rows, write_report
 from pipeline.run import journal
 from pipeline.run.commits import publish, require_record
-from pipeline.run.directory import Parent, Run, RunError, identity_text, load_run, write_run
+from pipeline.run.directory import Run, load_run, write_run
 from pipeline.run.failures import FailureKind
+from pipeline.run.identity import Parent, RunError, identity_text
 from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.records import Frontier, find_frontier
 from pipeline.run.tasks import PREPARE, Stage, Task

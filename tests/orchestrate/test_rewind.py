@@ -15,7 +15,8 @@ from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import Point, go_back, parse_point, superseded
 from pipeline.run import journal
 from pipeline.run.commits import opened_history, read_record
-from pipeline.run.directory import RunError, load_run
+from pipeline.run.directory import load_run
+from pipeline.run.identity import RunError
 from pipeline.run.lease import LeaseHeld, hold
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker, state_of

@@ -15,7 +15,8 @@ from pipeline.orchestrate import driver as orchestration
 from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter, differing
 from pipeline.run import journal
-from pipeline.run.directory import RunError, load_run
+from pipeline.run.directory import load_run
+from pipeline.run.identity import RunError
 from pipeline.run.paths import RunPaths
 from tests.support.damage import flip_bit
 from tests.support.killing import events

@@ -26,7 +26,7 @@ from pipeline.preflight.cluster import (
 from pipeline.preflight.default_memory import default_memory_lines
 from pipeline.preflight.probe import Aim, aims_of, describe, judge, probe_of
 from pipeline.preflight.sight import image_of, paths_of, way_in
-from pipeline.run.directory import version
+from pipeline.run.identity import version
 from slurm import probe_task
 from slurm.associations import Associations, parse_associations
 from slurm.ceilings import parse_ceilings

@@ -25,7 +25,8 @@ from pipeline.report.page import chart_id, page
 from pipeline.report.settings import differences, settings_apart
 from pipeline.run import journal
 from pipeline.run.commits import publish
-from pipeline.run.directory import Parent, Run
+from pipeline.run.directory import Run
+from pipeline.run.identity import Parent
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing, Reason
 from tests.support.beats import beat, write_beats

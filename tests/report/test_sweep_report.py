@@ -12,7 +12,7 @@ from pipeline.config.evaluate import Best, EvaluateConfig
 from pipeline.report import write_sweep_report
 from pipeline.report.groups import groups_of, merged, spread_text
 from pipeline.report.sweep import read_sweep_data, samples_beside, settings_table
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 from pipeline.run.tasks import Stage, Task
 from pipeline.sweep.manifest import SweepError, read_sweep, write_sweep
 from pipeline.sweep.measure import Measure, measure_of

@@ -13,7 +13,8 @@ from pipeline.config.compose import to_yaml
 from pipeline.config.schema import StorageConfig
 from pipeline.doctor.disk import look_at_ages
 from pipeline.run.ages import ages_of
-from pipeline.run.directory import config_hash, load_run, write_identity
+from pipeline.run.directory import load_run
+from pipeline.run.identity import config_hash, write_identity
 
 DAY = 86_400
 

@@ -1,4 +1,4 @@
-"""Ids of attempts: those of Slurm's jobs, of processes of this machine, of forks, and of earlier versions."""
+"""Ids of attempts: those of Slurm's jobs, of processes of this machine and of forks."""
 
 import pytest
 
@@ -11,7 +11,6 @@ from slurm.tasklist import attempt_id
     [
         (attempt_id(2, "4711", "3", 1), AttemptId(2, "4711", 1)),
         (attempt_id(2, "4711", "3", 0, position=5), AttemptId(2, "4711", 0)),
-        ("2-4711r1", AttemptId(2, "4711", 1)),  # of earlier versions
         ("12", AttemptId(12)),
         ("3-9f3a00r1", AttemptId(3)),
         ("parent", AttemptId(0)),

@@ -12,8 +12,9 @@ from pipeline.report.sweep import read_sweep_data
 from pipeline.run import journal
 from pipeline.run.best import keep_best
 from pipeline.run.commits import publish
-from pipeline.run.directory import Run, RunError
+from pipeline.run.directory import Run
 from pipeline.run.export import export
+from pipeline.run.identity import RunError
 from pipeline.run.retention import thin
 from pipeline.run.tasks import PREPARE
 from tests.support import reportrun

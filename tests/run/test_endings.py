@@ -1,14 +1,12 @@
 """The one store of ended attempts: what it keeps, what it makes of spoilt files, and of those of old runs."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.executors.slurm.arrays import stage_submissions
-from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
 from pipeline.run.endings import (
     Ending,
@@ -20,8 +18,6 @@ from pipeline.run.endings import (
     read_endings,
     retraction,
     spoilt_endings,
-    take_in_former,
-    take_in_former_retractions,
 )
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.paths import RunPaths
@@ -161,69 +157,7 @@ def test_where_neither_can_be_read_attempts_are_judged_again(run, damage):
     ],
 )
 def test_what_holds_no_ends_is_spoilt_whatever_it_is(run, content):
-    write_former(run.paths.endings(2), content)
+    run.paths.endings(2).parent.mkdir(parents=True)
+    run.paths.endings(2).write_text(content)
     assert not read_endings(run.paths, [2])
     assert str(run.paths.endings(2)) in spoilt_endings(run.paths, [2])
-
-
-# --- what earlier versions wrote ---
-
-STATE = (
-    '{"job": "36", "waits_for": ["35"], "ended": {"1": {"kind": "memory", "message": "killed for its memory '
-    '(OUT_OF_MEMORY)", "node": "n7"}}, "is_withdrawn": false, "left": [0], "hurried": [], '
-    '"checksum": "5e87cc093a48a4ce082bf0c1b7013c0f"}\n'
-)
-ENDINGS = (
-    '{"attempts": {"1-47_1r0": {"task": "2/rollout/1", "number": 1, "invocation": 2, "kind": "preempted", '
-    '"message": "its job was put back into the queue", "node": "n8", "job": "47_1", "is_redone": false}, '
-    '"2-47_2r0.1": {"task": "2/rollout/1", "number": 2, "invocation": 2, "kind": "error", "message": "boom", '
-    '"node": "n8", "job": "47_2", "is_redone": true}}, "checksum": "01751127823190f990b3a6ab16caa9e6"}\n'
-)
-CONTROL = (
-    '{"call": 2, "cancelled": false, "has_failed": false, "retracted": [["2/rollout/0", "its input changed"]]'
-    ', "emptied": 1, "begun": 5.0, "checksum": "d010856cb76926457292ce125d5d9981"}\n'
-)
-
-
-def write_former(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def test_the_endings_of_claims_of_an_old_run_are_read(run):
-    write_former(run.paths.endings(2), ENDINGS)
-    endings = read_endings(run.paths, [2])
-    assert endings["1-47_1r0"] == Ending(
-        *("1-47_1r0", "2/rollout/1", 1, 2, FailureKind.PREEMPTED, None),
-        *("its job was put back into the queue", "n8", "47_1"),
-    )
-    assert endings["2-47_2r0.1"].is_redone
-    note_endings(run.paths, [KILLED])
-    assert read_endings(run.paths, [2]) == endings.adding([KILLED])
-
-
-def test_what_an_old_run_noted_with_submissions_is_read_and_moved_by_a_pass(run):
-    made, ledger = submitted(run), Ledger(run.paths)
-    write_former(ledger.file(made).with_suffix(".state.json"), STATE)
-    (old,) = ledger.load([2])
-    assert old.state.withdrawn == (0,)
-    seen = read_endings(run.paths, [2], [old]).of_element(old, 1)
-    assert (seen.kind, seen.message, seen.node, seen.job) == (
-        *(FailureKind.MEMORY, "killed for its memory (OUT_OF_MEMORY)", "n7", "36_1"),
-    )
-    assert not read_endings(run.paths, [2]), "looking on moves nothing"
-    (taken,) = take_in_former(ledger, [old])
-    assert not taken.state.former
-    assert taken.state.waits_for == ("35",)
-    assert read_endings(run.paths, [2]).of_element(taken, 1) == seen
-    assert ledger.load([2]) == [taken] == take_in_former(ledger, [taken])
-
-
-def test_commits_that_an_old_run_had_taken_back_count_in_the_same_invocation(run):
-    write_former(run.paths.control, CONTROL)
-    for _ in range(2):
-        take_in_former_retractions(run.paths, 7.0)
-        (taken,) = read_endings(run.paths, [2]).values()
-        assert (taken.task, taken.invocation, taken.evidence) == ("2/rollout/0", 2, Evidence.RETRACTION)
-        assert taken.failure(run.paths).message == "its input changed"
-        assert read_control(run.paths) == Control(2, emptied=1)

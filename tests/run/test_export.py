@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.run.commits import FileEntry, require_record
-from pipeline.run.directory import RunError, load_run
+from pipeline.run.directory import load_run
 from pipeline.run.durable import digest_file
 from pipeline.run.export import export
+from pipeline.run.identity import RunError
 from pipeline.run.plan import policy_maker
 from pipeline.run.versions import find_version, split
 from tests.support.exporting import export_without_torch

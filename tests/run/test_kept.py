@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.lost import cancel_whatever_is_left
-from pipeline.run.directory import RunError, load_run
+from pipeline.run.directory import load_run
+from pipeline.run.identity import RunError
 from pipeline.run.kept import identifying, keep
 from pipeline.run.place import settle
 from tests.support.killing import events

@@ -26,7 +26,8 @@ from pipeline.run.commits import (
     require_record,
     verify_outputs,
 )
-from pipeline.run.directory import Run, RunError, load_run
+from pipeline.run.directory import Run, load_run
+from pipeline.run.identity import RunError
 from pipeline.run.packed import archives
 from pipeline.run.packing import pack, pack_old, unpack
 from pipeline.run.plan import policy_maker

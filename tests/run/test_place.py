@@ -12,7 +12,8 @@ from pipeline.cli.copied import as_own
 from pipeline.cli.queue import cancel_run, driver_job
 from pipeline.run import journal
 from pipeline.run.control import read_control
-from pipeline.run.directory import RunError, load_run, write_identity
+from pipeline.run.directory import load_run
+from pipeline.run.identity import RunError, write_identity
 from pipeline.run.lease import acquire, hold
 from pipeline.run.place import original_of
 from pipeline.status.listing import find_places, read_entries

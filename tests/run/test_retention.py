@@ -26,7 +26,8 @@ from pipeline.run.commits import (
     require_record,
     verify_outputs,
 )
-from pipeline.run.directory import Parent, Run, RunError, create_run, load_run, write_run
+from pipeline.run.directory import Run, create_run, load_run, write_run
+from pipeline.run.identity import Parent, RunError
 from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.records import Frontier
 from pipeline.run.retention import (

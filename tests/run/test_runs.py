@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import Config
-from pipeline.run.directory import RunError, claimed_run, create_run, load_run
+from pipeline.run.directory import claimed_run, create_run, load_run
+from pipeline.run.identity import RunError
 from tests.support import processes
 
 

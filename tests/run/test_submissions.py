@@ -20,7 +20,7 @@ from pipeline.run.control import Control, SpoiltControl, begin_invocation, read_
 from pipeline.run.directory import Run
 from pipeline.run.endings import element_ending, note_endings
 from pipeline.run.failures import FailureKind
-from pipeline.run.submissions import FormerEnding, Ledger, State, Submission, read_limits_of
+from pipeline.run.submissions import Ledger, State, Submission, read_limits_of
 from pipeline.run.tasks import Stage, Task
 from slurm.limits import ClusterLimits
 from slurm.signals import Errands
@@ -47,9 +47,7 @@ def test_what_was_noted_is_read_back(run):
     ledger, made = Ledger(run.paths), submission(run)
     assert ledger.begin(made)
     assert ledger.load([1]) == [made]
-    noted = ledger.note(
-        made, State("7", ("5", "6"), {"1": FormerEnding(FailureKind.LOST, "why", "n7")}, withdrawn=(2,))
-    )
+    noted = ledger.note(made, State("7", ("5", "6"), withdrawn=(2,)))
     assert noted.state.job == "7"
     assert ledger.load([1]) == [noted]
 
@@ -58,13 +56,10 @@ def test_what_was_noted_is_read_back(run):
 @given(
     st.none() | st.from_regex(r"\A[0-9]{1,8}\Z"),
     st.lists(st.from_regex(r"\A[0-9]{1,8}\Z"), max_size=3),
-    st.dictionaries(
-        st.sampled_from(["0", "1"]), st.builds(FormerEnding, st.sampled_from(FailureKind), st.text())
-    ),
     st.lists(st.integers(0, 9), max_size=3),
 )
-def test_a_state_comes_back_whatever_it_is(run, job, waits_for, former, withdrawn):
-    ledger, state = Ledger(run.paths), State(job, tuple(waits_for), former, withdrawn=tuple(withdrawn))
+def test_a_state_comes_back_whatever_it_is(run, job, waits_for, withdrawn):
+    ledger, state = Ledger(run.paths), State(job, tuple(waits_for), withdrawn=tuple(withdrawn))
     ledger.begin(submission(run))
     ledger.note(submission(run), state)
     (found,) = ledger.load([1])

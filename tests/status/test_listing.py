@@ -11,7 +11,8 @@ import pytest
 
 from pipeline.run import journal
 from pipeline.run.control import Control, write_control
-from pipeline.run.directory import Parent, Run
+from pipeline.run.directory import Run
+from pipeline.run.identity import Parent
 from pipeline.run.lease import hold
 from pipeline.status.listing import Entry, find_places, last_row, read_entries
 from pipeline.status.listing_text import describe

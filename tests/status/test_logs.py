@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run.directory import RunError, load_run
+from pipeline.run.directory import load_run
 from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.identity import RunError
 from pipeline.run.journal import tail
 from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths

@@ -13,7 +13,8 @@ from pipeline.config.schema import Config, DataConfig, ModelConfig
 from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
 from pipeline.run import journal
 from pipeline.run.commits import Record, publish
-from pipeline.run.directory import Parent, Run, load_run, write_run
+from pipeline.run.directory import Run, load_run, write_run
+from pipeline.run.identity import Parent
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import REWARD, ROLLOUT, conform
 from pipeline.run.shards import write_shard

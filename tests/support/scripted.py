@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.config.compose import from_mapping
 from pipeline.preflight.dry_run import scripts
-from pipeline.run.directory import Identity, Run
+from pipeline.run.directory import Run
+from pipeline.run.identity import Identity
 from pipeline.run.paths import RunPaths
 from tests.support import ROOT
 

@@ -12,7 +12,8 @@ from pipeline.cli import run as cli_run
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import WandbConfig
-from pipeline.run.directory import Run, create_run, identity_text, load_run
+from pipeline.run.directory import Run, create_run, load_run
+from pipeline.run.identity import identity_text
 from pipeline.run.wandb_place import DEFAULT_URL, VARIABLES, WandbPlace, settled
 from pipeline.tracking.place import moved_here, not_followed, place_of
 from pipeline.tracking.push import target_of

@@ -14,7 +14,8 @@ from pipeline.config.schema import WandbMode
 from pipeline.metrics.catalogue import METRICS
 from pipeline.run import journal
 from pipeline.run.benchmarks import Measured, note_measured
-from pipeline.run.directory import Run, create_run, git_commit, load_run
+from pipeline.run.directory import Run, create_run, load_run
+from pipeline.run.identity import git_commit
 from pipeline.tracking import state as mirrorstate
 from pipeline.tracking import tracker as tracking
 from pipeline.tracking.mirror import Once, mirror

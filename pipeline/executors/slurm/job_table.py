@@ -19,7 +19,6 @@ from pipeline.run.endings import (
     Evidence,
     note_endings,
     read_endings,
-    take_in_former,
 )
 from pipeline.run.failures import Failure
 from pipeline.run.paths import RunPaths
@@ -283,7 +282,7 @@ def read_table(
     if names is not None:
         recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
         wanted += ledger.named({*names, *recent} - {s.name for s in wanted})
-    known = _with_job_ids(ledger, seen, take_in_former(ledger, wanted))
+    known = _with_job_ids(ledger, seen, wanted)
     submissions = [_given_up(ledger, seen, one) for one in known]
     concerned = {*iterations, *(s.iteration for s in submissions)}
     endings = read_endings(ledger.paths, concerned)

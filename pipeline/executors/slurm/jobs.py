@@ -236,7 +236,7 @@ class SlurmJobs:
 
     def withdraw(self) -> int:
         """Cancel every job of the run that waits, as it is at its end; what runs may end, and its commits
-        count. Returns how many arrays. Other drivers are told first: they would take it for a person's act."""
+        count. Returns how many arrays. It is noted first: another driver would take it for a person's act."""
         control = read_control(self.run.paths)
         if control.withdrawn != control.invocation:
             write_control(self.run.paths, replace(control, withdrawn=control.invocation))

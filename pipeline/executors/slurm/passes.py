@@ -22,9 +22,9 @@ from pipeline.process import interruptible
 from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass
 from pipeline.run.control import ByHand, mend_control, read_control, write_control
-from pipeline.run.directory import Run, RunError, slurm_settings, upgrade
-from pipeline.run.endings import take_in_former_retractions
+from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.failures import Failure
+from pipeline.run.identity import RunError
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
 from pipeline.run.owner import owner_of_job
 from pipeline.run.place import settle
@@ -215,11 +215,10 @@ def leased_pass(
     config = slurm_settings(run)
     if spoilt := mend_control(run.paths):
         watcher.note(f"{spoilt}; it was written again from what the other says")
-    take_in_former_retractions(run.paths, time.time())
     check_is_not_taken_over(run)
     if (control := read_control(run.paths)).cancelled:
         return Pass(Outcome.PAUSED if control.paused else Outcome.CANCELLED)
-    run = settle(upgrade(run))
+    run = settle(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     kind = WorkerJobs if config.has_workers else SlurmJobs
     jobs = kind(submitter, read_limits_of(run.paths, config.qos_named), watcher.note, errands, accounts)

@@ -73,7 +73,7 @@ class Submitter:
         return ledger.note(submission, State(job, arrays))
 
     def _make_logs(self, submission: Submission) -> None:
-        """Make the folder of its log, and the file that Slurm opens where an earlier version made the run."""
+        """Make the folder of its log, and the file that Slurm opens where that is gone."""
         make_folder(log_folder(self.run, submission), self.run.paths.root)
         if not is_there(self.run.paths.slurm_log):
             make_slurm_log(self.run.paths)

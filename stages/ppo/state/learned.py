@@ -11,7 +11,6 @@ import torch
 
 from pipeline.config.algorithm import KLConfig, KLController
 from pipeline.config.conversion import converted
-from pipeline.run.durable import from_json, read_shared
 from pipeline.run.plan import policy_maker
 from stages import ranks
 from stages.context import Context
@@ -128,8 +127,6 @@ def state_after(context: Context, iteration: int) -> TrainerState:
     kl = context.config.algorithm.kl
     if iteration == 0:
         return TrainerState(0, kl.coef, 0, RunningMoments(), context.config.seed)
-    if folder := context.trainer_directory(iteration):
-        return resumed(older_state(folder), kl)
     return resumed(learned_of(context, iteration).state, kl)
 
 
@@ -137,8 +134,3 @@ def resumed(state: TrainerState, kl: KLConfig) -> TrainerState:
     """Return the state to resume from. A fixed KL coefficient is the configuration's: a fork may have
     another one."""
     return replace(state, kl_coef=kl.coef) if kl.controller is KLController.FIXED else state
-
-
-def older_state(folder: Path) -> TrainerState:
-    """Read the state of a run that committed it beside the optimizer's."""
-    return converted(TrainerState, from_json(read_shared(folder / "state.json")))

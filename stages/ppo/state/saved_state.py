@@ -1,6 +1,5 @@
 """A trainer's state on disk: each rank's slices in files of its own, readable by any number of ranks."""
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -200,15 +199,8 @@ def is_hashed_here(index: int, entry: FileEntry) -> bool:
 
 
 def files_of(folder: Path, name: str) -> list[Path]:
-    """Return the files of a trainer's state, of this or an older form (see :func:`older_files`)."""
-    return sorted(folder.glob(f"{name}-rank-*.safetensors")) or list(older_files(folder, name))
-
-
-def older_files(folder: Path, name: str) -> Iterator[Path]:
-    """Yield the files of a state of whole tensors: ``policy.safetensors``, ``policy-1.safetensors``, ..."""
-    numbers = itertools.chain([""], (f"-{number}" for number in itertools.count(1)))
-    paths = (folder / f"{name}{number}.safetensors" for number in numbers)
-    return itertools.takewhile(Path.exists, paths)
+    """Return the files of a trainer's state."""
+    return sorted(folder.glob(f"{name}-rank-*.safetensors"))
 
 
 def write_counters(folder: Path, counters: Mapping[str, Mapping[str, float]]) -> None:
@@ -218,8 +210,5 @@ def write_counters(folder: Path, counters: Mapping[str, Mapping[str, float]]) ->
 
 def read_counters(folder: Path, name: str) -> Mapping[str, float]:
     """Return what counts of one trainer. Raises OSError, KeyError."""
-    if first := next(older_files(folder, name), None):
-        counters: dict[str, float] = from_json(read_metadata(first)["counters"])
-        return counters
-    found: dict[str, float] = from_json(read_shared(folder / _COUNTERS))[name]
-    return found
+    counters: dict[str, float] = from_json(read_shared(folder / _COUNTERS))[name]
+    return counters
