@@ -16,7 +16,8 @@ turn, of:
 
     local        processes of this machine, as they are by default
     workers      jobs of Slurm that stay and start early, as they are by default
-    cold         jobs of Slurm, each of which starts, does one task and ends
+    cold         jobs of Slurm, each of which starts, does one task and ends, queued behind one another
+    one-task     the same, but submitted by a pass once the input is there
     local-fresh  processes of this machine, each of which does one task
     process      benchmarks/in_process.py, on the run before
 
@@ -46,7 +47,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import slurm_costs, slurm_gaps, slurm_six_runs  # noqa: E402
+from benchmarks import slurm_costs, slurm_gaps, slurm_six_runs, slurm_waits  # noqa: E402
 from benchmarks.slurm_costs import Cost, accounted_gpu_seconds, cost_of  # noqa: E402
 from benchmarks.slurm_runs import (  # noqa: E402
     STAGES,
@@ -57,15 +58,16 @@ from benchmarks.slurm_runs import (  # noqa: E402
     on_one_node,
     others,
 )
-from pipeline.run.commits import Record, require_record  # noqa: E402
+from benchmarks.slurm_waits import computing, waits_of  # noqa: E402
+from pipeline.run.commits import require_record  # noqa: E402
 from pipeline.run.directory import Run  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
 from slurm.devcluster import Cluster, Layout, start  # noqa: E402
 from tests.support import light  # noqa: E402
 from tests.support.counting import put_in_front  # noqa: E402
 
-VARIANTS = ("local", "workers", "cold", "local-fresh", "process")
-ON_SLURM = ("workers", "cold")
+VARIANTS = ("local", "workers", "cold", "one-task", "local-fresh", "process")
+ON_SLURM = ("workers", "cold", "one-task")
 FIRST = 3
 """First iteration that counts: the ones before it fill caches."""
 ALL = "all"
@@ -100,6 +102,8 @@ class Iteration:
     """Seconds in which a model computed in some task."""
     begin: float = 0.0
     """Unix time of the policy before."""
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """Seconds from the last input of a stage to the first computing in it, by stage."""
 
 
 @dataclass
@@ -112,6 +116,14 @@ class Measured:
     @property
     def iterations(self) -> list[Iteration]:
         return [one for some in self.rounds for one in some]
+
+    @property
+    def waits(self) -> dict[str, list[float]]:
+        """Seconds from the last input of a stage to its first computing, by stage."""
+        found: dict[str, list[float]] = {}
+        for stage, seconds in (pair for one in self.iterations for pair in one.waits.items()):
+            found.setdefault(stage, []).append(seconds)
+        return found
 
     @property
     def middle(self) -> float:
@@ -153,10 +165,12 @@ def variant_words(variant: str, setup: Setup, has_pool: bool) -> list[str]:
         words.append("reward.components.rm.pool=models")
         if is_slurm:
             words.append("+scheduler.pools.models={partition: reward, gpus_per_node: 1, time: '0:10:00'}")
-    if variant in ("cold", "local-fresh"):
+    if variant in ("cold", "one-task", "local-fresh"):
         stages = (*EACH, "pools.models") if has_pool and is_slurm else EACH
         words += [f"scheduler.{stage}.linger=0" for stage in stages]
         words += [f"scheduler.{stage}.start_early=false" for stage in stages if is_slurm]
+    if variant == "one-task":
+        words.append("scheduler.benchmark.start_early=true")  # else jobs wait for each other
     return [*words, *setup.words]
 
 
@@ -187,14 +201,12 @@ def iterations_of(run: Run) -> Iterator[Iteration]:
     for iteration in range(FIRST, run.plan.iterations + 1):
         begin, end = (require_record(run.paths, policy_maker(k)).ended for k in (iteration - 1, iteration))
         records = [require_record(run.paths, task) for task in run.plan.tasks(iteration)]
-        yield Iteration(end - begin, covered(list(map(computing, records)), begin, end), begin)
-
-
-def computing(record: Record) -> tuple[float, float]:
-    """Return when a task's models computed: from the first to as many seconds later as they computed in all.
-    Reading between two models of a task is counted among them, as far as it is shorter than they are."""
-    begin = record.started + record.metrics.get("startup_seconds", 0.0)
-    return begin, begin + record.metrics.get("compute_seconds", 0.0)
+        yield Iteration(
+            end - begin,
+            covered(list(map(computing, records)), begin, end),
+            begin,
+            dict(waits_of(run, records)),
+        )
 
 
 def covered(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
@@ -323,6 +335,8 @@ def table(found: Mapping[str, Measured]) -> str:
             f"worst {max(seconds):7.2f} s, {max(seconds) / usual:6.2f}; not compute {share:6.1%}, "
             f"{share * measured.middle:.2f} s ({len(seconds)} iterations)"
         )
+        if any(one.waits for one in measured.iterations):
+            lines.append("  from input to computing: " + slurm_waits.in_words(measured.waits))
         lines += [f"  {line}" for line in worst_costs(measured.costs)]
         if name.endswith("/turns"):
             lines += [f"  {line}" for line in turns_told(measured, usual)]

@@ -103,11 +103,12 @@ def _or_copy(path: Path, copy: Path, read: Callable[[Path], bytes]) -> bytes:
 def check_format(paths: RunPaths, content: Mapping[str, Any]) -> None:
     """Raise RunError where a run's identity is of another format than this version's."""
     found, by = content.get("format"), content.get("version")
-    if found == FORMAT and "root" in content:
+    if found == FORMAT and content.get("root") is not None:
         return
+    has = "no format" if found is None else f"format {found}"
     made_by = f"version {by}" if isinstance(by, str) else "the version"
     raise RunError(
-        f"{paths.root} has format {found}, and this version of slurm-ppo ({version()}) reads format "
+        f"{paths.root} has {has}, and this version of slurm-ppo ({version()}) reads format "
         f"{FORMAT}: go on with {made_by} that made it, or start a run from its newest policy "
         "(model.policy=...)"
     )
