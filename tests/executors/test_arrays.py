@@ -34,7 +34,6 @@ from pipeline.run.submissions import (
     Submission,
     chunk_size_for,
     chunks_of,
-    is_driver_job,
     is_job_of,
     job_name,
     parse_job_name,
@@ -468,14 +467,6 @@ def test_an_administrator_sees_whose_job_it_is():
     assert unnamed.name.startswith("slurm-ppo.my_first_try.update.iter3.")
     long = [job_name(f"{'rates-' * 15}seed_{seed}", ID, 7, "update", 1, 0) for seed in (1, 2)]
     assert [name.split(".update")[0][-12:] for name in long] == ["rates-seed_1", "rates-seed_2"]
-
-
-def test_jobs_that_an_earlier_version_has_named_are_the_runs_own():
-    """They wait in the queue while the run goes on with this version."""
-    earlier = f"a.{ID}.run-1.{ID}.12.score-big.3.1"
-    assert parse_job_name(earlier) == (ID, 12, "score-big", 3, 1)
-    assert is_job_of(ID, earlier)
-    assert is_driver_job(f"r.{ID}.0.guard.3.0")
 
 
 @pytest.mark.parametrize(

@@ -226,13 +226,13 @@ def test_a_look_between_two_passes_is_believed_only_if_nobody_held_the_lease_sin
 def test_a_driver_job_takes_no_look_that_shows_it_as_waiting(world, monkeypatch):
     seen = Look(time.time(), "")
     vars(seen)["elements"] = [SimpleNamespace(array_id="7", index=3, state=SlurmState.PENDING)]
-    monkeypatch.setenv("SLURM_JOB_NAME", "run.0123456789ab.0.driver.1.0")
+    monkeypatch.setenv("SLURM_JOB_NAME", "slurm-ppo.run.driver.iter0.0123456789ab.1.0")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     assert passes._if_young(seen) is seen
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     assert passes._if_young(seen) is None, "it has started since"
-    monkeypatch.setenv("SLURM_JOB_NAME", "run.0123456789ab.1.rollout.1.0")
+    monkeypatch.setenv("SLURM_JOB_NAME", "slurm-ppo.run.rollout.iter1.0123456789ab.1.0")
     assert passes._if_young(seen) is seen, "a worker's start is known by its beat"
 
 

@@ -67,7 +67,7 @@ def local(tmp_path) -> Run:
 @pytest.fixture
 def slurm(tmp_path) -> Run:
     run = make_run(tmp_path / "run", num_shards=2, scheduler=SLURM)
-    commit(run, PREPARE, "1-5r0", 0.0, 10.0)
+    commit(run, PREPARE, "1-5_0r0", 0.0, 10.0)
     return run
 
 
@@ -160,7 +160,7 @@ def test_accounting_tells_of_every_start(slurm):
 
 def test_spans_and_row_have_the_same_hours_and_shares_that_are_described(slurm):
     of = submission("rollout")
-    commit(slurm, ROLLOUT, "1-40r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
+    commit(slurm, ROLLOUT, "1-40_0r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
     jobs = [
         job(of, 0, SlurmState.PREEMPTED, 15.0, 10.0),
         job(of, 0, SlurmState.COMPLETED, 30.0, 20.0, submitted=25.0, eligible=26.0),
@@ -182,7 +182,7 @@ def test_spans_and_row_have_the_same_hours_and_shares_that_are_described(slurm):
 def test_without_accounting_submissions_and_endings_give_what_they_can(slurm):
     ofs = [submission("rollout"), submission("rollout", 2, "41", created=21.0)]
     failed(slurm, "1/rollout/0", "1-40_0r0", 20.0, job="40_0", node="gpu03", message="gone")
-    commit(slurm, ROLLOUT, "2-41r0", 25.0, 30.0)
+    commit(slurm, ROLLOUT, "2-41_0r0", 25.0, 30.0)
     first, second, waits_one, waits_two = found(slurm, Facts(ofs))
     assert (first.job, first.node, first.end, first.started, first.ended) == (
         "40_0",

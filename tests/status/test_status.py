@@ -68,7 +68,7 @@ def element(index: int, state: SlurmState, job: str = "36", **more: object) -> E
     return replace(given, **more)
 
 
-def record(shard: int, attempt: str = "1-36r0", started: float = 940.0, ended: float = 960.0) -> Record:
+def record(shard: int, attempt: str = "1-36_0r0", started: float = 940.0, ended: float = 960.0) -> Record:
     task = Task(2, Stage.ROLLOUT, shard)
     return Record(task, attempt, (), {}, 1, 0, 2, "s", started, ended, "gpu07", 1, "36")
 
@@ -87,7 +87,7 @@ def progress(states: list[TaskState]) -> StageProgress:
 def test_a_stage_counts_what_is_done_runs_waits_and_failed():
     failed = Ending("1-36_3r0", "2/rollout/3", 1, 1, FailureKind.ERROR, message="boom")
     states = [
-        state(0, record=record(0, "1-36r2")),
+        state(0, record=record(0, "1-36_0r2")),
         state(1, element=element(1, SlurmState.RUNNING)),
         state(2, element=element(2, SlurmState.PENDING)),
         state(3, ending=failed),

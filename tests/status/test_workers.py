@@ -190,7 +190,7 @@ def test_a_queue_names_its_workers():
 
 def element(index: int, state: SlurmState = SlurmState.RUNNING, kind: str = "rollout", **more: object):
     times: dict = dict.fromkeys(("submitted", "ended", "exit_code", "signal", "restarts", "time_limit"))
-    name = f"r.id.1.{kind}.1.0"
+    name = f"slurm-ppo.r.{kind}.iter1.id.1.0"
     return Element("47", index, name, state, "None", "gpu07", "cpu", **times | {"started": 100.0} | more)
 
 

@@ -1,10 +1,10 @@
 """Beats of workers, written by hand."""
 
-import json
 from dataclasses import asdict, replace
 
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Beat, Doing
+from slurm.sealing import sealed
 
 
 def beat(worker: str, job_kind: str = "rollout", doing: Doing = Doing.BUSY, **more: object) -> Beat:
@@ -17,4 +17,4 @@ def write_beats(paths: RunPaths, *beats: Beat) -> None:
     folder = paths.slurm / "workers"
     folder.mkdir(parents=True, exist_ok=True)
     for one in beats:
-        (folder / f"{one.worker}.json").write_text(json.dumps(asdict(one)) + "\n")
+        (folder / f"{one.worker}.json").write_text(sealed(asdict(one)))
