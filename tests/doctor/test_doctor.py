@@ -410,8 +410,8 @@ def element(name: str, state: SlurmState) -> Element:
 
 
 def test_a_run_that_nothing_will_advance():
-    stage = element("r.id.1.rollout.1.0", SlurmState.RUNNING)
-    driver = element("r.id.1.driver.1.0", SlurmState.PENDING)
+    stage = element("slurm-ppo.r.rollout.iter1.id.1.0", SlurmState.RUNNING)
+    driver = element("slurm-ppo.r.driver.iter1.id.1.0", SlurmState.PENDING)
     assert judge_jobs([stage, driver], is_over=False, root="/r").verdict is Verdict.OK
     alone = judge_jobs([stage], is_over=False, root="/r")
     assert (alone.verdict, alone.advice) == (Verdict.PROBLEM, "slurm-ppo submit /r")

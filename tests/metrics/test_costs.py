@@ -31,7 +31,7 @@ HOUR = 3600.0
 
 def submission(job_kind: str, iteration: int = 1, job: str = "7") -> Submission:
     return Submission(
-        name=f"run.abc.{iteration}.{job_kind}.1.0",
+        name=f"slurm-ppo.run.{job_kind}.iter{iteration}.abc.1.0",
         iteration=iteration,
         job_kind=job_kind,
         number=1,
@@ -56,7 +56,7 @@ def record(
 ) -> Record:
     return Record(
         job_id="7_0",
-        name=f"run.abc.{iteration}.{job_kind}.1.0",
+        name=f"slurm-ppo.run.{job_kind}.iter{iteration}.abc.1.0",
         state=state,
         submitted=0.0,
         eligible=100.0,
@@ -130,7 +130,7 @@ def test_the_table():
     assert describe_costs(Costs({})) == "accounting knows no job of this run"
 
 
-def element(index: int = 0, name: str = "run.abc.1.rollout.1.0", **more: object) -> Element:
+def element(index: int = 0, name: str = "slurm-ppo.run.rollout.iter1.abc.1.0", **more: object) -> Element:
     """As the queue shows it."""
     times = {"submitted": 90.0, "started": 160.0, "ended": None, "eligible": 100.0, "elapsed": HOUR}
     given = {"state": SlurmState.RUNNING, "reason": "None", "node": "gpu07", "partition": "gpu"}

@@ -29,7 +29,7 @@ LEFT = beat(
 
 
 def job(job_id: str = "7_0", elapsed: float = HOUR, gpus: int = 2, submitted: float = 0.0):
-    name, state = "run.abc.1.rollout.1.0", SlurmState.COMPLETED
+    name, state = "slurm-ppo.run.rollout.iter1.abc.1.0", SlurmState.COMPLETED
     return accounting.Record(job_id, name, state, submitted, submitted, submitted, elapsed, 4, gpus, "gpu07")
 
 

@@ -32,13 +32,13 @@ DONE = {task: replace(make_record(task), ended=800.0) for task in (PREPARE, Task
 def element(index: int, state: SlurmState = SlurmState.RUNNING, **more: object) -> Element:
     """Of an array that was submitted for the first iteration, unless ``name`` says otherwise."""
     times: dict = dict.fromkeys(("submitted", "ended", "exit_code", "signal", "restarts", "time_limit"))
-    given = {"name": "r.id.1.rollout.1.0", "reason": "Resources", "started": 700.0} | more
+    given = {"name": "slurm-ppo.r.rollout.iter1.id.1.0", "reason": "Resources", "started": 700.0} | more
     return Element("47", index, state=state, node="gpu07", partition="gpu", **times | given)
 
 
 def submission(iteration: int, job_kind: str = "rollout", **more: object) -> Submission:
     given = Submission(
-        name=f"r.id.{iteration}.{job_kind}.1.0",
+        name=f"slurm-ppo.r.{job_kind}.iter{iteration}.id.1.0",
         iteration=iteration,
         job_kind=job_kind,
         number=1,
@@ -83,7 +83,7 @@ def test_a_lane_counts_what_workers_do_and_not_those_who_wait():
 
 
 def test_a_job_that_starts_early_is_at_nothing_until_its_input_is_there():
-    early = {"name": "r.id.2.rollout.1.0", "reason": "BeginTime"}
+    early = {"name": "slurm-ppo.r.rollout.iter2.id.1.0", "reason": "BeginTime"}
     jobs = Queue([element(0, **early), element(1, SlurmState.PENDING, **early)])
     crew = Crew([submission(2, begins=900.0)], jobs, [beat("47_0r0", doing=Doing.STARTING)])
     before = lane(crew, {PREPARE: DONE[PREPARE]})

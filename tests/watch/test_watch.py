@@ -109,7 +109,13 @@ def row(iteration: int) -> dict[str, float]:
 
 DEPENDENCY = "waiting for the jobs it depends on"
 EVENTS = (
-    {"time": NOON - 400, "event": "submitted", "job": "36", "array": "r1.abc.24.rollout.1.0", "elements": 64},
+    {
+        "time": NOON - 400,
+        "event": "submitted",
+        "job": "36",
+        "array": "slurm-ppo.r1.rollout.iter24.abc.1.0",
+        "elements": 64,
+    },
     {
         "time": NOON - 90,
         "event": "failed",
@@ -120,7 +126,13 @@ EVENTS = (
         "job": "36_5",
         "node": "gpu07",
     },
-    {"time": NOON - 60, "event": "submitted", "job": "41", "array": "r1.abc.24.rollout.2.0", "elements": 1},
+    {
+        "time": NOON - 60,
+        "event": "submitted",
+        "job": "41",
+        "array": "slurm-ppo.r1.rollout.iter24.abc.2.0",
+        "elements": 1,
+    },
 )
 LANES = (
     lane(
@@ -338,7 +350,13 @@ def test_events_are_told_in_words_and_shards_that_did_alike_together():
     more = [
         *launched,
         {"time": NOON, "event": "launched", "task": "2/reward/1", "attempt": "2-cd"},
-        {"time": NOON, "event": "submitted", "job": "9", "array": "r.abc.3.driver.1.0", "elements": 1},
+        {
+            "time": NOON,
+            "event": "submitted",
+            "job": "9",
+            "array": "slurm-ppo.r.driver.iter3.abc.1.0",
+            "elements": 1,
+        },
         {"time": NOON, "event": "of_a_later_version", "colour": "blue"},
         {"time": NOON, "event": "failed", "task": "nonsense"},
     ]

@@ -34,7 +34,7 @@ from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout
 from slurm.sealing import sealed, unsealed
 from slurm.states import UnknownState
 
-NAME = "run.abc.1.rollout.1.0"
+NAME = "slurm-ppo.run.rollout.iter1.abc.1.0"
 times = st.lists(st.floats(0, 200), max_size=30)
 
 
@@ -411,8 +411,13 @@ def test_workers_of_a_run_learn_of_their_ends_by_one_question(paths, squeue):
 
 def test_a_worker_learns_of_jobs_that_wait_for_room(paths, squeue):
     """Of its own run, too: of a job that was put back into the queue nothing else tells."""
-    names = {"10": "other.def.1.rollout.1.0", "11": "own.abc.1.reward.1.0", "12": "bash", "13": "held"}
-    names["14"] = "own.abc.0.driver.1.0"
+    names = {
+        "10": "slurm-ppo.other.rollout.iter1.def.1.0",
+        "11": "slurm-ppo.own.reward.iter1.abc.1.0",
+        "12": "bash",
+        "13": "held",
+    }
+    names["14"] = "slurm-ppo.own.driver.iter0.abc.1.0"
     lines = "".join(
         answer("PENDING", names=name).replace("7|0|", f"{job}|0|").replace("|None|", "|Resources|")
         for job, name in names.items()
