@@ -27,9 +27,9 @@ from pipeline.plugins.sandbox import (
 )
 from pipeline.plugins.trial import plugin_of
 from stages.context import UserError
-from stages.engines.kept import drop_value, kept_value
-from stages.imported import Files, files_behind, is_changed
 from stages.logs import log
+from stages.process.imported import Files, files_behind, is_changed
+from stages.process.kept import drop_value, kept_value
 from stages.rewards.rows import name_of, rule_inputs
 
 _SHOWN = 200

@@ -1,0 +1,1 @@
+"""Attempts at tasks: check, compute, commit, or say why that failed."""

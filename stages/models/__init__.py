@@ -1,0 +1,1 @@
+"""Models: loaded, tokenized for, adapted and merged; and torch set up for them."""
