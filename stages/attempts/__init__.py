@@ -1,1 +1,1 @@
-"""Attempts at tasks: check, compute, commit, or say why that failed."""
+"""One try at a task: check, compute, commit, or say why that failed."""

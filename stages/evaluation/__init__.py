@@ -1,1 +1,1 @@
-"""How good a policy is: numbers of its answers, and of a program of the user's."""
+"""How good a policy is: numbers of its answers, and a program of the user's."""

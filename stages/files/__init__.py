@@ -1,1 +1,1 @@
-"""Files that tasks read and make on a node: verified, as columns, in folders of their own."""
+"""Files of a task on its node."""

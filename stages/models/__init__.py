@@ -1,1 +1,1 @@
-"""Models: loaded, tokenized for, adapted and merged; and torch set up for them."""
+"""Models, tokenizers and adapters of the user's and of the run; torch set up for them."""

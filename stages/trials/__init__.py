@@ -1,1 +1,1 @@
-"""Trials of models and of torch before anything is computed, some as programs of their own."""
+"""Trials before anything is computed: of models, and of torch."""

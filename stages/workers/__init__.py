@@ -1,1 +1,1 @@
-"""Workers: one process that does task after task, finds them, waits, beats and leaves."""
+"""A process that does task after task: its loop, how it finds, waits, beats and ends."""
