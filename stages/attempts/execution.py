@@ -10,12 +10,7 @@ from dataclasses import replace
 
 from pipeline.config.schema import Config
 from pipeline.plugins.load import make_importable
-from pipeline.run.commits import (
-    Record,
-    is_of_the_past,
-    opened_history,
-    publish,
-)
+from pipeline.run.commits import Record, is_of_the_past, opened_history, publish
 from pipeline.run.directory import Run, RunError, load_run
 from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED

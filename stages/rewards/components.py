@@ -13,7 +13,7 @@ from pipeline.data.chat import refusals
 from pipeline.data.prompts import Prompt, read_prompts, summarize
 from pipeline.data.rendering import prompt_text
 from pipeline.data.tokens import affixes_of, text_ids
-from pipeline.plugins.sandbox import why_no_score
+from pipeline.plugins.called import why_no_score
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pipeline.config.reward import RemoteApi, RemoteConfig
 from pipeline.data.tokens import affixes_of
-from pipeline.plugins.sandbox import why_no_score
+from pipeline.plugins.called import why_no_score
 from stages.context import Context, UserError
 from stages.models.tokenizers import tokenizer_of
 from stages.rewards.posting import RemoteFailed, Request, Service
