@@ -29,7 +29,7 @@ def card(given: argparse.Namespace) -> Facts:
     """The card, the versions, and which accelerator DeepSpeed takes."""
     import torch
 
-    from stages.numerics import choose_accelerator
+    from stages.models.numerics import choose_accelerator
 
     choose_accelerator()
     import deepspeed

@@ -73,7 +73,7 @@ def make_model(shape: Shape, longest: int, is_critic: bool, attention: str | Non
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-    from stages.models import device
+    from stages.models.loading import device
 
     config = Qwen2Config(
         vocab_size=shape.vocabulary,

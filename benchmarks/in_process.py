@@ -39,13 +39,14 @@ from pipeline.run.schemas import PROMPTS  # noqa: E402
 from pipeline.run.seeds import derive_seed  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task  # noqa: E402
 from stages import ranks  # noqa: E402
+from stages.attempts.execution import num_threads  # noqa: E402
 from stages.context import Context  # noqa: E402
 from stages.engines import make_generator  # noqa: E402
 from stages.engines.base import Sampling  # noqa: E402
-from stages.execution import num_threads  # noqa: E402
 from stages.generation.episodes import Episode  # noqa: E402
 from stages.generation.responding import requests_of, rollout_table  # noqa: E402
-from stages.numerics import set_up_torch  # noqa: E402
+from stages.models.numerics import set_up_torch  # noqa: E402
+from stages.models.tokenizers import load_tokenizer, policy_ends, stop_ids_of  # noqa: E402
 from stages.ppo.critics import load_critic  # noqa: E402
 from stages.ppo.experience import build_experience  # noqa: E402
 from stages.ppo.learner import update  # noqa: E402
@@ -59,7 +60,6 @@ from stages.rewards.components import RewardModel, normalization_of  # noqa: E40
 from stages.rewards.reference import reference_log_probs  # noqa: E402
 from stages.tasks.reward import reward_table  # noqa: E402
 from stages.tasks.rollout import samples_of_prompt  # noqa: E402
-from stages.tokenizers import load_tokenizer, policy_ends, stop_ids_of  # noqa: E402
 
 
 class FromMemory(Context):

@@ -138,7 +138,7 @@ def run_stage(root: Path, threads: int) -> Measured:
     """The update stage, to the point where its result would be published."""
     from stages import preload  # noqa: F401
     from stages.context import Context
-    from stages.numerics import set_up_torch
+    from stages.models.numerics import set_up_torch
     from stages.tasks import update
 
     set_up_torch(threads, seed=0)

@@ -3,6 +3,8 @@
 import sys
 
 if __name__ == "__main__":
-    from stages.runner import main  # not above: worker processes import this module too, and need none of it
+    from stages.attempts.runner import (
+        main,  # not above: worker processes import this module too, and need none of it
+    )
 
     sys.exit(main(sys.argv[1:]))

@@ -35,8 +35,8 @@ from pipeline.run.shards import read_batches, read_shard
 from pipeline.run.states import state_record
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.wide import take
-from stages.policy_files import PolicyFiles
-from stages.verification import verify_files, verify_once
+from stages.files.policy import PolicyFiles
+from stages.files.verification import verify_files, verify_once
 
 
 class NumericalError(RuntimeError):

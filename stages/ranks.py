@@ -34,8 +34,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from pipeline.run.durable import from_json, is_there, read_shared, replace_durably
 from stages.context import UserError
-from stages.models import device
-from stages.numerics import import_deepspeed
+from stages.models.loading import device
+from stages.models.numerics import import_deepspeed
 
 MEETING_SECONDS = 300.0
 """Seconds for which ranks wait for each other at the start."""

@@ -1,18 +1,34 @@
-"""Steps shared by all trainers: reading an iteration's shards, writing folders to be committed."""
+"""Steps shared by all trainers: reading an iteration's shards, writing folders to be committed,
+and committing the state behind a policy.
+"""
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.run.commits import FileEntry, StaleData, hash_file, hash_tree
+from pipeline.run.commits import (
+    FileEntry,
+    Record,
+    StaleData,
+    discard,
+    hash_file,
+    hash_tree,
+    is_of_the_past,
+    publish,
+    read_record,
+)
 from pipeline.run.durable import fsync_path
+from pipeline.run.paths import RunPaths
+from pipeline.run.plan import state_of
 from pipeline.run.schemas import REWARD, ROLLOUT
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.tasks import Stage, Task, task_key
 from stages.context import Context, UserError
-from stages.tokenizers import load_tokenizer
+from stages.models.tokenizers import load_tokenizer
 
 _KEY = ["prompt_id", "sample_index"]
 
@@ -127,3 +143,28 @@ def committed_entries(
         fsync_path(path)
     entries |= {path: hash_file(paths, path) for path in small}
     return tuple(entries[path] for path in sorted(entries))
+
+
+def publish_state(
+    context: Context, update: Record, files: tuple[FileEntry, ...], started: float, history: int
+) -> str:
+    """Commit a state that is written, unless its policy was taken back meanwhile. Returns what came of it."""
+    lineage = {task_key(update.task): update.fingerprint}
+    state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
+    state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
+    state = replace(state, attempt=context.attempt, skips_state=False)
+    is_past = is_of_the_past(context.paths, state.task, history)
+    if not is_past and not stands(context.paths, update):
+        discard(context.paths, state)
+        return "its policy was taken back meanwhile, so its state is not kept"
+    if not publish(context.paths, state, history):
+        return "another attempt's state was first"
+    size, seconds = sum(entry.bytes for entry in files), state.ended - started
+    where = " with what was moved aside" if is_past else ""
+    return f"state committed{where}: {size / 2**30:.2f} GiB in {seconds:.2f} s"
+
+
+def stands(paths: RunPaths, record: Record) -> bool:
+    """Whether a commit is still the task's. One of another attempt may hold other bytes."""
+    now = read_record(paths, record.task)
+    return now is not None and now.attempt == record.attempt

@@ -49,7 +49,8 @@ def carry_on(run: Run, executor: LocalExecutor, lease: Lease | None = None, pati
 
 
 def local_executor(config: Config) -> LocalExecutor:
-    """Make an executor of processes of this machine, which run :func:`stages.worker.serve`, or of job steps.
+    """Make an executor of processes of this machine, which run
+    :func:`stages.workers.loop.serve`, or of job steps.
 
     Raises:
         ConfigError: the training libraries are not installed, a task needs more GPUs than there are, or more
@@ -69,10 +70,10 @@ def local_executor(config: Config) -> LocalExecutor:
     os.environ.update(TASK_ENVIRONMENT)
     preload = ["stages.preload"]
     if has_models:
-        preload += ["stages.preload_models", *model_modules(config)]
+        preload += ["stages.preload.models", *model_modules(config)]
     if uses_vllm(config):
-        preload.append("stages.preload_vllm")
-    return LocalExecutor("stages.worker:serve", preload, limits)
+        preload.append("stages.preload.vllm")
+    return LocalExecutor("stages.workers.loop:serve", preload, limits)
 
 
 def model_modules(config: Config) -> list[str]:

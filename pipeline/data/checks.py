@@ -16,7 +16,7 @@ from pipeline.data.chat import Rendering
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summarize
 from pipeline.data.readings import ReadAs, Reading
 from pipeline.data.rendering import PromptTokenizer, ScoringTemplate, prompt_texts
-from pipeline.data.sources import RejectReason
+from pipeline.data.rows import RejectReason
 from pipeline.data.tables import PromptError, first_line
 from pipeline.data.tokens import affixes_of, text_ids
 from pipeline.run.schemas import reserved_columns

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.data.readings import ReadAs
-from pipeline.data.sources import RejectReason, Unusable
+from pipeline.data.rows import RejectReason, Unusable
 from pipeline.text import shown
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")

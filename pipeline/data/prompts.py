@@ -27,7 +27,8 @@ from pipeline.data.messages import (
     parse_tools,
 )
 from pipeline.data.readings import ReadAs, Reading
-from pipeline.data.sources import Cells, Columns, RejectReason, Unusable, read_source
+from pipeline.data.rows import Cells, Columns, RejectReason, Unusable
+from pipeline.data.sources import read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
 

@@ -10,7 +10,7 @@ from pipeline.config.schema import Config
 from pipeline.data.chat import NEEDED, Renderer, Rendering, left_out, refusals
 from pipeline.data.messages import Message, Tools, as_dicts
 from pipeline.data.prompts import Prompt, Rejected
-from pipeline.data.sources import RejectReason
+from pipeline.data.rows import RejectReason
 from pipeline.data.tables import PromptError
 
 _ANSWER = {"role": "assistant", "content": "ANSWER"}

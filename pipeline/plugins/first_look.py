@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeline.config.reward import RowsPerCall, RuleConfig
 from pipeline.config.schema import Config
-from pipeline.plugins.sandbox import PluginFailure, score
+from pipeline.plugins.called import PluginFailure, score
 from pipeline.plugins.trial import OpenRule, Sample, trial_row
 
 NUM_ROWS = 20

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.plugins.called import PluginFailure, check_rows, has_check
 from pipeline.plugins.load import PluginError
-from pipeline.plugins.sandbox import PluginFailure, check_rows, has_check
 from pipeline.plugins.trial import OpenRule
 
 CHUNK_ROWS = 5000

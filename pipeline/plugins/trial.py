@@ -19,18 +19,17 @@ from pipeline.config.reward import (
     prefill_of,
 )
 from pipeline.config.schema import Config
-from pipeline.plugins.load import RULES, PluginError
-from pipeline.plugins.sandbox import (
-    Calls,
+from pipeline.plugins.called import (
     Plugin,
     PluginFailure,
     has_mark,
     import_error,
-    open_calls,
     rule_error,
     score,
     signature_error,
 )
+from pipeline.plugins.load import RULES, PluginError
+from pipeline.plugins.sandbox import Calls, open_calls
 
 
 @dataclass(frozen=True)

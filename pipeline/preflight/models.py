@@ -10,7 +10,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.schema import Config
 from pipeline.text import exit_in_words
 
-_MODULE = "stages.modelcheck"
+_MODULE = "stages.trials.check"
 """Module that is run: it makes each model without its weights, and looks for NaN in these."""
 _ANSWER = '{"problems": '
 """Beginning of the line that it answers with: libraries may print others."""

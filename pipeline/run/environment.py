@@ -1,4 +1,6 @@
-"""Environment variables that every process of slurm-ppo gets, and the bell of tasks (:mod:`stages.bell`)."""
+"""Environment variables that every process of slurm-ppo gets, and the bell of tasks
+(:mod:`stages.process.bell`).
+"""
 
 from slurm.tasklist import BELL as BELL
 from slurm.tasklist import COMMITTED as COMMITTED

@@ -61,7 +61,7 @@ def merge(version: Version, adapter: Path, folder: Path, say: Callable[[str], No
     words += ["--trust-remote-code"] if config.model.trust_remote_code else []
     paths = filter(None, [str(_OUR_PLACE), os.environ.get("PYTHONPATH")])
     environment = os.environ | TASK_ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-P", "-m", "stages.merging", *words]
+    command = [sys.executable, "-P", "-m", "stages.models.merging", *words]
     with tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -20,7 +20,7 @@ from pipeline.text import MISSING, duration, number, printable, shortened
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
     from pipeline.status.lanes import StageProgress
     from pipeline.status.slurm import DriverJob, SlurmStatus
-    from pipeline.status.snapshot import Status
+    from pipeline.status.state import Status
     from pipeline.workers.summary import WorkersOf
 
 _WIDTH = 80

@@ -15,7 +15,7 @@ def watch(run: Run, interval: float) -> str:
         interval: seconds between two questions to Slurm.
 
     Returns:
-        The run's state, as :attr:`pipeline.status.snapshot.Status.state`.
+        The run's state, as :attr:`pipeline.status.state.Status.state`.
     """
     reading = Reading(run, interval)
     has_ended = look_on(reading, lambda: _draw(reading), lambda: tell_changes(reading, "the run", changes))

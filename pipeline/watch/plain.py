@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pipeline.metrics.advice import worst
 from pipeline.status.lanes import Lane
-from pipeline.status.snapshot import Status
+from pipeline.status.state import Status
 from pipeline.status.text import clock, standing, workers_in_words
 from pipeline.status.whose import in_words as whose_in_words
 from pipeline.watch.event_lines import event_lines

@@ -12,7 +12,8 @@ from pipeline.run.journal import tail
 from pipeline.run.tasks import task_of
 from pipeline.status.lanes import ShardState
 from pipeline.status.logs import log_to_show
-from pipeline.status.snapshot import Status, StatusReader
+from pipeline.status.snapshot import StatusReader
+from pipeline.status.state import Status
 from pipeline.watch.screen import LogEnd
 from slurm.sharedfiles import PASSING
 

@@ -13,7 +13,7 @@ from pipeline.metrics.advice import Severity, worst
 from pipeline.metrics.starts import parts_together
 from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
-from pipeline.status.snapshot import Status
+from pipeline.status.state import Status
 from pipeline.status.text import (
     clock,
     describe_driver,

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from pipeline.config.job_kinds import parts_of
-from pipeline.status.snapshot import Status
+from pipeline.status.state import Status
 from pipeline.watch.loop import SILENT_SECONDS, Background
 from pipeline.watch.reading import Reading
 from pipeline.watch.screen import Page, View, chosen, screen, to_ascii

@@ -16,11 +16,10 @@ from stages.engines.kept import Wanted as Wanted
 from stages.engines.kept import Weights
 from stages.engines.kept import engine as engine
 from stages.engines.kept import engines_closed as engines_closed
-from stages.engines.kept import kept_value as kept_value
 from stages.engines.kept import release_all as release_all
+from stages.files.node_folders import remove_node_folder
+from stages.files.policy import PolicyFiles
 from stages.logs import log
-from stages.node_folders import remove_node_folder
-from stages.policy_files import PolicyFiles
 
 _folders: "weakref.WeakKeyDictionary[Generator, weakref.finalize[..., Generator]]" = (
     weakref.WeakKeyDictionary()
@@ -85,7 +84,7 @@ def _of_merged(
     config: Config, base: Path, adapter: Path, make: Callable[[Path], Generator | None]
 ) -> Generator | None:
     """Return what ``make`` makes of a merged model; the folder goes with it, or at once if there is none."""
-    from stages.merging import merged_folder
+    from stages.models.merging import merged_folder
 
     folder, made = merged_folder(config, base, adapter), None
     try:

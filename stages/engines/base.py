@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from pipeline.run.schemas import FinishReason
-from stages.policy_files import CannotAdapt as CannotAdapt  # for engines to raise
+from stages.files.policy import CannotAdapt as CannotAdapt  # for engines to raise
 
 if TYPE_CHECKING:
     from stages.context import Context, Result

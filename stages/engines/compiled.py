@@ -18,8 +18,8 @@ from pathlib import Path
 from xxhash import xxh3_128_hexdigest
 
 from pipeline.run.paths import RunPaths
+from stages.files.node_folders import make_node_folder, remove_node_folder
 from stages.logs import log
-from stages.node_folders import make_node_folder, remove_node_folder
 
 _PREFIX = "slurm-ppo-engine-"
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from pipeline.config.engines import Engine
 from stages.engines.base import Generator, Scorer
 from stages.logs import log
+from stages.process.kept import drop_value, kept_names
 
 Weights = tuple[str, ...]
 """Fingerprints of a model's files: equal only for equal bytes, wherever they are."""
@@ -48,8 +49,6 @@ class _Kept:
 
 _UNKNOWN = object()
 _kept: dict[str, _Kept] = {}
-_values: dict[str, tuple[Any, Any, Callable[[Any], None]]] = {}
-"""Keys, values, and what gives back what a value holds."""
 
 
 def engine(
@@ -102,31 +101,6 @@ def _can_serve(wanted: Wanted, reload: Callable[[Any, Weights], bool]) -> bool:
         return False
 
 
-def _holds_nothing(value: Any) -> None:
-    """Give back nothing: a value that is garbage when it is dropped."""
-
-
-def kept_value(
-    name: str, key: Any, make: Callable[[], Any], close: Callable[[Any], None] = _holds_nothing
-) -> Any:
-    """Return something small that no use changes: what is kept under ``name`` if it was made from ``key``.
-
-    Args:
-        close: gives back what a value holds that is not only memory, when it is dropped.
-    """
-    if name not in _values or _values[name][0] != key:
-        drop_value(name)
-        _values[name] = (key, make(), close)
-    return _values[name][1]
-
-
-def drop_value(name: str) -> None:
-    """Drop what is kept under ``name``, if anything is."""
-    if name in _values:
-        _, value, close = _values.pop(name)
-        close(value)
-
-
 def release(role: str) -> None:
     """Drop the engine of ``role``, if there is one, and what it holds."""
     if role in _kept:
@@ -142,7 +116,7 @@ def release_all(ends: bool = False) -> None:
         ends: whether the process ends: garbage goes with it, and to look for it takes a second of a core
             where others still compute.
     """
-    for drop, names in ((drop_value, list(_values)), (_close, list(_kept))):
+    for drop, names in ((drop_value, kept_names()), (_close, list(_kept))):
         for name in names:
             try:
                 drop(name)

@@ -20,7 +20,6 @@ from transformers import (
 from pipeline.config.model_dir import ROUTER_LOGITS
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason
-from stages.adapters import merge_into, read_adapter
 from stages.engines.base import (
     CannotAdapt,
     Generator,
@@ -36,9 +35,10 @@ from stages.engines.base import (
 from stages.engines.in_place import Unused, can_take, load_in_place
 from stages.engines.layouts import Layout, layout_of
 from stages.engines.padding import Batching, batching_of, scoring_batching_of
-from stages.hidden import hide_unknown_ids
 from stages.logs import log
-from stages.models import load_causal_lm, load_reward_model
+from stages.models.adapters import merge_into, read_adapter
+from stages.models.hidden import hide_unknown_ids
+from stages.models.loading import load_causal_lm, load_reward_model
 from stages.ppo.batching import budgeted
 
 

@@ -31,9 +31,9 @@ from stages.engines.compiled import KeptCache
 from stages.engines.vllm_adapters import Given, adapter_arguments, count_adapted, put_on
 from stages.engines.vllm_reload import pack_shared, shared_weights
 from stages.engines.vllm_setup import Unsupported, check_gpus, common_arguments, is_refusal, start
-from stages.hidden import hide_in_vllm
 from stages.logs import log
-from stages.tokenizers import unknown_ids
+from stages.models.hidden import hide_in_vllm
+from stages.models.tokenizers import unknown_ids
 
 
 @takes_adapters

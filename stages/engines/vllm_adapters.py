@@ -11,9 +11,9 @@ from typing import Any, Protocol, get_args
 
 import torch
 
-from stages.adapters import read_adapter, read_settings
 from stages.engines.base import CannotAdapt
 from stages.engines.layouts import Layout, layout_of
+from stages.models.adapters import read_adapter, read_settings
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from pipeline.run.wide import repeat
 from stages.context import Context, NumericalError
 from stages.engines import Wanted, engine, make_generator, reload_generator
 from stages.engines.base import BadAnswer, Generator, Request, Sampling
+from stages.files.policy import PolicyFiles
 from stages.generation.chat import messages_json
 from stages.generation.conversations import Conversations, TokenBudget, open_conversations
 from stages.generation.episodes import Episode
 from stages.generation.progress import SAVE_SECONDS, Progress, origin_of
-from stages.policy_files import PolicyFiles
-from stages.preemption import StoppedOnWarning, warned
-from stages.tokenizers import policy_ends, tokenizer_of, unknown_ids
+from stages.models.tokenizers import policy_ends, tokenizer_of, unknown_ids
+from stages.process.preemption import StoppedOnWarning, warned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

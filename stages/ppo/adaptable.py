@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pipeline.config.update import LoraConfig
-from stages.adapters import unmergeable
 from stages.context import UserError
+from stages.models.adapters import unmergeable
 
 _KEY = "update.lora.target_modules"
 _PLAIN = ("Linear", "Conv1D")

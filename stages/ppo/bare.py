@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from pipeline.config.model_files import read_tensors
 from stages import ranks
 from stages.logs import log
-from stages.models import device
+from stages.models.loading import device
 from stages.ppo.state.conversion import Source, sources_of
 
 Read = Callable[[str], dict[str, Tensor]]

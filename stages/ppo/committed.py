@@ -12,9 +12,9 @@ from transformers.core_model_loading import WeightRenaming
 from pipeline.config.model_files import read_header, read_tensors
 from pipeline.run.paths import ADAPTER
 from stages import ranks
-from stages.adapters import ADAPTER_FILE
 from stages.context import Context
-from stages.models import load_causal_lm
+from stages.models.adapters import ADAPTER_FILE
+from stages.models.loading import load_causal_lm
 from stages.ppo.lora import saved_name
 from stages.ppo.state.conversion import Source, sources_of
 from stages.ppo.state.tensor_files import read_part

@@ -20,7 +20,7 @@ from pipeline.config.model_files import Tensors, has_head, head_of, read_tensors
 from pipeline.config.update import Precision
 from stages import ranks
 from stages.logs import log
-from stages.models import check_missing, check_used, load_arguments, load_with_attention
+from stages.models.loading import check_missing, check_used, load_arguments, load_with_attention
 
 
 def load_critic(

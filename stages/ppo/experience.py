@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.run.schemas import FinishReason, is_sampled
-from stages import columns
 from stages.context import Context, UserError
+from stages.files import columns
 from stages.ppo.batching import Row
 from stages.ppo.math.shaping import Outcome
 from stages.training import check_has_responses, read_pair_in_batches

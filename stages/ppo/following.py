@@ -1,6 +1,6 @@
 """The optimizer steps of an update that was done before: its decisions are followed, none is made."""
 
-from stages.models import device
+from stages.models.loading import device
 from stages.ppo.experience import Experience
 from stages.ppo.math.losses import Counts
 from stages.ppo.state.learned import Decision, Learned

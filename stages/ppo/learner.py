@@ -11,7 +11,7 @@ from pipeline.config.algorithm import CorrectionLevel, KLPlacement
 from pipeline.config.schema import Config
 from stages import ranks
 from stages.context import Stopwatch
-from stages.models import device
+from stages.models.loading import device
 from stages.ppo.batching import MicroBatch
 from stages.ppo.experience import Experience
 from stages.ppo.following import follow

@@ -19,10 +19,10 @@ from pipeline.config.schema import Config, ModelConfig
 from pipeline.config.update import LoraConfig
 from pipeline.run.paths import ADAPTER, BASE
 from pipeline.run.seeds import derive_seed
-from stages.adapters import ADAPTER_FILE, PREFIX
 from stages.context import UserError
-from stages.hidden import hide_unknown_ids
-from stages.models import freeze_other_senses, load_causal_lm
+from stages.models.adapters import ADAPTER_FILE, PREFIX
+from stages.models.hidden import hide_unknown_ids
+from stages.models.loading import freeze_other_senses, load_causal_lm
 from stages.ppo.adaptable import check_merges, check_targets, refusals_explained
 from stages.ppo.bare import looking_filled
 from stages.ppo.zero import device_map_of

@@ -13,8 +13,8 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.update import Precision, UpdateConfig
 from stages.context import Context
-from stages.hidden import hide_unknown_ids
-from stages.models import DTYPES, load_causal_lm
+from stages.models.hidden import hide_unknown_ids
+from stages.models.loading import DTYPES, load_causal_lm
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.experience import Experience
 from stages.ppo.forward import response_log_probs

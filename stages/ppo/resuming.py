@@ -15,8 +15,8 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
 from stages import ranks
 from stages.context import Context
-from stages.hidden import hide_unknown_ids
-from stages.models import load_causal_lm
+from stages.models.hidden import hide_unknown_ids
+from stages.models.loading import load_causal_lm
 from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.critics import load_critic

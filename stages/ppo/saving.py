@@ -13,10 +13,10 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
-from stages.execution import publish_state
 from stages.logs import log
 from stages.ppo.state.writer import LearnerState
 from stages.ppo.training import Learner
+from stages.training import publish_state
 
 
 def save_state(context: Context, learner: Learner, version: int) -> bool:

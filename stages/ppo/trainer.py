@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from pipeline.config.update import Precision, UpdateConfig
 from stages import ranks
 from stages.context import NumericalError
-from stages.models import DTYPES, switch_off_chance
+from stages.models.loading import DTYPES, switch_off_chance
 from stages.ppo.bare import Bare
 from stages.ppo.lora import is_adapted, save_policy
 from stages.ppo.math.rates import learning_rate

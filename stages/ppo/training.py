@@ -12,7 +12,7 @@ from pipeline.run.seeds import derive_seed
 from stages import ranks
 from stages.context import NumericalError
 from stages.logs import log
-from stages.models import device
+from stages.models.loading import device
 from stages.ppo.batching import MicroBatch, micro_batches
 from stages.ppo.experience import Experience
 from stages.ppo.forward import gather_rows, policy_outputs, response_values, scatter_rows

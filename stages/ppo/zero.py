@@ -13,7 +13,7 @@ from torch import nn
 
 from pipeline.config.update import Precision, UpdateConfig
 from stages.context import UserError
-from stages.models import device
+from stages.models.loading import device
 from stages.ppo.bare import Bare, filled
 
 _LARGEST_BUCKET = 500_000_000

@@ -13,14 +13,16 @@ from pipeline.data.chat import refusals
 from pipeline.data.prompts import Prompt, read_prompts, summarize
 from pipeline.data.rendering import prompt_text
 from pipeline.data.tokens import affixes_of, text_ids
-from pipeline.plugins.sandbox import why_no_score
+from pipeline.plugins.called import why_no_score
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError
-from stages.engines import Wanted, engine, kept_value, make_scorer
+from stages.engines import Wanted, engine, make_scorer
 from stages.engines.base import Scorer, problem_of
 from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
+from stages.models.tokenizers import policy_ends, same_tokenizer, tokenizer_of
+from stages.process.kept import kept_value
 from stages.rewards.failed import rows_judged
 from stages.rewards.rows import (
     conversation_ids,
@@ -29,7 +31,6 @@ from stages.rewards.rows import (
     tokenized_conversations,
 )
 from stages.rewards.rules import rule_scores
-from stages.tokenizers import policy_ends, same_tokenizer, tokenizer_of
 
 Score = float | None
 """Score of a row; None for a row that a reward model cannot take, which is left out of the update."""

@@ -6,12 +6,12 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.run.schemas import is_sampled
-from stages import columns
 from stages.context import Context
 from stages.engines import Wanted, engine
 from stages.engines.in_place import Unused
-from stages.hidden import hide_unknown_ids
-from stages.models import device, load_causal_lm
+from stages.files import columns
+from stages.models.hidden import hide_unknown_ids
+from stages.models.loading import device, load_causal_lm
 from stages.ppo.batching import Row, micro_batches
 from stages.ppo.forward import response_log_probs
 

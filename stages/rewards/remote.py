@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from pipeline.config.reward import RemoteApi, RemoteConfig
 from pipeline.data.tokens import affixes_of
-from pipeline.plugins.sandbox import why_no_score
+from pipeline.plugins.called import why_no_score
 from stages.context import Context, UserError
+from stages.models.tokenizers import tokenizer_of
 from stages.rewards.posting import RemoteFailed, Request, Service
 from stages.rewards.rows import name_of, rule_inputs, tokenized_conversations
-from stages.tokenizers import tokenizer_of
 
 _ROWS_PER_REQUEST = 32
 

@@ -16,20 +16,13 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.reward import PLAIN_RESPONSES, OnError, RowsPerCall, RuleConfig, prefill_of
-from pipeline.plugins.sandbox import (
-    Calls,
-    PluginFailure,
-    open_calls,
-    rule_error,
-    score,
-    start_calls,
-    timeout_score,
-)
+from pipeline.plugins.called import PluginFailure, rule_error, score, timeout_score
+from pipeline.plugins.sandbox import Calls, open_calls, start_calls
 from pipeline.plugins.trial import plugin_of
 from stages.context import UserError
-from stages.engines.kept import drop_value, kept_value
-from stages.imported import Files, files_behind, is_changed
 from stages.logs import log
+from stages.process.imported import Files, files_behind, is_changed
+from stages.process.kept import drop_value, kept_value
 from stages.rewards.rows import name_of, rule_inputs
 
 _SHOWN = 200

@@ -14,10 +14,10 @@ from pipeline.run.durable import make_folder
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result
+from stages.evaluation.program import ProgramFailed, read_numbers, run_program
+from stages.files.node_folders import remove_node_folder
 from stages.logs import log
-from stages.node_folders import remove_node_folder
-from stages.preemption import warned
-from stages.program import ProgramFailed, read_numbers, run_program
+from stages.process.preemption import warned
 
 
 class ProgramStopped(ProgramFailed):
@@ -70,7 +70,7 @@ def whole_policy(context: Context, version: int) -> Iterator[Path]:
     if files.adapter is None:
         yield files.base
         return
-    from stages.merging import merged_folder  # torch
+    from stages.models.merging import merged_folder  # torch
 
     folder = merged_folder(context.config, files.base, files.adapter)
     try:

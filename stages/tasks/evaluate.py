@@ -10,11 +10,11 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, Result, UserError
 from stages.engines.base import Sampling
-from stages.evaluation import Sampled, evaluation_numbers
+from stages.evaluation.numbers import Sampled, evaluation_numbers
 from stages.generation.responding import respond, response_metrics
+from stages.models.tokenizers import stop_ids_of
 from stages.rewards.components import component_scores
 from stages.tasks.reward import reward_table
-from stages.tokenizers import stop_ids_of
 
 
 def run(task: Task, context: Context) -> Result:

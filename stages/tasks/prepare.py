@@ -30,9 +30,9 @@ from pipeline.run.tasks import Task
 from stages.context import Context, Result, UserError
 from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
-from stages.modeltrial import check_lora, tried_tokenizer, try_models
+from stages.models.tokenizers import policy_ends, same_tokenizer, special_tokens, tokenizer_of
 from stages.rewards.components import measure_normalization
-from stages.tokenizers import policy_ends, same_tokenizer, special_tokens, tokenizer_of
+from stages.trials.models import check_lora, tried_tokenizer, try_models
 
 
 def run(task: Task, context: Context) -> Result:

@@ -10,7 +10,7 @@ from stages.context import Context, Result
 from stages.engines.base import Sampling
 from stages.generation.progress import SAVE_SECONDS
 from stages.generation.responding import generator_of, num_tokens, respond, response_metrics
-from stages.tokenizers import stop_ids_of
+from stages.models.tokenizers import stop_ids_of
 
 
 def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:

@@ -38,7 +38,7 @@ def test_while_a_command_imports(complete_run, environment, tmp_path, module):
     assert interrupted_at(module, environment, tmp_path, "status", complete_run) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("module", ["hydra", "omegaconf", "pyarrow", "stages.weights"])
+@pytest.mark.parametrize("module", ["hydra", "omegaconf", "pyarrow", "stages.trials.weights"])
 def test_while_it_composes_and_reads(inputs, environment, tmp_path, module):
     words = tiny.overrides(inputs, tmp_path / "run")
     assert interrupted_at(module, environment, tmp_path, "validate", *words) == (130, "interrupted\n")
@@ -63,7 +63,7 @@ def test_while_a_rule_of_the_users_is_imported(inputs, environment, tmp_path, mo
     assert (code, said) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("module", ["stages.execution"])
+@pytest.mark.parametrize("module", ["stages.attempts.execution"])
 def test_while_the_server_of_tasks_imports(inputs, environment, tmp_path, module):
     """As with models it does for seconds; the driver waits for it meanwhile, and says how to go on."""
     light = [

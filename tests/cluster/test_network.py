@@ -43,7 +43,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import *
-from stages import runner
+from stages.attempts import runner
 UPDATE = Task(1, Stage.UPDATE)
 kept = contextlib.ExitStack()
 known = globals()

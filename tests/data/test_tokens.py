@@ -22,8 +22,8 @@ from pipeline.data.tokens import (
     text_ids,
     written_text,
 )
+from stages.models.tokenizers import same_tokenizer
 from stages.rewards.rows import token_ids
-from stages.tokenizers import same_tokenizer
 from tests.support.forty_tokenizers import CASES, KINDS, LETTERS, VARIANTS, Variant, save_tokenizer
 
 MESSAGES = [{"role": "user", "content": "what is it"}]

@@ -23,8 +23,8 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
-from stages.merging import write_merged
-from stages.models import load_causal_lm
+from stages.models.loading import load_causal_lm
+from stages.models.merging import write_merged
 from tests.support import tiny
 from tests.support.exporting import export_without_torch
 
@@ -232,7 +232,7 @@ def test_a_base_that_is_not_what_it_was_is_named(run, tmp_path, monkeypatch, har
 def test_a_merging_that_fails_says_why_and_leaves_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hooks"))
     (tmp_path / "hooks").mkdir()
-    broken = "import sys\nif 'stages.merging' in sys.orig_argv: sys.exit('no room left')\n"
+    broken = "import sys\nif 'stages.models.merging' in sys.orig_argv: sys.exit('no room left')\n"
     (tmp_path / "hooks" / "sitecustomize.py").write_text(broken)
     with pytest.raises(RunError, match=r"could not be merged \(ended with exit code 1\): .*no room left"):
         export(str(run), tmp_path / "model", adapter=False, say=quiet)

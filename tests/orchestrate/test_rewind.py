@@ -28,7 +28,7 @@ from pipeline.status.snapshot import read_status
 from pipeline.tracking.state import Offline, read_offline, read_online, write_state
 from pipeline.tracking.tracker import NoTracker
 from stages.context import Context
-from stages.execution import publish_state
+from stages.training import publish_state
 from tests.support import processes
 from tests.support.damage import flip_bit
 from tests.support.killing import wait_for

@@ -15,9 +15,9 @@ from pipeline.data.prompts import Prompt, Prompts
 from pipeline.data.summary import prefill_warnings
 from pipeline.data.tokenizer_files import read_tokenizer
 from pipeline.run.schemas import reserved_columns
+from stages.models.tokenizers import special_tokens
 from stages.rewards.rows import texts_with_special_tokens
 from stages.rewards.rules import rule_scores
-from stages.tokenizers import special_tokens
 from tests.support.processes import config_of
 from tests.support.rollouts import table
 

@@ -8,8 +8,8 @@ from pipeline.run.control import Control, begin_invocation, read_control, take_o
 from pipeline.run.owner import Owner, owner_of_job
 from pipeline.run.paths import RunPaths
 from pipeline.run.standpoint import owner_of, standpoint
+from stages.attempts.runner import is_taken_over, main
 from stages.logs import log
-from stages.runner import is_taken_over, main
 
 ADA, BEN = Owner("ada", 61001, "gold"), Owner("ben", 61002, "gold")
 SILVER, BRONZE = (Owner("ada", 61001, name) for name in ("silver", "bronze"))

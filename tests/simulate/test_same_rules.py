@@ -15,7 +15,7 @@ from pipeline.simulate import keeper, knowledge, looks, passes
 from pipeline.simulate.simulation import simulate
 from pipeline.workers import choosing, estimates, looking, staying
 from pipeline.workers import passages as inputs
-from stages import pulling, waiting
+from stages.workers import pulling, waiting
 from tests.support.plants import plant_with
 from tests.support.toyworkers import make_worker_world
 from tests.support.toyworld import Luck

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.config.update import LoraConfig
-from stages.adapters import merge_into, read_adapter
 from stages.context import UserError
+from stages.models.adapters import merge_into, read_adapter
 from stages.ppo.lora import attach, save_adapter
 from tests.support.families import family, settings_of
 

@@ -14,13 +14,13 @@ import torch
 
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
-from stages.adapters import merge_into, read_adapter
 from stages.engines import make_generator
 from stages.engines.base import CannotAdapt, Request, Response, Sampling, takes_adapters
 from stages.engines.vllm_adapters import count_adapted, put_on
-from stages.merging import merged_folder
-from stages.models import load_causal_lm
-from stages.node_folders import remove_node_folder
+from stages.files.node_folders import remove_node_folder
+from stages.models.adapters import merge_into, read_adapter
+from stages.models.loading import load_causal_lm
+from stages.models.merging import merged_folder
 from tests.support import ROOT, naive_engine
 from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
@@ -98,7 +98,7 @@ def test_an_engine_that_takes_no_adapter_gets_a_whole_model_that_lives_as_long_a
 KILLED = """
 import sys
 from pathlib import Path
-from stages.node_folders import lock_node_folder
+from stages.files.node_folders import lock_node_folder
 folder = Path(sys.argv[1])
 folder.mkdir()
 (folder / "model.safetensors").touch()

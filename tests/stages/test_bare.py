@@ -28,7 +28,7 @@ from pipeline.config.schema import Config
 from pipeline.config.update import LoraConfig, Precision, UpdateConfig
 from stages import ranks
 from stages.logs import log
-from stages.models import load_causal_lm
+from stages.models.loading import load_causal_lm
 from stages.ppo import trainer as trainer_module
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.batching import Row, collate

@@ -38,7 +38,7 @@ from stages.generation.calls import Calls, Late
 from stages.generation.chat import continuation_text
 from stages.generation.conversations import Conversations, SchedulerFailed, TokenBudget, openings_of
 from stages.generation.episodes import Episode
-from stages.models import load_causal_lm
+from stages.models.loading import load_causal_lm
 from tests.support import ROOT, processes, tiny
 from tests.support.processes import in_process_of_its_own, make_run, stage, stage_arguments
 from tests.support.refusing_engine import LONGEST

@@ -20,11 +20,11 @@ from transformers import (
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
-from stages.adapters import merge_into, read_adapter
 from stages.context import UserError
 from stages.engines import make_generator, make_scorer
 from stages.engines.base import REFUSED, BadSequence, Request, Response, Sampling
-from stages.models import load_causal_lm, load_reward_model
+from stages.models.adapters import merge_into, read_adapter
+from stages.models.loading import load_causal_lm, load_reward_model
 from tests.support import tiny
 from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
@@ -177,7 +177,7 @@ def adapted(config, adapter) -> list[Response]:
     """What an engine answers that was made with the adapter. It is closed: see above."""
     with pytest.MonkeyPatch.context() as patch:
         if "naive" not in config.rollout.engine:  # ours put it on the base, and need no merged model
-            patch.delattr("stages.merging.merged_folder")
+            patch.delattr("stages.models.merging.merged_folder")
         made = make_generator(config, config.model.policy, str(adapter))
         try:
             return made.generate(requests(), Sampling())

@@ -20,7 +20,7 @@ from pipeline.run.schemas import FinishReason
 from pipeline.run.tasks import Stage, Task
 from stages.engines.base import BadAnswer, Generator, Limits, Request, Response, Sampling, Scorer
 from stages.engines.compiled import private_cache
-from stages.models import missing_gpus
+from stages.models.loading import missing_gpus
 from tests.support import ROOT, tiny
 from tests.support.processes import make_run, stage
 

@@ -18,12 +18,12 @@ from transformers import (
 
 from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
-from stages.adapters import merge_into, read_adapter
 from stages.context import UserError
 from stages.engines import Wanted, engine, release_all
 from stages.engines.base import Request, Sampling
 from stages.engines.transformers import TransformersGenerator, TransformersScorer
-from stages.models import load_causal_lm, load_reward_model
+from stages.models.adapters import merge_into, read_adapter
+from stages.models.loading import load_causal_lm, load_reward_model
 from tests.support import tiny
 from tests.support.adapters import make_adapter
 

@@ -16,7 +16,7 @@ from stages.engines import padding
 from stages.engines.base import Limits, Sampling
 from stages.engines.padding import Batching, batching_of
 from stages.engines.transformers import TransformersGenerator, TransformersScorer
-from stages.models import freeze_other_senses
+from stages.models.loading import freeze_other_senses
 from stages.ppo.batching import Row, collate
 from stages.ppo.forward import response_log_probs
 from tests.support.families import (

@@ -19,7 +19,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from stages.context import UserError
-from stages.models import switch_off_chance
+from stages.models.loading import switch_off_chance
 from stages.ppo.batching import MicroBatch, Row, collate
 from stages.ppo.forward import (
     check_packing,

@@ -8,8 +8,8 @@ import torch
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.run.failures import FailureKind
+from stages.attempts.failures import classify
 from stages.context import NumericalError, OutOfMemory
-from stages.failures import classify
 from stages.ppo.experience import Experience
 from stages.ppo.memory import Shape, needs_of, out_of_memory_explained, suggestions
 from tests.support import tiny

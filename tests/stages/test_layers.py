@@ -17,7 +17,7 @@ from pipeline.config.model_dir import read_json
 from pipeline.config.model_files import read_tensors
 from pipeline.config.update import Precision
 from stages.context import UserError
-from stages.models import load_causal_lm, load_reward_model
+from stages.models.loading import load_causal_lm, load_reward_model
 from stages.ppo.critics import load_critic
 from tests.support.families import FAMILIES, family, settings_of
 

@@ -29,7 +29,7 @@ HEAVY |= {"pyarrow.parquet", "ssl"}
 
 def modules_of(*arguments: object) -> set[str]:
     """What ``python -m stages`` with these arguments has imported when it ends."""
-    script = "import sys; from stages.runner import main; main(sys.argv[1:]); print(*sys.modules)"
+    script = "import sys; from stages.attempts.runner import main; main(sys.argv[1:]); print(*sys.modules)"
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_a_light_task_imports_nothing_heavy(run, stage):
 
 def test_a_task_that_is_committed_ends_before_it_reads_the_configuration(run):
     found = modules_of("rollout", "--run-dir", run.paths.root, "--iteration", 2)
-    assert not found & {*HEAVY, "pyarrow", "numpy", "pipeline.config.schema", "stages.execution"}
+    assert not found & {*HEAVY, "pyarrow", "numpy", "pipeline.config.schema", "stages.attempts.execution"}
 
 
 def test_a_task_that_may_wait_goes_on_once_its_input_is_committed(run, tmp_path):

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreT
 from pipeline.config.compose import compose
 from pipeline.config.schema import Config
 from pipeline.config.update import LoraConfig, Precision
-from stages.adapters import merge_into, read_adapter
 from stages.context import UserError
-from stages.merging import stored_names, write_merged
-from stages.models import DTYPES, load_causal_lm
+from stages.models.adapters import merge_into, read_adapter
+from stages.models.loading import DTYPES, load_causal_lm
+from stages.models.merging import stored_names, write_merged
 from stages.ppo.lora import attach, load_policy, save_adapter
 from stages.ppo.trainer import Trainer
 from stages.ranks import start_distributed

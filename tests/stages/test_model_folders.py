@@ -19,7 +19,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
 from stages.context import UserError
-from stages.modeltrial import try_models
+from stages.trials.models import try_models
 from tests.stages.test_modeltrial import given_as, settings, tensors
 from tests.support.processes import config_of
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.config.compose import to_yaml
 from pipeline.config.schema import Config
 from pipeline.config.update import LoraConfig
-from stages import modelcheck
+from stages.trials import check
 from tests.support import tiny
 from tests.support.families import family
 from tests.support.processes import config_of
@@ -29,9 +29,9 @@ def answer(
 ) -> dict[str, list[str]]:
     """What the process would print about a configuration that it reads."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(to_yaml(config)))
-    monkeypatch.setattr(modelcheck.log, "handlers", [])
-    monkeypatch.setattr(modelcheck.log, "propagate", True)
-    modelcheck.main()
+    monkeypatch.setattr(check.log, "handlers", [])
+    monkeypatch.setattr(check.log, "propagate", True)
+    check.main()
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
@@ -101,7 +101,7 @@ def test_of_a_large_model_the_beginning_of_every_weight_is_looked_at_and_that_is
     models, config, tmp_path, monkeypatch, capsys
 ):
     size = sum(tensor.nbytes for tensor in load_file(models / "policy" / FILE).values())
-    monkeypatch.setattr(modelcheck, "_MOST", size // 2)
+    monkeypatch.setattr(check, "_MOST", size // 2)
     folder = copied(models, "policy", tmp_path / "model")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, policy=str(folder)))
     embeddings = load_file(folder / FILE)["lm_head.weight"]

@@ -18,9 +18,9 @@ from pipeline.config.model_classes import installed_classes
 from pipeline.config.model_files import read_header
 from pipeline.config.schema import Config
 from pipeline.run.tasks import PREPARE
-from stages import weights
 from stages.context import UserError
-from stages.modeltrial import tried_tokenizer, try_models
+from stages.trials import weights
+from stages.trials.models import tried_tokenizer, try_models
 from tests.support.processes import config_of, make_run, stage
 
 P, R, C, REF = "model.policy", "reward.components.rm.path", "model.critic", "model.reference"

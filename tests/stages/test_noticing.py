@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stages.noticing import Notices
-from stages.surroundings import Bell
+from stages.workers.noticing import Notices
+from stages.workers.surroundings import Bell
 
 
 def is_told(notices: Notices) -> bool:

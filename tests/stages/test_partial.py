@@ -39,8 +39,8 @@ from stages.generation.progress import (
     origin_of,
     to_table,
 )
-from stages.models import load_causal_lm
-from stages.preemption import StoppedOnWarning
+from stages.models.loading import load_causal_lm
+from stages.process.preemption import StoppedOnWarning
 from tests.support import ROOT, processes
 from tests.support.damage import cut, flip_bit
 from tests.support.partials import asked, saving_always, stopping

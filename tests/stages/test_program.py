@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.program import ProgramFailed, parse_numbers, read_numbers, run_program
+from stages.evaluation.program import ProgramFailed, parse_numbers, read_numbers, run_program
 from tests.support import ROOT
 
 values = st.recursive(
@@ -137,7 +137,7 @@ def wait_until_it_has_ended(file: Path) -> None:
 
 
 def test_one_that_hangs_is_stopped_with_all_that_it_has_started(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.program._GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("stages.evaluation.program._GRACE_SECONDS", 0.1)
     child = tmp_path / "child"
     program = python(STUBBORN.format(then="time.sleep(600)"))
     is_there = lambda: child.exists() and bool(child.read_text())  # noqa: E731
@@ -166,7 +166,7 @@ CHILD = "import os, time; open('child', 'w').write(str(os.getpid())); time.sleep
 
 @pytest.mark.parametrize("then", ["", "time.sleep(600)"])
 def test_what_has_left_the_programs_session_is_ended_too(then, tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.program._GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("stages.evaluation.program._GRACE_SECONDS", 0.1)
     child = tmp_path / "child"
     is_there = lambda: child.exists() and bool(child.read_text())  # noqa: E731
     program = python(APART.format(child=CHILD, is_apart=True, then=then))
@@ -178,7 +178,7 @@ def test_what_has_left_the_programs_session_is_ended_too(then, tmp_path, monkeyp
 @pytest.mark.parametrize("is_apart", [True, False])
 def test_a_task_that_is_killed_leaves_nothing_of_the_program(is_apart, tmp_path):
     program = python(APART.format(child=CHILD, is_apart=is_apart, then="time.sleep(600)"))
-    code = "import sys; from pathlib import Path; from stages.program import run_program as run; "
+    code = "import sys; from pathlib import Path; from stages.evaluation.program import run_program as run; "
     code += f"run(sys.argv[1:], Path({str(tmp_path)!r}), 600)"
     words = [sys.executable, "-c", code, *program]
     task = subprocess.Popen(words, cwd=ROOT, start_new_session=True)

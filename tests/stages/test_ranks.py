@@ -25,7 +25,7 @@ from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
 from stages import ranks
 from stages.context import NumericalError, UserError
-from stages.models import load_causal_lm
+from stages.models.loading import load_causal_lm
 from stages.ppo.state import model_files
 from stages.ppo.state.saved_state import SavedState
 from stages.ppo.trainer import Trainer

@@ -45,12 +45,12 @@ def update(
 ) -> list[str]:
     """What the ranks do; returns what they say. The last one may find that its disk is full; all may keep a
     copy of their part, as on GPUs."""
-    from stages.execution import execute
-    from stages.models import load_causal_lm
+    from stages.attempts.arguments import Arguments
+    from stages.attempts.execution import execute
+    from stages.models.loading import load_causal_lm
     from stages.ppo import reference, resuming, trainer, training
     from stages.ppo.state import writer
     from stages.ppo.zero import engine_settings
-    from stages.runner import Arguments
 
     def fails(*_: object) -> None:
         raise OSError("no space left")

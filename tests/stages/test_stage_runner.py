@@ -15,9 +15,9 @@ from pipeline.run.directory import Run, load_run
 from pipeline.run.environment import BELL, RELEASED
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
+from stages.attempts.execution import commit_state
 from stages.context import Context
-from stages.execution import commit_state
-from stages.numerics import set_up_torch
+from stages.models.numerics import set_up_torch
 from tests.support import tiny
 from tests.support.damage import flip_bit
 from tests.support.processes import (
@@ -48,7 +48,7 @@ def digests(run: Run, *task: object) -> list[tuple[str, int, str]]:
 
 def run_in_one_process(run_dir: str, tasks: list[tuple]) -> None:
     """As a warm worker will: one process, many tasks."""
-    from stages.runner import main
+    from stages.attempts.runner import main
 
     for name, iteration, shard in tasks:
         assert main(stage_arguments(Path(run_dir), name, iteration, shard)) == 0

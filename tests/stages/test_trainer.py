@@ -27,7 +27,7 @@ from pipeline.config.update import Precision, Schedule, UpdateConfig
 from pipeline.run.commits import hash_tree
 from pipeline.run.paths import RunPaths
 from stages.context import NumericalError, UserError
-from stages.models import DTYPES, load_causal_lm
+from stages.models.loading import DTYPES, load_causal_lm
 from stages.ppo.critics import load_critic
 from stages.ppo.math.rates import learning_rate
 from stages.ppo.trainer import Step, Trainer

@@ -11,7 +11,7 @@ import pytest
 from pipeline.run.commits import CorruptData, Record, hash_tree
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
-from stages import verification
+from stages.files import verification
 from tests.support.records import make_record
 
 UPDATE = Task(3, Stage.UPDATE)

@@ -15,11 +15,11 @@ from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, FinishReason, c
 from pipeline.run.tasks import PREPARE
 from stages.context import Context
 from stages.engines.base import BadAnswer
-from stages.evaluation import Sampled, evaluation_numbers
+from stages.evaluation.numbers import Sampled, evaluation_numbers
 from stages.generation.episodes import Episode
 from stages.generation.responding import check_known
-from stages.hidden import hide_unknown_ids
-from stages.models import load_causal_lm
+from stages.models.hidden import hide_unknown_ids
+from stages.models.loading import load_causal_lm
 from stages.ppo.batching import Row, collate
 from stages.ppo.experience import build_experience
 from stages.ppo.forward import policy_outputs

@@ -13,9 +13,9 @@ from pipeline.run.directory import load_run
 from pipeline.run.failures import FailureKind
 from pipeline.run.plan import state_of
 from pipeline.run.tasks import PREPARE
-from stages.imported import imported_files, is_changed
-from stages.runner import AttemptEnd
-from stages.worker import is_spoilt
+from stages.attempts.runner import AttemptEnd
+from stages.process.imported import imported_files, is_changed
+from stages.workers.loop import is_spoilt
 from tests.support import ROOT, processes
 
 

@@ -17,7 +17,8 @@ from pipeline.run.tasks import Stage, Task
 from pipeline.status.journal_end import how_it_stopped, machine_state
 from pipeline.status.lanes import StageProgress, TaskState, lanes_of
 from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of, task_state, writer_of
-from pipeline.status.snapshot import Status, finish_of, read_status
+from pipeline.status.snapshot import finish_of, read_status
+from pipeline.status.state import Status
 from pipeline.status.text import describe, describe_slurm, job_details
 from pipeline.status.trainer_state import Missing, in_words, missing_state
 from slurm.query import Element

@@ -13,7 +13,7 @@ from pipeline.doctor.workers import judge_workers
 from pipeline.executors.slurm.queue import Queue
 from pipeline.run.paths import RunPaths
 from pipeline.status.slurm import SlurmStatus, running_workers
-from pipeline.status.snapshot import Status
+from pipeline.status.state import Status
 from pipeline.status.text import describe, workers_in_words
 from pipeline.watch.plain import changes
 from pipeline.watch.screen import View, screen

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from pipeline.config.update import LoraConfig, Precision
-from stages.models import load_causal_lm
+from stages.models.loading import load_causal_lm
 from stages.ppo.lora import attach, save_adapter
 
 

@@ -32,6 +32,7 @@ from stages.engines.base import Generator, Sampling
 from stages.generation.chat import messages_of
 from stages.generation.episodes import Episode
 from stages.generation.responding import requests_of, rollout_table
+from stages.models.tokenizers import policy_ends, stop_ids_of
 from stages.ppo.batching import Row, collate
 from stages.ppo.forward import response_log_probs
 from stages.ppo.lora import load_policy
@@ -39,7 +40,6 @@ from stages.rewards.components import RewardModel, Score, component_scores
 from stages.rewards.reference import reference_log_probs
 from stages.rewards.rows import rule_inputs
 from stages.tasks.prepare import prompt_table
-from stages.tokenizers import policy_ends, stop_ids_of
 from tests.support import tiny
 from tests.support.forty_tokenizers import CASES, Variant, make_models
 

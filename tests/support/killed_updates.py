@@ -21,7 +21,7 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Reason
 from stages import ranks
-from stages.runner import Arguments
+from stages.attempts.arguments import Arguments
 from tests.support.ranks import said, start_ranks
 
 SMALL_FILES = 150_000
@@ -163,7 +163,7 @@ class FirstUpdate:
 def fail_alone(root: Path, rank: int) -> None:
     """A worker of several ranks of which the last fails at a step, where the others wait for it. As on GPUs
     they tell each other things apart from what they compute together."""
-    from stages.worker import work
+    from stages.workers.loop import work
 
     ranks.start_distributed()
     ranks._messages = torch.distributed.new_group(backend="gloo")
@@ -178,7 +178,7 @@ def out_of_memory(*_: object) -> None:
 
 
 def execute_update(run: Run, iteration: int, name: str) -> None:
-    from stages.execution import execute
+    from stages.attempts.execution import execute
 
     execute(Arguments(Task(iteration, Stage.UPDATE), run.paths.root, name, None), time.time())
 

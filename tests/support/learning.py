@@ -12,7 +12,7 @@ import torch
 from pipeline.config.algorithm import Estimator
 from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
 from stages.context import Stopwatch
-from stages.models import load_causal_lm
+from stages.models.loading import load_causal_lm
 from stages.ppo.critics import load_critic
 from stages.ppo.experience import Experience, build_experience
 from stages.ppo.learner import Update, update

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pipeline.run.directory import Run, load_run
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from stages.runner import Arguments
-from stages.worker import resident_bytes, work
+from stages.attempts.arguments import Arguments
+from stages.workers.loop import resident_bytes, work
 
 
 class Scripted:

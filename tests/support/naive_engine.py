@@ -9,7 +9,7 @@ from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
 from stages.engines.base import Generator, Response, Scorer
 from stages.engines.transformers import end_of_sequence_ids, limits_of
-from stages.models import load_causal_lm, load_reward_model
+from stages.models.loading import load_causal_lm, load_reward_model
 
 
 def make_generator(config, directory):

@@ -37,7 +37,7 @@ class Done:
 def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     llama = "transformers.models.llama.modeling_llama"  # of which all tiny models are
-    context.set_forkserver_preload(["stages.preload", "stages.preload_models", llama])
+    context.set_forkserver_preload(["stages.preload", "stages.preload.models", llama])
     return context
 
 
@@ -118,7 +118,7 @@ def in_process_of_its_own(function: Callable[..., None], *arguments: object) -> 
 
 
 def _main(arguments: list[str], log: str, cwd: str, environment: Mapping[str, str] = os.environ) -> None:
-    from stages.runner import main
+    from stages.attempts.runner import main
 
     os.environ.update(environment)
     os.chdir(cwd)

@@ -19,11 +19,11 @@ from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.beats import Beat, Doing, process_space
 from pipeline.workers.outside import Outside, Queue
 from pipeline.workers.reading import read_beats
-from stages import surroundings, worker
+from stages.attempts.arguments import Arguments
 from stages.logs import set_up_log
-from stages.pulling import Pulling
-from stages.pulse import Pulse
-from stages.runner import Arguments
+from stages.workers import loop, surroundings
+from stages.workers.pulling import Pulling
+from stages.workers.pulse import Pulse
 from tests.support import ROOT
 from tests.support.killing import wait_for
 from tests.support.passes import take_turn
@@ -52,7 +52,7 @@ def _work(root: str, first: Task, environment: Mapping[str, str]) -> None:
     os.dup2(log, 2)
     set_up_log()
     if "GROWING" in environment:
-        worker.settled_size = lambda earlier: 2 ** (30 + len(earlier))
+        loop.settled_size = lambda earlier: 2 ** (30 + len(earlier))
     if "WATCHFUL" in environment:
         surroundings.ASK_SECONDS = 0.0
     run, outside = load_run(Path(root)), {}
@@ -63,7 +63,7 @@ def _work(root: str, first: Task, environment: Mapping[str, str]) -> None:
     settings = ResourcesConfig(
         linger=json.loads(environment.get("LINGER", "60")), task_time=environment.get("TASK_TIME")
     )
-    sys.exit(worker.work(source_of(run, first, settings, **outside)))
+    sys.exit(loop.work(source_of(run, first, settings, **outside)))
 
 
 def _tends(run: Run) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from pipeline.run.environment import BELL, COMMITTED, RELEASED
 
 
 def serve(orders) -> int:
-    """One job after the other, as :func:`stages.worker.serve`."""
+    """One job after the other, as :func:`stages.workers.loop.serve`."""
     code = 0
     while order := orders.next():
         orders.begin(order)

@@ -15,7 +15,7 @@ from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.tasks import Stage, Task
 from stages import ranks
-from stages.kept_trainer import save_kept_trainer
+from stages.workers.kept_trainer import save_kept_trainer
 from tests.support.killed_updates import Kill, dying
 from tests.support.processes import config_of
 from tests.support.ranks import said
@@ -97,9 +97,9 @@ class Updates:
 
 def update(updates: Updates, iteration: int, name: str = "1-aa") -> list[str]:
     """One update by all ranks. Returns what this one says."""
-    from stages.execution import execute, load
+    from stages.attempts.arguments import Arguments
+    from stages.attempts.execution import execute, load
     from stages.ppo import replay
-    from stages.runner import Arguments
 
     task = Task(iteration, Stage.UPDATE)
     with said() as lines, happening(updates.case, iteration) as patch:

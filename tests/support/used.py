@@ -85,8 +85,8 @@ def _do(root: Path, step: str) -> None:
         except ArithmeticError:
             release_all()
     elif word == "loads":
-        from stages.execution import load
-        from stages.runner import Arguments
+        from stages.attempts.arguments import Arguments
+        from stages.attempts.execution import load
 
         load(Arguments(task_of(rest), root, "1-ahead", None, stays=True, loads=True))
     elif word == "only":
@@ -97,8 +97,8 @@ def _do(root: Path, step: str) -> None:
 
 
 def _execute(root: Path, task: Task, breaks: bool = False) -> None:
-    from stages import execution
-    from stages.runner import Arguments
+    from stages.attempts import execution
+    from stages.attempts.arguments import Arguments
 
     attempt = f"1-{os.urandom(4).hex()}"
     commit = execution.commit
@@ -116,16 +116,16 @@ def _broken(*given: object) -> None:
 
 def _counted_loads() -> list[str]:
     """A list that gets the directory of every model that is loaded."""
-    from stages import models
+    from stages.models import loading
 
     loads: list[str] = []
-    load = models._loaded
+    load = loading._loaded
 
     def counted(kind: Any, directory: Any, arguments: Any) -> Any:
         loads.append(str(directory))
         return load(kind, directory, arguments)
 
-    models._loaded = counted  # type: ignore[assignment]
+    loading._loaded = counted  # type: ignore[assignment]
     return loads
 
 

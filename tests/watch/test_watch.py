@@ -30,7 +30,8 @@ from pipeline.run.place import settle
 from pipeline.status.lanes import Lane, ShardState, StageProgress
 from pipeline.status.local import last_attempts
 from pipeline.status.slurm import DriverJob, SlurmStatus
-from pipeline.status.snapshot import Status, StatusReader
+from pipeline.status.snapshot import StatusReader
+from pipeline.status.state import Status
 from pipeline.status.whose import Whose
 from pipeline.sweep.manifest import locks_of
 from pipeline.text import printable

@@ -19,10 +19,10 @@ from pipeline.workers.claims import file_of as claim_file
 from pipeline.workers.living import Crew, is_dead_here, living, mark_gone
 from pipeline.workers.outside import Queue
 from pipeline.workers.reading import read_beats
-from stages.following import Following, Leading, in_words, out_of_words
-from stages.pulse import told
-from stages.runner import Arguments
-from stages.surroundings import Asking
+from stages.attempts.arguments import Arguments
+from stages.workers.following import Following, Leading, in_words, out_of_words
+from stages.workers.pulse import told
+from stages.workers.surroundings import Asking
 from tests.support.damage import DAMAGES
 
 TASK = Task(3, Stage.ROLLOUT, 2)

@@ -18,10 +18,10 @@ from pipeline.workers.choosing import Choice, Step, choose
 from pipeline.workers.claims import Claim, attempts_of, claims_of, take
 from pipeline.workers.living import SILENT_SECONDS, Crew
 from pipeline.workers.outside import Outside
-from stages.pulling import Pulling
-from stages.pulse import Pulse
-from stages.runner import Arguments
-from stages.waiting import Waiting
+from stages.attempts.arguments import Arguments
+from stages.workers.pulling import Pulling
+from stages.workers.pulse import Pulse
+from stages.workers.waiting import Waiting
 from tests.support import reportrun
 
 ROLLOUT, UPDATE = Task(1, Stage.ROLLOUT), Task(1, Stage.UPDATE)

@@ -18,8 +18,8 @@ from pipeline.workers.outside import Outside
 from pipeline.workers.overdue import is_overdue, seconds_of_iterations
 from pipeline.workers.passages import Passage, Took
 from pipeline.workers.staying import Wait
-from stages.pulse import Pulse
-from stages.waiting import Waiting
+from stages.workers.pulse import Pulse
+from stages.workers.waiting import Waiting
 from tests.support import reportrun
 
 seconds = st.floats(0, 1e4)

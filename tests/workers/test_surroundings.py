@@ -18,9 +18,9 @@ from pipeline.workers.choosing import Choice, Step
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from slurm import sharedfiles
-from stages import surroundings, waiting
-from stages.pulse import Pulse
-from stages.waiting import Waiting
+from stages.workers import surroundings, waiting
+from stages.workers.pulse import Pulse
+from stages.workers.waiting import Waiting
 from tests.support import reportrun
 from tests.support.committed import commit
 

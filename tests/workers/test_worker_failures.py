@@ -28,8 +28,8 @@ from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.beats import Beat, Doing, Reason, write_beat
 from pipeline.workers.claims import Claim, claims_of
 from pipeline.workers.reading import read_beats
-from stages import pulling, worker
-from stages.runner import AttemptEnd
+from stages.attempts.runner import AttemptEnd
+from stages.workers import loop, pulling, start
 from tests.support import processes
 from tests.support.killing import wait_for
 from tests.support.passes import take_turn
@@ -82,7 +82,7 @@ def raises(number: int) -> Callable[..., Any]:
 def main(run: Run, first: Task) -> None:
     """The worker's command, in this process."""
     words = stage_arguments(run, first.stage, first.iteration, first.shard)
-    pulling.end_process(pulling.main(words))
+    start.end_process(start.main(words))
 
 
 def the_beat(run: Run) -> Beat:
@@ -95,7 +95,7 @@ def the_beat(run: Run) -> Beat:
 
 def with_a_broken_disk(root: Path, what: str, number: int) -> None:
     run = load_run(root)
-    setattr(pulling, what, raises(number))
+    setattr(start if what == "load_run" else pulling, what, raises(number))
     main(run, ROLLOUT)
 
 
@@ -115,9 +115,9 @@ def on_a_full_disk(root: Path, takes_reports: bool) -> None:
     """One that takes no commit, and reports of failures or none."""
     run = load_run(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stages.execution.publish", raises(errno.ENOSPC))
+        patch.setattr("stages.attempts.execution.publish", raises(errno.ENOSPC))
         if not takes_reports:
-            patch.setattr("stages.failures.link_once", raises(errno.ENOSPC))
+            patch.setattr("stages.attempts.failures.link_once", raises(errno.ENOSPC))
         main(run, ROLLOUT)
 
 
@@ -186,9 +186,9 @@ def fails_and_leaves(root: Path) -> None:
         source.leave(Reason.TURNED)
 
     source = source_of(run, ROLLOUT, SETTINGS, failed=asked)
-    worker.run_attempt = lambda given: AttemptEnd(0) if given.loads else AttemptEnd(4, FailureKind.INPUTS)
-    worker.save_kept_trainer = (root / "saved.txt").touch
-    sys.exit(worker.work(source))
+    loop.run_attempt = lambda given: AttemptEnd(0) if given.loads else AttemptEnd(4, FailureKind.INPUTS)
+    loop.save_kept_trainer = (root / "saved.txt").touch
+    sys.exit(loop.work(source))
 
 
 def test_a_failure_asks_for_a_pass_and_nothing_is_saved_together_with_ranks_that_may_be_elsewhere(run):

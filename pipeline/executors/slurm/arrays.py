@@ -55,7 +55,7 @@ def stage_submissions(
                 run,
                 *(invocation, tasks[0].iteration, tasks[0].job_kind, number, chunk),
                 chunk_size=chunk_size,
-                module="stages.pulling" if stays else "stages",
+                module="stages.workers" if stays else "stages",
                 arguments=(*common_arguments(run, tasks[0], ATTEMPT), "--patience", INPUT_SECONDS),
                 elements={str(index): own_arguments(run, task, number) for index, task in mine.items()},
                 max_restarts=_MAX_RESTARTS,

@@ -14,7 +14,7 @@ from pipeline.config.conversion import converted
 from pipeline.run.plan import policy_maker
 from stages import ranks
 from stages.context import Context
-from stages.models import device
+from stages.models.loading import device
 from stages.ppo.math.shaping import RunningMoments
 
 PART = "learned"

@@ -13,7 +13,7 @@ from pipeline.run.commits import FileEntry
 from pipeline.run.durable import make_folder
 from stages import ranks
 from stages.context import Context
-from stages.models import device
+from stages.models.loading import device
 from stages.ppo.state.model_files import ModelFiles
 from stages.ppo.state.saved_state import File, write_counters, write_slices
 from stages.ppo.state.slices import Slice

@@ -1,5 +1,5 @@
 """What PyTorch is installed, what it sees, and what its import asks of the filesystem: ``python -m
-stages.torchfacts`` prints one JSON object.
+stages.trials.torchfacts`` prints one JSON object.
 
 It is a process of its own, so that whoever asks, such as doctor, has no torch.
 """

@@ -20,10 +20,10 @@ from pipeline.workers.handover import is_to_leave, read_told
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from pipeline.workers.staying import ASK_SECONDS, Terms, Wait
-from stages.kept_trainer import seconds_to_save_trainer
-from stages.noticing import Notices
-from stages.pulse import Pulse
-from stages.surroundings import Asking, Bell, Package, is_network, keeps_listings
+from stages.workers.kept_trainer import seconds_to_save_trainer
+from stages.workers.noticing import Notices
+from stages.workers.pulse import Pulse
+from stages.workers.surroundings import Asking, Bell, Package, is_network, keeps_listings
 
 _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which one who waits looks at everything again, and not only at what it waits for."""

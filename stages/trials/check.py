@@ -1,6 +1,6 @@
-"""Trial of models for ``slurm-ppo validate``, which imports no torch: ``python -m stages.modelcheck`` reads a
-configuration in YAML from standard input, and prints a JSON object in one line: what keeps models from being
-used (``problems``), and what else is to be said (``lines``).
+"""Trial of models for ``slurm-ppo validate``, which imports no torch: ``python -m stages.trials.check`` reads
+a configuration in YAML from standard input, and prints a JSON object in one line: what keeps models from
+being used (``problems``), and what else is to be said (``lines``).
 """
 
 import importlib
@@ -20,7 +20,7 @@ from pipeline.config.schema import Config
 from pipeline.config.trainable import quantisation_of
 from stages.context import UserError
 from stages.logs import log
-from stages.modeltrial import check_lora, loaded_models, loading_problems, number_problems
+from stages.trials.models import check_lora, loaded_models, loading_problems, number_problems
 
 _MOST = 2 << 30
 """Bytes of each model in which NaN is looked for: seconds on the filesystem of a cluster."""

@@ -1,8 +1,8 @@
 """Merged models: directories of whole models, made on demand from a base and an adapter.
 
 For engines that take no adapters, in the node's temporary folder, and for ``slurm-ppo export``, whose process
-this is: ``python -m stages.merging``. Files of weights are made one by one, so that a model need not fit into
-the memory of a login node.
+this is: ``python -m stages.models.merging``. Files of weights are made one by one, so that a model need not
+fit into the memory of a login node.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from pipeline.run.durable import fsync_path, umask
 from pipeline.text import size
-from stages.adapters import Adapter, merge_into, read_adapter
 from stages.context import UserError
-from stages.node_folders import make_node_folder, remove_abandoned, remove_node_folder
+from stages.files.node_folders import make_node_folder, remove_abandoned, remove_node_folder
+from stages.models.adapters import Adapter, merge_into, read_adapter
 
 _DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 _SETTINGS = (".json", ".py", ".txt", ".model", ".jinja")
@@ -174,7 +174,7 @@ def _write_loaded(base: Path, adapter: Adapter, precision: Precision, trust: boo
     """Merge in memory, and let the model's class write it."""
     from transformers import GenerationConfig
 
-    from stages.models import load_causal_lm
+    from stages.models.loading import load_causal_lm
 
     model = load_causal_lm(base, precision, trust, device_map="cpu")
     merge_into(model, adapter)
@@ -194,7 +194,7 @@ def settle(files: Iterable[Path]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Write a merged model; a line on standard output for every file of weights. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m stages.merging", description="Merge an adapter.")
+    parser = argparse.ArgumentParser(prog="python -m stages.models.merging", description="Merge an adapter.")
     parser.add_argument("base", type=Path)
     parser.add_argument("adapter", type=Path)
     parser.add_argument("folder", type=Path)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import Config
-from stages.tokenizers import unknown_ids
+from stages.models.tokenizers import unknown_ids
 
 _Model = TypeVar("_Model", bound=PreTrainedModel)
 

@@ -12,9 +12,9 @@ from pipeline.run.durable import link_once, make_folder
 from pipeline.run.failures import DISK_EXIT, FailureKind, is_of_disk
 from pipeline.run.schemas import SchemaError
 from pipeline.run.tasks import Task, task_key
+from stages.attempts.arguments import Arguments
 from stages.context import UserError
 from stages.logs import log
-from stages.runner import Arguments
 
 EXIT_CODES = {
     FailureKind.CONFIG: 2,

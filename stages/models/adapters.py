@@ -1,7 +1,7 @@
 """Low-rank adapters as peft writes them: read from their files, and merged into a model's weights.
 
 Needs no peft. Merging is done in fp32, weight by weight, and rounded to the format in which the policy was
-trained: the same bytes in memory and on disk (:mod:`stages.merging`).
+trained: the same bytes in memory and on disk (:mod:`stages.models.merging`).
 """
 
 import json
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stages.context import UserError
-from stages.policy_files import CannotAdapt
+from stages.files.policy import CannotAdapt
 
 ADAPTER_FILE = "adapter_model.safetensors"
 """peft's name of the file of an adapter's weights."""

@@ -15,7 +15,7 @@ from pipeline.run.directory import Run
 from pipeline.run.durable import make_folder
 from pipeline.workers.outside import Queue
 from pipeline.workers.staying import ASK_SECONDS, QUEUE_SECONDS
-from stages.noticing import Notices
+from stages.workers.noticing import Notices
 
 _LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs"}

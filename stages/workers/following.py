@@ -14,9 +14,9 @@ from pipeline.run.attempts import AttemptId
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import parse_task, task_key
 from pipeline.workers.beats import Reason
-from stages.runner import Arguments
-from stages.surroundings import Output
-from stages.worker import Source
+from stages.attempts.arguments import Arguments
+from stages.workers.loop import Source
+from stages.workers.surroundings import Output
 
 _LONGEST = timedelta(days=30)
 """Time for which a rank waits for the first: as long as it lives. If it dies the store's connection ends."""

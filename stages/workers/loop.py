@@ -15,11 +15,12 @@ from typing import Any, Protocol
 from pipeline.run.failures import FailureKind
 from pipeline.workers.beats import Reason
 from pipeline.workers.staying import has_grown
-from stages.imported import Files, imported_files, is_changed
-from stages.kept_trainer import release_kept_trainer, save_kept_trainer
+from stages.attempts.arguments import Arguments, parse
+from stages.attempts.runner import AttemptEnd, run_attempt
 from stages.logs import set_up_log
-from stages.preemption import warned
-from stages.runner import Arguments, AttemptEnd, parse, run_attempt
+from stages.process.imported import Files, imported_files, is_changed
+from stages.process.preemption import warned
+from stages.workers.kept_trainer import release_kept_trainer, save_kept_trainer
 
 _ENDS_PROCESS = frozenset({FailureKind.MEMORY, FailureKind.DISK})
 """Failures after which a process does nothing more."""

@@ -5,7 +5,7 @@ import gc
 import importlib
 import os
 
-from stages.numerics import import_deepspeed
+from stages.models.numerics import import_deepspeed
 
 MODULES = (
     "deepspeed",

@@ -20,9 +20,9 @@ from pipeline.config.trainable import quantisation_of
 from pipeline.config.update import Precision, TrainingEngine
 from stages.context import UserError
 from stages.logs import log
-from stages.numerics import choose_accelerator
-from stages.tokenizers import load_tokenizer
-from stages.weights import check_finite
+from stages.models.numerics import choose_accelerator
+from stages.models.tokenizers import load_tokenizer
+from stages.trials.weights import check_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +127,7 @@ def _check_quantiser(model: UsedModel, settings: Mapping[str, Any]) -> None:
 
 def _load_without_weights(model: UsedModel, trust: bool) -> None:
     choose_accelerator()  # before transformers imports DeepSpeed
-    from stages.models import load_causal_lm, load_reward_model
+    from stages.models.loading import load_causal_lm, load_reward_model
     from stages.ppo.critics import load_critic
 
     match model.use:

@@ -41,7 +41,7 @@ def set_up_torch(num_threads: int, seed: int) -> None:
     import torch
     import transformers
 
-    from stages.models import check_gpus_are_seen
+    from stages.models.loading import check_gpus_are_seen
 
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(num_threads)

@@ -10,30 +10,22 @@ from dataclasses import replace
 
 from pipeline.config.schema import Config
 from pipeline.plugins.load import make_importable
-from pipeline.run.commits import (
-    FileEntry,
-    Record,
-    discard,
-    is_of_the_past,
-    opened_history,
-    publish,
-    read_record,
-)
+from pipeline.run.commits import Record, is_of_the_past, opened_history, publish
 from pipeline.run.directory import Run, load_run
 from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
 from pipeline.run.identity import RunError
-from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
 from pipeline.run.records import find_frontier, recorded
 from pipeline.run.seeds import derive_seed
-from pipeline.run.tasks import Stage, Task, task_key
-from stages.bell import ring
+from pipeline.run.tasks import Stage, Task
+from stages.attempts.arguments import Arguments
 from stages.context import Context, Result, StateWriter
 from stages.engines import engines_closed, needs_torch
 from stages.logs import log
-from stages.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
-from stages.runner import Arguments
+from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
+from stages.process.bell import ring
+from stages.training import publish_state
 
 _POLL_SECONDS = 0.5
 
@@ -156,25 +148,6 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
         log.exception(f"{context.task}: the trainer's state was not saved; the policy is committed:")
 
 
-def publish_state(
-    context: Context, update: Record, files: tuple[FileEntry, ...], started: float, history: int
-) -> str:
-    """Commit a state that is written, unless its policy was taken back meanwhile. Returns what came of it."""
-    lineage = {task_key(update.task): update.fingerprint}
-    state = replace(update, task=state_of(update.policy_version), outputs=files, inputs=lineage)
-    state = replace(state, started=started, ended=time.time(), metrics={}, promises_state=False)
-    state = replace(state, attempt=context.attempt, skips_state=False)
-    is_past = is_of_the_past(context.paths, state.task, history)
-    if not is_past and not stands(context.paths, update):
-        discard(context.paths, state)
-        return "its policy was taken back meanwhile, so its state is not kept"
-    if not publish(context.paths, state, history):
-        return "another attempt's state was first"
-    size, seconds = sum(entry.bytes for entry in files), state.ended - started
-    where = " with what was moved aside" if is_past else ""
-    return f"state committed{where}: {size / 2**30:.2f} GiB in {seconds:.2f} s"
-
-
 def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:
     """Wait until every input has a commit record, but no longer than ``seconds``: another machine may have
     committed it a moment ago. What is still missing then is for the stage to find."""
@@ -186,12 +159,6 @@ def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:
             log.info(f"{task} waits up to {seconds:g} s for {min(missing)}")
             is_said = True
         time.sleep(min(left, _POLL_SECONDS))
-
-
-def stands(paths: RunPaths, record: Record) -> bool:
-    """Whether a commit is still the task's. One of another attempt may hold other bytes."""
-    now = read_record(paths, record.task)
-    return now is not None and now.attempt == record.attempt
 
 
 def check_is_planned(run: Run, task: Task) -> None:

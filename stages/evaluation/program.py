@@ -40,7 +40,7 @@ def run_program(
     """Run a program in a session of its own, its output going where this process's goes, and wait for it.
 
     It is stopped when it takes too long or this task is to stop, and it dies with this process; and with it
-    in each case, as when it ends by itself, all that it has started (:mod:`stages.supervisor`).
+    in each case, as when it ends by itself, all that it has started (:mod:`stages.evaluation.supervisor`).
 
     Raises:
         ProgramFailed: it could not be started, failed, or was stopped.

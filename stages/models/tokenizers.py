@@ -10,7 +10,7 @@ from pipeline.config.model_dir import text_settings
 from pipeline.config.schema import Config, ModelConfig
 from pipeline.data.tokens import Ends, ends_of, hidden_ids, what_makes_ids
 from pipeline.plugins.load import load_plugin
-from stages.engines.kept import kept_value
+from stages.process.kept import kept_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import Claim
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
-from stages.pulse import Pulse
+from stages.workers.pulse import Pulse
 
 
 @dataclass
@@ -63,7 +63,7 @@ class TaskLimit:
 
     def end_process(self, limit: float, claim: Claim) -> None:
         """End the process: a task in native code cannot be stopped in another way."""
-        from stages.failures import exit_code  # with numpy, which the task has loaded by now
+        from stages.attempts.failures import exit_code  # with numpy, which the task has loaded by now
 
         told = {"kind": FailureKind.TIMEOUT, "message": f"it took more than {limit:g} s", "suspect": None}
         path = self.paths.task(claim.task).failure(claim.number)

@@ -3,11 +3,11 @@
 Exit codes: 0 committed (by this attempt or another), 1 failed, 2 the user's input cannot work,
 4 an input is not committed, corrupt or stale, 5 stopped on a warning, 6 the disk takes nothing.
 
-An attempt at a task that is committed ends here. The computing is in :mod:`stages.execution`, the explaining
-of failures in :mod:`stages.failures`; importing them takes longer than all of this.
+An attempt at a task that is committed ends here. The computing is in
+:mod:`stages.attempts.execution`, the explaining of failures in :mod:`stages.attempts.failures`; importing
+them takes longer than all of this.
 """
 
-import argparse
 import contextlib
 import os
 import time
@@ -22,26 +22,9 @@ from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.failures import FailureKind
 from pipeline.run.owner import owner_of_job
 from pipeline.run.paths import RunPaths
-from pipeline.run.tasks import WORK_STAGES, Stage, Task
+from stages.attempts.arguments import Arguments, parse
 from stages.logs import log, set_up_log
-from stages.preemption import listen
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """The command line of one attempt."""
-
-    task: Task
-    run_dir: Path
-    attempt: str
-    failure_file: Path | None
-    patience: float = 0.0
-    """Seconds to wait for inputs that are not committed yet."""
-    stays: bool = False
-    """Whether this process may get another task of its stage afterwards, so that it keeps what it has
-    loaded."""
-    loads: bool = False
-    """Whether to load only what the task will compute with: a worker does that before it takes a task."""
+from stages.process.preemption import listen
 
 
 @dataclass(frozen=True)
@@ -85,12 +68,12 @@ def run_attempt(arguments: Arguments) -> AttemptEnd:
         if is_committed(arguments):
             log.info(f"{arguments.task} is committed already; nothing to do")
             return AttemptEnd(0)
-        from stages.execution import execute  # what follows takes a while to import
+        from stages.attempts.execution import execute  # what follows takes a while to import
 
         execute(arguments, started)
         return AttemptEnd(0)
     except Exception as error:  # the attempt ends here: whatever happened is reported, none is swallowed
-        from stages.failures import exit_code, report
+        from stages.attempts.failures import exit_code, report
 
         kind = report(error, arguments, started)
         return AttemptEnd(exit_code(kind), kind)
@@ -100,7 +83,7 @@ def load_ahead(arguments: Arguments) -> AttemptEnd:
     """Load what a task will compute with. A failure is only logged: the task will meet it, and report it. Of
     several ranks one that failed ends, and by its exit code the others: there is no task then."""
     try:
-        from stages.execution import load
+        from stages.attempts.execution import load
 
         load(arguments)
         return AttemptEnd(0)
@@ -113,18 +96,3 @@ def is_committed(arguments: Arguments) -> bool:
     """Whether the task was done before this attempt began, in the history that it began in."""
     paths = RunPaths(arguments.run_dir)
     return is_there(paths.task(arguments.task).folder) and read_record(paths, arguments.task) is not None
-
-
-def parse(argv: Sequence[str]) -> Arguments:
-    parser = argparse.ArgumentParser(prog="python -m stages", description="Run one task of a run.")
-    parser.add_argument("stage", choices=[str(stage) for stage in WORK_STAGES])
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--iteration", type=int, default=0)
-    parser.add_argument("--shard", type=int, default=0)
-    parser.add_argument("--pool", default="", help="of score: whose components")
-    parser.add_argument("--attempt", default=f"0-{os.urandom(4).hex()}", help="id of this attempt")
-    parser.add_argument("--failure-file", type=Path, help="where to say why the attempt failed")
-    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for missing inputs")
-    given = parser.parse_args(argv)
-    task = Task(given.iteration, Stage(given.stage), given.shard, given.pool)
-    return Arguments(task, given.run_dir, given.attempt, given.failure_file, given.patience)

@@ -1,7 +1,7 @@
 """Modules of every task, imported once by the local scheduler's fork server, so that no task pays for it.
 
 Importing must start no thread and touch no GPU: every task is a fork of what this leaves behind. More
-modules, for tasks with models, are in :mod:`stages.preload_models`.
+modules, for tasks with models, are in :mod:`stages.preload.models`.
 """
 
 import gc
@@ -12,9 +12,9 @@ from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.tasks import WORK_STAGES
 
 MODULES = (
-    "stages.execution",
-    "stages.failures",
-    "stages.worker",
+    "stages.attempts.execution",
+    "stages.attempts.failures",
+    "stages.workers.loop",
     *(f"stages.tasks.{stage}" for stage in WORK_STAGES),
     # a forked process imports the driver's main module
     "pipeline.cli.app",

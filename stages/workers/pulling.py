@@ -1,31 +1,27 @@
-"""Workers on a shared filesystem: ``python -m stages.pulling``, with the arguments of ``python -m stages``.
+"""Source of a worker on a shared filesystem.
 
-The task on the command line is the first. After it the worker finds its next ones in the run directory, from
-commits and claims alone, until it pays more to leave (:mod:`pipeline.workers`).
+The task on the command line (:mod:`stages.workers.start`) is the first. After it the worker finds its next
+ones in the run directory, from commits and claims alone, until it pays more to leave
+(:mod:`pipeline.workers`).
 """
 
-import atexit
 import contextlib
-import importlib
 import os
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
-from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
+from pipeline.config.scheduler import ResourcesConfig
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.control import Control, SpoiltControl, read_control
-from pipeline.run.directory import Run, load_run
+from pipeline.run.directory import Run
 from pipeline.run.durable import is_there
-from pipeline.run.environment import TASK_ENVIRONMENT
 from pipeline.run.failures import DISK_EXIT, is_of_disk
 from pipeline.run.owner import owner_of_job
 from pipeline.run.records import FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
-from pipeline.workers.beats import Beat, Doing, Reason, process_space
+from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.choosing import Step, View
 from pipeline.workers.claims import (
     Attempt,
@@ -41,15 +37,14 @@ from pipeline.workers.claims import (
     with_saves,
 )
 from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside, of_environment, started_at
-from stages.kept_trainer import has_kept_trainer
-from stages.logs import log, set_up_log
-from stages.pulse import Pulse
-from stages.runner import Arguments, parse
-from stages.surroundings import Bell, Output, flush_output
-from stages.task_limit import TaskLimit
-from stages.waiting import Waiting
-from stages.worker import Source, work
+from pipeline.workers.outside import Outside
+from stages.attempts.arguments import Arguments
+from stages.logs import log
+from stages.workers.kept_trainer import has_kept_trainer
+from stages.workers.limit import TaskLimit
+from stages.workers.pulse import Pulse
+from stages.workers.surroundings import Bell, Output
+from stages.workers.waiting import Waiting
 
 _BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which beats are read again where no claim is to be judged by them."""
@@ -356,72 +351,3 @@ class Pulling:
         return Arguments(
             claim.task, self.run.paths.root, claim.attempt, failure, staying.INPUT_SECONDS, stays=True
         )
-
-
-def pulling(first: Arguments, started: float) -> Pulling:
-    """Make the source of the worker that begins with an attempt. Its pulse has begun."""
-    run = load_run(first.run_dir)
-    job_kind, scheduler = first.task.job_kind, run.config.scheduler
-    outside = of_environment(run, job_kind, os.environ, started)
-    beat = Beat(
-        *(outside.name, job_kind, os.uname().nodename, os.getpid(), started),
-        since=started,
-        queued_seconds=outside.queued_seconds,
-        process_space=process_space(),
-        nodes=outside.nodes,
-        task=task_key(first.task),
-    )
-    pulse = Pulse(run.paths, beat)
-    pulse.start()
-    if isinstance(scheduler, SlurmConfig):
-        settings, most = resources_of(scheduler, job_kind), float(scheduler.linger_max)
-    else:
-        settings, most = ResourcesConfig(linger="auto"), 600.0
-    return Pulling(run, first, outside, settings, pulse, most, run.config.attempts_of(job_kind))
-
-
-def import_stage(task: Task) -> None:
-    """Import what a task of this kind needs: who starts early is ready when the input is."""
-    importlib.import_module("stages.execution")
-    importlib.import_module(f"stages.tasks.{task.stage}")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Work; return the exit code: the last attempt's, or that of a disk which takes nothing."""
-    started = started_at(os.environ, time.time())
-    os.environ.update(TASK_ENVIRONMENT)  # before torch is imported, which the first rank needs to lead
-    set_up_log()
-    first = parse(argv)
-    try:
-        source = source_of_rank(first, started)
-        import_stage(first.task)
-        return work(source)
-    except OSError as error:
-        if not is_of_disk(error):
-            raise
-        log.error(f"the disk takes nothing: {error}")
-        return DISK_EXIT
-
-
-def source_of_rank(first: Arguments, started: float) -> Source:
-    """Return the source of this process: one that finds tasks, or one that is told by the first rank."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        return pulling(first, started)
-    from stages.following import Following, Leading, meet
-
-    if os.environ["RANK"] == "0":
-        source = pulling(first, started)
-        return Leading(source, meet(os.environ))
-    return Following(meet(os.environ))
-
-
-def end_process(exit_code: int) -> NoReturn:
-    """End this process as sys.exit does, but without taking apart what is in memory: with torch and a model
-    that takes a core for more than a second, and many workers end at once, beside others that compute."""
-    atexit._run_exitfuncs()
-    flush_output()
-    os._exit(exit_code)
-
-
-if __name__ == "__main__":
-    end_process(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""One try at a task: check, compute, commit, or say why that failed."""

@@ -1,0 +1,1 @@
+"""Trials before anything is computed: of models, and of torch."""
