@@ -221,7 +221,7 @@ def rows_of(table: Told) -> Iterator[str]:
         yield f"{line} | {cells} | {told}\n"
 
 
-SAMPLED = sample(CELLS, 0.05, lambda cell: f"{cell[0]} {cell[1]} {cell[2].title}")
+SAMPLED = sample(CELLS, 0.04, lambda cell: f"{cell[0]} {cell[1]} {cell[2].title}")
 
 
 def test_what_each_person_is_told_is_the_committed_table(scene):
@@ -317,7 +317,10 @@ def test_a_reader_has_a_run_examined(scene):
     [
         (MATE, "the run was submitted by owner, whose jobs are not mate's to end or replace"),
         (READER, "the run was submitted by owner, whose jobs are not reader's to end or replace"),
-        (replace(OWNER, cluster=SILVER), "the run was submitted to cluster gold, and this machine asks silver"),
+        (
+            replace(OWNER, cluster=SILVER),
+            "the run was submitted to cluster gold, and this machine asks silver",
+        ),
     ],
     ids=lambda value: getattr(value, "title", ""),
 )
