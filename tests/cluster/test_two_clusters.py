@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-
 import pytest
 
 from pipeline.run.control import read_control
