@@ -58,7 +58,7 @@ def describe(status: "Status") -> str:
     elif status.stopped and not status.slurm and status.state != "complete":
         lines.append(f"last driver: {status.stopped}")
     if status.slurm:
-        until = _OF_ANOTHERS_PAUSE if status.slurm.whose else _OF_A_PAUSE
+        until = _OF_ANOTHERS_PAUSE if status.slurm.whose else f"{_OF_A_PAUSE} {shlex.quote(status.run)}"
         lines += wrapped(f"{status.paused}; {until}", "", _INDENT) if status.paused else []
         lines += [*_whose(status), *describe_slurm(status.slurm, status.state)]
         lines += [line for text in status.held_back for line in wrapped(printable(text), "", _INDENT)]

@@ -222,14 +222,15 @@ class Desk:
         importlib.import_module("pipeline.cli.errors")._acts.clear()  # of commands that this process typed
         importlib.import_module("pipeline.preflight.cluster").check_cluster = self._check_cluster
         importlib.import_module("pipeline.watch.command").look_on = _look_once
-        # Of this machine, and of a run whose models nobody has made.
+        # Of this machine and its disk, and of a run whose models nobody has made.
         importlib.import_module("pipeline.doctor.examine").machine_checks = lambda trains_here: []
+        importlib.import_module("pipeline.doctor.examine").file_checks = lambda folder, is_shared: []
         importlib.import_module("pipeline.doctor.health").missing_paths = lambda config: ()
         queue = importlib.import_module("pipeline.cli.queue")
         make_pass = queue.make_pass
         queue.follow = lambda run, watcher, _: _once(make_pass, run, watcher)
         os.environ.clear()
-        os.environ.update({"HOME": "/nonexistent", "COLUMNS": "80", "NO_COLOR": "1", "PATH": "/usr/bin:/bin"})
+        os.environ.update({"HOME": "/", "COLUMNS": "80", "NO_COLOR": "1", "PATH": "/usr/bin:/bin"})
         os.chdir("/")
 
     def _check_cluster(self, config: object) -> list[str]:
