@@ -4,7 +4,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -51,12 +51,15 @@ _CONTROLLER = "Slurm's controller"
 _ASK = "wait, and ask the administrators if it lasts; nothing of a run is lost meanwhile"
 
 
-def slurm_checks(config: Config | None, folder: Path, with_probe: bool) -> list[Check]:
+def slurm_checks(
+    config: Config | None, folder: Path, with_probe: bool, why_not: Callable[[], str] = str
+) -> list[Check]:
     """Return the checks of Slurm; a skipped one where there is no Slurm here and none is needed.
 
     Args:
         config: of a run on Slurm, or None: then what the cluster is like.
         folder: where probe jobs meet this machine.
+        why_not: says why it is not for this user to try the jobs of the run; empty where it is.
     """
     if config is None and not any(map(shutil.which, PROGRAMS)):
         return [Check(Group.SLURM, "commands", lambda: skipped("commands", "there is no Slurm here"))]
@@ -65,16 +68,30 @@ def slurm_checks(config: Config | None, folder: Path, with_probe: bool) -> list[
     checks = [
         Check(Group.SLURM, "commands", lambda: judge_commands(_paths_of_commands())),
         asking("controller", look_at_controller, gate=_CONTROLLER, is_needed=config is not None),
-        asking("limits", lambda: look_at_limits(config)),
+        asking("limits", lambda: look_at_limits(None if why_not() else config)),
         asking("accounting", look_at_accounting),
         asking("partitions", lambda: judge_partitions(read_partitions())),
     ]
     if config is not None:
-        checks.append(asking("stages", lambda: look_at_stages(config), 90.0))
+        stages = _unless(why_not, "jobs of stages", lambda: look_at_stages(config))
+        checks.append(asking("stages", stages, 90.0))
     if with_probe:
-        return [*checks, asking("compute nodes", lambda: look_at_nodes(config, folder), _NODE_SECONDS + 60)]
+        nodes = _unless(why_not, "compute nodes", lambda: look_at_nodes(config, folder))
+        return [*checks, asking("compute nodes", nodes, _NODE_SECONDS + 60)]
     none = skipped("compute nodes", "--no-probe: no job was sent to look")
     return [*checks, Check(Group.SLURM, none.title, lambda: none)]
+
+
+def _unless(why_not: Callable[[], str], title: str, look: Callable[[], Iterator[Finding]]) -> Look:
+    """Make a look that is skipped where there is a reason."""
+
+    def careful() -> Iterator[Finding]:
+        if why := why_not():
+            yield skipped(title, why)
+        else:
+            yield from look()
+
+    return careful
 
 
 def _asking(

@@ -35,6 +35,7 @@ from pipeline.preflight.disk_need import existing_folder
 from pipeline.process import interruptible, uninterrupted
 from pipeline.run.directory import Run, is_run, load_run
 from pipeline.run.identity import RunError
+from pipeline.run.standpoint import standpoint
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
     checks += space_checks(patient.folder, run, patient.exists, is_reader)
     checks += [] if is_reader else file_checks(patient.folder, is_shared=on_slurm is not None)
     if not is_local:
-        checks += slurm_checks(on_slurm, patient.folder, with_probe and not is_reader)
+        checks += slurm_checks(on_slurm, patient.folder, with_probe, lambda: why_not_tried(patient))
     checks += wandb_checks(run)
     if patient.trouble:
         advice = "restore the file from a backup, or start a new run"
@@ -91,6 +92,16 @@ def checks_of(patient: Subject, with_probe: bool) -> list[Check]:
     elif run and patient.exists:
         checks += health_checks(run)
     return checks
+
+
+def why_not_tried(patient: Subject) -> str:
+    """Say why it is not for this user, or this machine, to try the jobs of a run; empty where it is."""
+    run = patient.run
+    if run is None or not patient.exists or not run.config.slurm:
+        return ""
+    if (found := standpoint(run.paths, run.who_acts)) is not None:
+        return f"the run {found.reason}"
+    return "" if os.access(patient.folder, os.W_OK) else f"you may not write to {patient.folder}"
 
 
 def examine(patient: Subject, with_probe: bool, tell: Callable[[Grouped], None]) -> list[Grouped]:

@@ -20,7 +20,7 @@ from pipeline.run.benchmarks import in_words as measured_in_words
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, check_sizes, require_record
 from pipeline.run.control import read_control, spoilt_control
-from pipeline.run.directory import Run, resume_command
+from pipeline.run.directory import Run
 from pipeline.run.identity import version
 from pipeline.run.lease import holder_of
 from pipeline.run.lineage import find_damage
@@ -28,6 +28,7 @@ from pipeline.run.place import original_of
 from pipeline.run.plan import policy_maker, state_of, unique
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words
+from pipeline.run.standpoint import to_resume
 from pipeline.run.states import has_state, keeps_state, state_before
 from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
@@ -126,9 +127,9 @@ def look_at_troubles(run: Run) -> list[Finding]:
     lacks_rows = frontier.is_committed(run.plan) and newest < run.plan.iterations
     if not found and lacks_rows and not holder_of(run.paths.locks):
         found = [f"everything is committed, but {run.plan.iterations - newest} rows are not written"]
-    again = f"mend that; the next driver tries again, or: {resume_command(run)}"
+    advice = f"mend that; the next driver tries again, or: {to_resume(run)}"
     fine = ok("troubles", "every driver did what it had to do")
-    return [problem("troubles", words, again) for words in found] or [fine]
+    return [problem("troubles", words, advice) for words in found] or [fine]
 
 
 def look_at_benchmarks(run: Run) -> Finding:
@@ -142,8 +143,8 @@ def look_at_benchmarks(run: Run) -> Finding:
     if not missing:
         return ok("benchmarks", told)
     log = f"slurm-ppo logs {shlex.quote(str(run.paths.root))} {Stage.BENCHMARK}@{missing[-1]}"
-    advice = f"its log: {log}; to measure again from one on: {resume_command(run)}"
-    return warning("benchmarks", told, f"{advice} --from {Stage.BENCHMARK}@{missing[0]}")
+    back = to_resume(run, f"--from {Stage.BENCHMARK}@{missing[0]}")
+    return warning("benchmarks", told, f"its log: {log}; to measure again from one on: {back}")
 
 
 def look_at_driver(run: Run) -> Finding:
@@ -175,7 +176,7 @@ def look_at_journals(run: Run) -> Iterator[Finding]:
             yield judge_journal(path.name, read_newest(path), rewrites)
     if wrong := differing(run.paths, run.plan.start + 1):
         told = f"row {in_words(wrong)} is not what was published in rows/, or that is spoilt"
-        yield problem("rows", told, f"{resume_command(run)} writes it again")
+        yield problem("rows", told, f"it is written again by: {to_resume(run)}")
 
 
 def judge_journal(name: str, content: bytes, is_rewritten: bool) -> Finding:
@@ -204,7 +205,7 @@ def look_at_commits(run: Run) -> Finding:
     records.refresh(tasks_around(run, frontier))
     if records.corrupt:
         first = "; ".join(list(records.corrupt.values())[:_MOST_NAMED])
-        advice = f"{resume_command(run)}: they are moved aside and computed again"
+        advice = f"they are moved aside and computed again by: {to_resume(run)}"
         return problem("commits at hand", f"{len(records.corrupt)} do not stand: {first}", advice)
     looked, done = len(records.known), max(frontier.updated, run.plan.start)
     told = f"{done} of {run.plan.iterations} iterations are done; {looked} records looked at, all stand"
@@ -217,7 +218,7 @@ def look_at_last_policy(run: Run) -> Finding:
     if updated < run.plan.iterations:
         return skipped("last policy", "the run is not at its end; tasks verify what they read")
     if found := find_damage(run.plan, run.paths, updated):
-        return problem("last policy", found.why, f"{resume_command(run)}: it is moved aside and made again")
+        return problem("last policy", found.why, f"it is moved aside and made again by: {to_resume(run)}")
     return ok("last policy", "it has the hashes that it was committed with")
 
 
@@ -233,8 +234,8 @@ def look_at_state(run: Run) -> Finding:
         try:
             check_sizes(paths, update if update.holds_state else require_record(paths, state_of(newest)))
         except CorruptData as error:
-            again = f"{resume_command(run)}: it is moved aside, and the next update learns it again"
-            return warning(title, str(error), again)
+            advice = f"it is moved aside, and learnt again by the next update, after: {to_resume(run)}"
+            return warning(title, str(error), advice)
         return ok(title, f"that of iteration {newest} stands")
     told = NOT_DUE if update.skips_state else fate(run)
     return judge_lost_state(newest, state_before(plan, paths, newest), newest == plan.iterations, told)

@@ -7,7 +7,7 @@ from pipeline.orchestrate.reconcile import Lost, Observation, needed_by
 from pipeline.run.directory import Run
 from pipeline.run.losses import find_loss, in_sentences
 from pipeline.run.plan import policy_maker, state_of
-from pipeline.run.records import Records, recorded
+from pipeline.run.records import Records
 from pipeline.run.states import keeps_state
 
 
@@ -28,7 +28,8 @@ def find_lost(run: Run, seen: Observation, records: Records, updated: int) -> Lo
     assert loss.point is not None
     since = [policy_maker(version) for version in range(updated, loss.point, -1)]
     why = f"{loss.why}; the newest from which the run can go on is {loss.point}"
-    return Lost(tuple(recorded(run.paths, since)), why)
+    known = records.published(since)  # with those whose records went too, by which the driver counts still
+    return Lost(tuple(update for update in since if update in known), why)
 
 
 def _is_suspicious(run: Run, seen: Observation, records: Records, updated: int) -> bool:

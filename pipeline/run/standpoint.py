@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.run.control import read_control
+from pipeline.run.directory import Run, resume_command
 from pipeline.run.identity import RunError
 from pipeline.run.owner import Owner, owner_by_id, who_acts
 from pipeline.run.paths import RunPaths
@@ -86,6 +87,21 @@ def check_is_ours(paths: RunPaths, who: Callable[[], Owner] = who_acts) -> None:
     """
     if (found := standpoint(paths, who)) is not None:
         raise NotOurs(f"{paths.root} {found.reason}: {found.as_owner}, or {way_on(paths.root)}")
+
+
+def to_resume(run: Run, *options: str) -> str:
+    """Return the command that resumes a run; of one that is another user's, or on another cluster, with who
+    can type it, and what this user can do instead."""
+    command = " ".join([resume_command(run), *options])
+    if (found := standpoint(run.paths, run.who_acts)) is None:
+        return command
+    resume = asked_of(found.owner.user, found.owner.cluster, found.is_other_user, command)
+    return f"{resume}, or {way_on(run.paths.root)}"
+
+
+def asked_of(owner: str, cluster: str, is_other_user: bool, command: str) -> str:
+    """Say how a command that only a run's owner may type, on its cluster, gets typed. Pure."""
+    return f"ask {owner} for {command}" if is_other_user else f"on a machine of {cluster}: {command}"
 
 
 def way_on(root: Path) -> str:

@@ -37,6 +37,7 @@ _NEXT = {
 
 
 _OF_A_PAUSE = "nothing is submitted until you resume the run; to end it for good: slurm-ppo cancel"
+_OF_ANOTHERS_PAUSE = "nothing is submitted until it is resumed"
 
 
 def clock(seconds: float) -> str:
@@ -57,7 +58,8 @@ def describe(status: "Status") -> str:
     elif status.stopped and not status.slurm and status.state != "complete":
         lines.append(f"last driver: {status.stopped}")
     if status.slurm:
-        lines += wrapped(f"{status.paused}; {_OF_A_PAUSE}") if status.paused else []
+        until = _OF_ANOTHERS_PAUSE if status.slurm.whose else f"{_OF_A_PAUSE} {shlex.quote(status.run)}"
+        lines += wrapped(f"{status.paused}; {until}", "", _INDENT) if status.paused else []
         lines += [*_whose(status), *describe_slurm(status.slurm, status.state)]
         lines += [line for text in status.held_back for line in wrapped(printable(text), "", _INDENT)]
         lines += [*describe_workers(status.workers), *describe_starts(status.workers)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
     from pipeline.run.standpoint import Elsewhere
     from pipeline.workers.beats import Beat
 
-_IS_OVER = ("failed", "cancelled", "stopped")
+_IS_OVER = ("failed", "cancelled", "paused", "stopped")
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _not_seen(of: Whose) -> str:
 
 def next_step(of: Whose, state: str, root: str) -> str | None:
     """Return what comes next for who is not the owner; None: the same as for the owner."""
-    from pipeline.run.standpoint import way_on
+    from pipeline.run.standpoint import asked_of, way_on
 
     place = shlex.quote(root)
     if state == "unknown":
@@ -107,8 +107,8 @@ def next_step(of: Whose, state: str, root: str) -> str | None:
         there = f" on a machine of {of.cluster}" if of.is_on_another_cluster else ""
         return f"slurm-ppo status {place}, typed{as_owner}{there}"
     if state in _IS_OVER:
-        who = f"ask {of.owner} for" if of.is_other_user else f"on a machine of {of.cluster}:"
-        return f"{who} slurm-ppo resume {place}, or {way_on(Path(root))}"
+        resume = asked_of(of.owner, of.cluster, of.is_other_user, f"slurm-ppo resume {place}")
+        return f"{resume}, or {way_on(Path(root))}"
     if state == "complete" and not os.access(root, os.W_OK):
         return f"slurm-ppo report {place} --out FILE"
     return None

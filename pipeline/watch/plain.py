@@ -27,7 +27,7 @@ def _states(before: Status | None, after: Status) -> Iterator[str]:
     if was != now:
         yield f"Slurm does not answer: {' '.join(now.split())}" if now else "Slurm answers again"
     before_whose, whose = (look.slurm.whose if look and look.slurm else None for look in (before, after))
-    if whose and not before_whose:
+    if whose and not before_whose and after.state != "complete":
         yield whose_in_words(whose, after.state, after.time)
     if after.awaited and not (before and before.awaited):
         yield f"waiting: {after.awaited}"

@@ -189,7 +189,7 @@ def _holding(look: Status) -> list[str]:
 
 def _whose(look: Status, width: int) -> list[str]:
     """Say whose the run is, where another user looks, or from another cluster."""
-    if not look.slurm or not look.slurm.whose:
+    if not look.slurm or not look.slurm.whose or look.state == "complete":
         return []
     return textwrap.wrap(whose_in_words(look.slurm.whose, look.state, look.time), width)
 

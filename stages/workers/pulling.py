@@ -176,7 +176,7 @@ class Pulling:
         if exit_code:
             self.pulse.say()
             self.outside.failed(True)
-        else:
+        elif not self._is_over():  # else those who wait may be jobs of another cluster, which counts anew
             self.outside.committed(arguments.task)
 
     def leave(self, reason: Reason) -> None:
@@ -275,6 +275,12 @@ class Pulling:
             return None
         before = self.run.plan.must_have_ended(choice.task)
         return later if before is None or before in view.committed else None
+
+    def _is_over(self) -> bool:
+        """Whether nothing follows, as far as the disk says."""
+        with contextlib.suppress(OSError):
+            return self._is_cancelled()
+        return False
 
     def _is_cancelled(self) -> bool:
         """Whether people cancelled the run or took it over: nothing follows then, and Slurm soon kills who

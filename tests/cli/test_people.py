@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.job_kinds import GUARD
 from pipeline.config.schema import TrackingConfig, WandbConfig, WandbMode
 from pipeline.run import journal
 from pipeline.run.commits import publish
-from pipeline.run.control import Control, read_control, write_control
+from pipeline.run.control import ByHand, Control, read_control, write_control
 from pipeline.run.owner import Owner
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import job_name
@@ -38,9 +39,12 @@ GOLDEN = ROOT / "tests/golden/people.txt"
 WORKED = replace(reportrun.SLURM, workers=True)
 OURS = Owner(OWNER.name, OWNER.uid, GOLD)
 PEOPLE = (OWNER, MATE, READER, STRANGER, replace(OWNER, cluster=SILVER), replace(MATE, cluster=SILVER))
-STATES = ("live", "silent", "stopped", "failed", "cancelled", "complete", "fresh")
+STATES = ("live", "silent", "stopped", "failed", "cancelled", "paused", "complete", "fresh")
 """Silent: live, and Slurm shows people their own jobs alone."""
-LOOKING = ("status RUN", "plan RUN", "ls RUN", "logs RUN", "report RUN --out OUT", "samples RUN")
+LOOKING = (
+    *("status RUN", "watch RUN", "plan RUN", "ls RUN", "logs RUN", "report RUN --out OUT", "samples RUN"),
+    "doctor RUN --no-probe",
+)
 ACTING = (
     *("submit RUN", "resume RUN", "resume RUN --take-over"),
     *("cancel RUN", "clean RUN --yes", "advance RUN", "fork RUN OUT"),
@@ -62,8 +66,9 @@ class Scene:
         return self.folder / "lab" / state
 
     def desk(self, state: str, **more: object) -> Desk:
-        name = job_name("demo", id_of(self.root(state)), 1, "rollout", 1, 0)
-        jobs = {"7": name} if state in ("live", "silent") else {}
+        names = {"7": "rollout", "8": GUARD} if state in ("live", "silent") else {}
+        run_id = id_of(self.root(state))
+        jobs = {job: job_name("demo", run_id, 1, kind, 1, 0) for job, kind in names.items()}
         return Desk(self.folder / "desk", self.now, jobs, is_private=state == "silent", **more)
 
     def type(self, line: str, state: str, who: Person, **more: object) -> Typed:
@@ -75,6 +80,13 @@ class Scene:
     def tidy(self, state: str) -> None:
         shutil.rmtree(self.root(state))
         subprocess.run(["cp", "-a", self.folder / "kept" / state, self.root(state)], check=True)
+
+
+_SAID = (
+    r".*: (?:running|stopped|unknown|failed|cancelled|paused|complete),|runs as|submitted by|in the queue|"
+    r"nothing of|\d+ of \d+ jobs|  what is in|due now|next:"
+)
+_EXAMINED = r"problem|skipped +writing|\w+ +(?:jobs|jobs of stages|workers|driver):"
 
 
 def id_of(root: Path) -> str:
@@ -104,7 +116,9 @@ def make_run(scene: Scene, state: str) -> None:
     for name in ("locks", "slurm/workers", "logs"):
         (run.paths.root / name).mkdir(parents=True, exist_ok=True)
     if state != "fresh":
-        asked = Control(1, state == "cancelled", state == "failed", begun=scene.now - 900, owner=OURS)
+        act = ByHand(8, 8, scene.now - 600) if state == "paused" else None
+        is_cancelled = state in ("cancelled", "paused")
+        asked = Control(1, is_cancelled, state == "failed", begun=scene.now - 900, paused=act, owner=OURS)
         write_control(run.paths, asked)
         journal.event(run.paths.events, "submitted", job="7", array="none", elements=1, waits_for="")
     is_alive = state in ("live", "silent")
@@ -136,14 +150,12 @@ def gist(scene: Scene, state: str, who: Person, typed: Typed) -> str:
 
 
 def said_of_the_run(out: str) -> list[str]:
-    """Lines on whose it is, what is in the queue and what comes next, with those that continue them."""
-    found = re.findall(
-        r"^(?:.*: (?:running|stopped|unknown|failed|cancelled|complete),|runs as|submitted by|in the queue|"
-        r"nothing of|  what is in|due now|next:).*(?:\n {6}\S.*)*",
-        out,
-        re.MULTILINE,
-    )
-    return [" ".join(line.split()) for line in found]
+    """Lines on whose it is, what is in the queue and what comes next, with those that continue them; of an
+    examination what stands in the way, and what is said of jobs, workers and driver."""
+    examined = re.findall(rf"^  (?:{_EXAMINED}).*(?:\n {{11}}.*)*", out, re.MULTILINE)
+    timeless = re.sub(r"^\d\d:\d\d:\d\d ", "", out, flags=re.MULTILINE)
+    found = re.findall(rf"^(?:{_SAID}).*(?:\n {{6}}\S.*)*", timeless, re.MULTILINE)
+    return [" ".join(line.split()) for line in (*examined, *found)]
 
 
 def is_allowed(line: str, state: str, who: Person) -> bool:
@@ -165,11 +177,11 @@ def check(scene: Scene, line: str, state: str, who: Person, typed: Typed) -> Non
         assert not [act for act in typed.acts if act.startswith("scancel")], place
     if not is_allowed(line, state, who):
         assert typed.code == 2, place
-        assert not typed.acts, place
         assert re.search(r"slurm-ppo \w+|chmod|as its owner", typed.err), place
     changed = differences(entries(scene.folder / "kept" / state), entries(scene.root(state)))
     if line in LOOKING or not is_allowed(line, state, who):
         assert not changed, (place, changed)
+        assert not typed.acts, place
     elif changed:
         scene.tidy(state)
 
@@ -209,7 +221,7 @@ def rows_of(table: Told) -> Iterator[str]:
         yield f"{line} | {cells} | {told}\n"
 
 
-SAMPLED = sample(CELLS, 0.05, lambda cell: f"{cell[0]} {cell[1]} {cell[2].title}")
+SAMPLED = sample(CELLS, 0.04, lambda cell: f"{cell[0]} {cell[1]} {cell[2].title}")
 
 
 def test_what_each_person_is_told_is_the_committed_table(scene):
@@ -222,7 +234,7 @@ def test_who_takes_a_run_over_has_it_and_who_had_it_is_refused(scene):
     taken = scene.type("resume RUN --take-over", "live", MATE)
     try:
         assert taken.code == 3, taken
-        assert taken.acts[0] == "scancel 7"
+        assert taken.acts[0] == "scancel 7 8"
         assert "sbatch" in taken.acts
         assert "taken over from owner on cluster gold" in taken.err
         assert "jobs of owner cannot be ended from here" in taken.err
@@ -298,6 +310,41 @@ def test_a_reader_has_a_run_examined(scene):
     assert not re.search(r"problem +(writing|jobs|workers|commits at hand|driver|requests):", done.out), (
         done.out
     )
+
+
+NOT_TRIED = sample(
+    [
+        (MATE, "the run was submitted by owner, whose jobs are not mate's to end or replace"),
+        (READER, "the run was submitted by owner, whose jobs are not reader's to end or replace"),
+        (
+            replace(OWNER, cluster=SILVER),
+            "the run was submitted to cluster gold, and this machine asks silver",
+        ),
+    ],
+    1 / 3,
+)
+"""Who does not try the jobs of a run, and why."""
+
+
+@pytest.mark.parametrize(("who", "why"), NOT_TRIED, ids=[who.title for who, _ in NOT_TRIED])
+def test_jobs_of_a_run_are_tried_by_its_owner_alone(scene, who, why):
+    """On another cluster its partitions are not there, and a colleague's account may not be the owner's."""
+    done = scene.type("doctor RUN", "live", who)
+    out = " ".join(done.out.split())
+    assert f"skipped jobs of stages: {why}" in out
+    assert f"skipped compute nodes: {why}" in out
+    assert not done.acts
+    assert "no such partition" not in out
+
+
+def test_who_examines_anothers_run_is_told_who_can_mend_it(scene):
+    (scene.root("complete") / "metrics.jsonl").write_text("")
+    try:
+        out = " ".join(scene.type("doctor RUN --no-probe", "complete", MATE).out.split())
+        resume = f"slurm-ppo resume {scene.root('complete')}"
+        assert f"or: ask owner for {resume}, or take the run over: {resume} --take-over" in out
+    finally:
+        scene.tidy("complete")
 
 
 def test_every_file_of_a_run_is_the_groups_to_write_where_umask_and_folder_say_so(inputs, environment):

@@ -10,16 +10,21 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.orchestrate.losses import find_lost
+from pipeline.orchestrate.reconcile import Observation, reconcile
 from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run.ages import files_below
 from pipeline.run.directory import load_run
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.kept import identifying
 from pipeline.run.place import settle
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import Records
 from pipeline.run.tasks import Stage
 from tests.cluster.scenario import policy_of
 from tests.support import ROOT, light, tiny
@@ -201,6 +206,23 @@ def test_where_weights_are_gone_one_look_finds_the_newest_point(resting, whole, 
     assert not events(root, "failed")
     launched = [event["task"] for event in events(root, "launched")]
     assert [launched.count(f"4/{stage}/0") for stage in ("rollout", "reward", "update")] == [1, 1, 2]
+
+
+def test_a_driver_takes_back_what_it_remembers_where_records_went_with_the_weights(resting, tmp_path):
+    """All of a first iteration is gone while the second is at its update: nothing else is left to do."""
+    run = load_run(copied(resting(1), tmp_path / "run"))
+    go_back(run, Point(Stage.ROLLOUT, 2))
+    first, second = policy_maker(1), policy_maker(2)
+    records = Records(run.paths)
+    records.refresh([first])
+    for name in ("data", "iterations", "policy", "state"):
+        shutil.rmtree(run.paths.root / name)
+    failures = {second: [Failure(second, 1, FailureKind.INPUTS, "prepare is not committed")]}
+    seen = Observation((second,), dict(records.known), {}, (), failures)
+    lost = find_lost(run, seen, records, updated=1)
+    assert lost is not None
+    assert "the newest from which the run can go on is 0" in lost.why
+    assert [one.task for one in reconcile(run.plan, replace(seen, lost=lost), 3).retract] == [first]
 
 
 def test_prompts_and_old_records_that_are_gone_do_not_set_a_run_back(resting, whole, slurm_ppo, tmp_path):

@@ -214,7 +214,7 @@ def test_a_digit_that_flipped_is_found_and_mended(copied_run, slurm_ppo):
     assert journal.read(metrics)[0]["reward/mean"] != rows[0]["reward/mean"]
     doctor = " ".join(slurm_ppo("doctor", copied_run).stdout.split())
     assert "row 1 is not what was published" in doctor
-    assert f"slurm-ppo resume {copied_run} writes it again" in doctor
+    assert f"it is written again by: slurm-ppo resume {copied_run}" in doctor
     done = slurm_ppo("resume", copied_run)
     assert done.returncode == 0, done.stderr
     assert "row 1 was not what was published" in done.stderr

@@ -22,12 +22,15 @@ from pathlib import Path
 
 from pipeline.config.issue import ConfigError
 from pipeline.orchestrate.driver import Outcome, Pass
+from pipeline.watch.plain import changes
+from pipeline.watch.reading import Reading
 from slurm.commands import SlurmError
 from tests.support import ROOT
 
 HOUSE, LAB = 62000, 62001
 """Groups: who may enter the folder that holds the runs, and who may write to them."""
 GOLD, SILVER = "gold", "silver"
+PARTITIONS = {GOLD: ("cpu", "gpu", "small", "big"), SILVER: ("long",)}
 _NEVER = ("pipeline.tracking.mirror", "pipeline.tracking.client", "pipeline.tracking.push")
 _LATER = ("pandas", "plotext", "plotly.offline", "multiprocessing.popen_fork", "multiprocessing.connection")
 _SECONDS = 20
@@ -84,6 +87,9 @@ class Clusters:
         return answer
 
     def _scontrol(self, words: Sequence[str]) -> str:
+        if words[-1] == "partition":
+            limits = "State=UP TotalNodes=4 MaxTime=UNLIMITED"
+            return "".join(f"PartitionName={name} {limits}\n" for name in PARTITIONS[self.person.cluster])
         if words[-1] != "config":
             return ""
         private = "jobs" if self.is_private else "none"
@@ -109,6 +115,8 @@ class Clusters:
     def _sbatch(self, words: Sequence[str]) -> str:
         if "--test-only" in words:
             return ""
+        if "--version" in words:
+            return "slurm 24.05.8\n"
         self._note("sbatch")
         if self.refuses:
             raise SlurmError(["sbatch"], 1, f"sbatch: error: Batch job submission failed: {self.refuses}")
@@ -126,7 +134,9 @@ class Clusters:
         raise SlurmError(["sacct"], 1, "Slurm accounting storage is disabled")
 
     def _sinfo(self, words: Sequence[str]) -> str:
-        return ""
+        if words[-1] != "%R|%D|%c|%m|%G":
+            return ""
+        return "".join(f"{name}|4|64|512000|gpu:8\n" for name in PARTITIONS[self.person.cluster])
 
     def _sacctmgr(self, words: Sequence[str]) -> str:
         raise SlurmError(["sacctmgr"], 1, "no accounting")
@@ -211,11 +221,16 @@ class Desk:
         shutil.which = lambda name, *_: f"/usr/bin/{name}"
         importlib.import_module("pipeline.cli.errors")._acts.clear()  # of commands that this process typed
         importlib.import_module("pipeline.preflight.cluster").check_cluster = self._check_cluster
+        importlib.import_module("pipeline.watch.command").look_on = _look_once
+        # Of this machine and its disk, and of a run whose models nobody has made.
+        importlib.import_module("pipeline.doctor.examine").machine_checks = lambda trains_here: []
+        importlib.import_module("pipeline.doctor.examine").file_checks = lambda folder, is_shared: []
+        importlib.import_module("pipeline.doctor.health").missing_paths = lambda config: ()
         queue = importlib.import_module("pipeline.cli.queue")
         make_pass = queue.make_pass
         queue.follow = lambda run, watcher, _: _once(make_pass, run, watcher)
         os.environ.clear()
-        os.environ.update({"HOME": "/nonexistent", "COLUMNS": "80", "NO_COLOR": "1", "PATH": "/usr/bin:/bin"})
+        os.environ.update({"HOME": "/", "COLUMNS": "80", "NO_COLOR": "1", "PATH": "/usr/bin:/bin"})
         os.chdir("/")
 
     def _check_cluster(self, config: object) -> list[str]:
@@ -228,6 +243,15 @@ def _once(make_pass: Callable[..., object], run: object, watcher: object) -> Pas
     """What watching does until Ctrl-C."""
     make_pass(run, watcher)
     return Pass(Outcome.INTERRUPTED)
+
+
+def _look_once(reading: Reading, draw: Callable[[], bool], tell: Callable[[], bool]) -> bool:
+    """What looking on does until Ctrl-C: one look, with Slurm's answer."""
+    reading._take(reading._ask(reading.run))
+    reading.seen = reading._read()
+    assert reading.seen.look
+    print("\n".join(changes(None, reading.seen.look)))
+    return reading.seen.is_settled
 
 
 def _content(file: io.TextIOBase) -> str:

@@ -19,15 +19,17 @@ from pipeline.config.scheduler import ResourcesConfig
 from pipeline.run import bookkeeping
 from pipeline.run.bookkeeping import ask_for_pass, is_wanted
 from pipeline.run.commits import read_record
-from pipeline.run.control import begin_invocation
+from pipeline.run.control import begin_invocation, take_over
 from pipeline.run.directory import Run, load_run
 from pipeline.run.failures import DISK_EXIT, FailureKind
+from pipeline.run.owner import Owner
 from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task, task_key
 from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.beats import Beat, Doing, Reason, write_beat
 from pipeline.workers.claims import Claim, claims_of
 from pipeline.workers.reading import read_beats
+from stages.attempts.arguments import Arguments
 from stages.attempts.runner import AttemptEnd
 from stages.workers import loop, pulling, start
 from tests.support import processes
@@ -195,6 +197,33 @@ def test_a_failure_asks_for_a_pass_and_nothing_is_saved_together_with_ranks_that
     assert in_process_of_its_own(fails_and_leaves, run.paths.root) == 4
     assert (run.paths.root / "asked.txt").read_text() == f"True {Doing.WAITING}"
     assert not (run.paths.root / "saved.txt").exists()
+
+
+def commits(root: Path, is_taken_over: bool) -> None:
+    """The worker commits once, in a run that may be on another cluster by then; that others are told of it
+    leaves a file."""
+    run, former = load_run(root), Owner("ada", 61001, "gold")
+    os.environ |= {"SLURM_JOB_UID": str(former.uid), "SLURM_CLUSTER_NAME": former.cluster}
+
+    def attempt(given: Arguments) -> AttemptEnd:
+        if is_taken_over and not given.loads:
+            take_over(run.paths, replace(former, cluster="silver"), former)
+        return AttemptEnd(0)
+
+    def told(task: Task) -> None:
+        (root / "told.txt").touch()
+        source.leave(Reason.DONE)
+
+    source = source_of(run, ROLLOUT, SETTINGS, committed=told)
+    loop.run_attempt = attempt
+    sys.exit(loop.work(source))
+
+
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_commit_in_a_run_that_was_taken_over_rings_nobody(run, is_taken_over):
+    """By the number of a worker that waits on another cluster some other job may run on this one."""
+    assert in_process_of_its_own(commits, run.paths.root, is_taken_over) == 0
+    assert (run.paths.root / "told.txt").exists() is not is_taken_over
 
 
 # --- passes ---
