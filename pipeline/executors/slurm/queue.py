@@ -49,11 +49,17 @@ def run_queue(run: Run, seen: Look) -> ElementsByName:
 
 
 def _without_held(elements: Sequence[Element]) -> Iterator[Element]:
-    held = {e for e in elements if is_pending(e) and re.sub("[()_ ]", "", e.reason).lower() in _HELD}
+    held = {e for e in elements if is_pending(e) and is_held(e)}
     if held:
         cancel(sorted(f"{e.array_id}_{e.index}" for e in held), only_pending=True)
     for element in elements:
         yield replace(element, state=SlurmState.LAUNCH_FAILED) if element in held else element
+
+
+def is_held(element: Element) -> bool:
+    """Whether Slurm could not start an element, and held it: then a pass cancels it, after which it shows the
+    same reason."""
+    return re.sub("[()_ ]", "", element.reason).lower() in _HELD
 
 
 def is_live(element: Element) -> bool:
