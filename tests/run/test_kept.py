@@ -11,6 +11,7 @@ from pipeline.cli.lost import cancel_whatever_is_left
 from pipeline.run.directory import RunError, load_run
 from pipeline.run.kept import identifying, keep
 from pipeline.run.place import settle
+from tests.support.damage import cut, flip_bit
 from tests.support.killing import events
 from tests.support.tables import sample
 from tests.support.toyworld import Luck, make_world
@@ -39,12 +40,26 @@ def test_what_is_gone_is_read_from_the_copy_and_written_again(resting, slurm_ppo
     assert "1 run: 1 complete" in slurm_ppo("ls", resting.parent).stdout
     done = slurm_ppo("resume", resting)
     assert done.returncode == 0, done.stderr
-    assert f"{gone[0]}: gone, and written again" in done.stderr
+    assert f"{gone[0]}: gone or spoilt, and written again" in done.stderr
     config = {name: data for name, data in kept.items() if name.startswith("config")}
     assert {name: (resting / name).read_bytes() for name in config} == config
     assert load_run(resting).identity.id in (resting / "run.json").read_text()
     assert (resting / "run.json").read_text() == (resting / "run.copy.json").read_text()
     assert events(resting, "identity_kept")
+
+
+@pytest.mark.parametrize(
+    "spoil", [flip_bit, cut, lambda path: path.write_bytes(b"")], ids=["bit", "cut", "empty"]
+)
+@pytest.mark.parametrize("name", ["run.json", "run.copy.json"])
+def test_what_is_spoilt_is_read_from_the_other_and_written_again(resting, name, spoil):
+    """A bit that has flipped, and what a full disk leaves."""
+    whole = (resting / name).read_bytes()
+    run = load_run(resting)
+    spoil(resting / name)
+    assert load_run(resting) == run
+    assert keep(run) == ["run.json"][: name == "run.json"]
+    assert (resting / name).read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml"])

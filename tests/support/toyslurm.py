@@ -352,9 +352,9 @@ _SHOWN: dict[str, Callable[[Element], str]] = {
     "Name": lambda element: element.job.name,
 }
 _TIMES: dict[str, Callable[[Element], str]] = {
-    "SubmitTime": lambda element: f"{element.submitted:.0f}",
-    "StartTime": lambda element: f"{element.started:.0f}",
-    "EndTime": lambda element: f"{element.ended:.0f}",
+    "SubmitTime": lambda element: str(int(element.submitted)),
+    "StartTime": lambda element: str(int(element.started)),
+    "EndTime": lambda element: str(int(element.ended)),
 }
 _ACCOUNTED: dict[str, Callable[[Element], str]] = {
     "JobID": lambda element: f"{element.job.id}_{element.index}",
