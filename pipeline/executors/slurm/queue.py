@@ -102,9 +102,11 @@ def cancel_all(run: Run) -> int:
         return cancel_jobs([read_queue(jobs_of(run))], only_pending=False)
 
 
-def cancel_of_id(run_id: str) -> int:
-    """Cancel every job of the run that has an id, wherever it lies. Returns how many arrays that were."""
-    return cancel_jobs([read_queue(lambda name: is_job_of(run_id, name))], only_pending=False)
+def cancel_of_id(run_id: str, cluster: str) -> int:
+    """Cancel every job of the run that has an id, wherever it lies, on a cluster by its name (empty: the one
+    of this machine). Returns how many arrays that were."""
+    with on_cluster(cluster):
+        return cancel_jobs([read_queue(lambda name: is_job_of(run_id, name))], only_pending=False)
 
 
 def wait_until_gone(run: Run, seconds: float) -> int:
