@@ -93,7 +93,7 @@ def _cancel_everywhere(run_id: str, cluster: str) -> str:
             continue
         try:
             count += cancel_of_id(run_id, name)
-            told.append(f"cluster {name} was asked too" if not cluster else f"cluster {name} was asked")
+            told.append(f"cluster {name} was asked")
         except SlurmError as error:
             told.append(f"cluster {name} cannot be asked from here ({error}): type this on a machine of it")
             if cluster:
