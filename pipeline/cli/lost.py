@@ -95,7 +95,9 @@ def _cancel_everywhere(run_id: str, cluster: str) -> str:
             count += cancel_of_id(run_id, name)
             told.append(f"cluster {name} was asked")
         except SlurmError as error:
-            told.append(f"cluster {name} cannot be asked from here ({error}): type this on a machine of it")
+            told.append(
+                f"cluster {name} cannot be asked from here ({error}): type this on one of its machines"
+            )
             if cluster:
                 raise RunError(told[-1]) from None
     return "; ".join([f"cancelled {count} jobs that have its id, {run_id}, in their names", *told])

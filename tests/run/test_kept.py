@@ -168,7 +168,7 @@ def test_a_cluster_that_cannot_be_asked_from_here_is_named_and_nothing_is_change
         raise SlurmError(arguments, 1, "No cluster 'far' known by database.")
 
     monkeypatch.setattr("slurm.commands._run_once", refuse)
-    with pytest.raises(RunError, match="cluster far cannot be asked .* type this on a machine of it"):
+    with pytest.raises(RunError, match=r"cluster far cannot be asked .* on one of its machines"):
         cancel_whatever_is_left(paths.root)
     assert read_control(paths) == before
 

@@ -98,6 +98,7 @@ class Job:
     """What its elements read, and ``work``: its content."""
     work: dict
     elements: list[Element] = field(default_factory=list)
+    script: Path = Path()
 
     @property
     def has_ended(self) -> bool:
@@ -219,7 +220,7 @@ class ToySlurm:
         (command,) = re.findall(r"^exec .*", text, re.MULTILINE)
         file = Path(shlex.split(command)[-1])
         id, work = str(100 + len(self.jobs)), json.loads(file.read_text())
-        job = Job(id, given["job-name"], given.get("begin", ""), file, work)
+        job = Job(id, given["job-name"], given.get("begin", ""), file, work, script=Path(words[-1]))
         for index in indices:
             copies = [Condition(c.kind, c.job) for c in conditions]
             job.elements.append(Element(job, index, copies, is_either))
@@ -256,6 +257,8 @@ class ToySlurm:
 
     def _scontrol(self, words: Sequence[str]) -> str:
         if "show" in words:
+            if words[-2:-1] == ["job"]:
+                return f"JobId={words[-1]} Command={self.jobs[words[-1]].script} WorkDir=/x\n"
             is_config = words[-1] == "config"
             return CONFIG.format(size=self.max_array_size, jobs=10_000) if is_config else ""
         assert words[0] == "update", words
