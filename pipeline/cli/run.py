@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.cli.copied import as_own
+from pipeline.cli.copied import as_own, check_is_the_only_one
 from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
@@ -129,6 +129,7 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
     else:
         checked_point(run, point)
     if takes_over and not is_copy:
+        check_is_the_only_one(run)
         take_over(run)
     if told := version_warning(run):
         print(told, file=sys.stderr)
