@@ -12,6 +12,7 @@ import pytest
 from pipeline.cli.queue import cancel_run
 from pipeline.cli.summary import say_how_it_ended
 from pipeline.executors.slurm.by_hand import find_by_hand, look_for_act
+from pipeline.executors.slurm.silence import Silence, note_silences
 from pipeline.orchestrate.driver import Outcome, Pass, tell_of_pass
 from pipeline.run import journal
 from pipeline.run.control import ByHand, begin_invocation, read_control, write_control
@@ -198,11 +199,14 @@ def test_a_part_that_was_submitted_again_does_not_pause_the_run_minutes_later(ti
     assert not pauses_of(timed)
 
 
-def test_what_slurm_could_not_start_and_a_pass_cancelled_is_no_act(timed):
+def test_what_a_pass_cancels_that_slurm_could_not_start_or_that_hangs_is_no_act(timed):
     scancel(timed)
     paths = timed.run.paths
     shown = parse_queue(timed.slurm.run_quietly(["squeue", f"--Format={QUEUE_FORMAT}"]))
     assert look_for_act(Ledger(paths), shown, read_control(paths))
+    note_silences(paths, {f"{e.array_id}_{e.index}": Silence(1.0, is_cancelled=True) for e in shown})
+    assert look_for_act(Ledger(paths), shown, read_control(paths)) is None
+    note_silences(paths, {})
     for reason in ("launch failed requeued held", "JobHoldMaxRequeue"):
         held = [replace(one, reason=reason) for one in shown]
         assert look_for_act(Ledger(paths), held, read_control(paths)) is None

@@ -6,7 +6,8 @@ clock, tell that from the repair of single elements: nobody who cancels those ca
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pipeline.executors.slurm.queue import is_held, is_live, is_pending
+from pipeline.executors.slurm.queue import is_held, is_live, is_pending, worker_of
+from pipeline.executors.slurm.silence import read_silences
 from pipeline.run.control import ByHand, Control
 from pipeline.run.submissions import Ledger, Submission, is_driver_job
 from slurm.query import Element
@@ -74,10 +75,13 @@ def is_of_people(ledger: Ledger, cancelled: Iterable[Element], control: Control)
     own = max(control.emptied, control.withdrawn)
     names = {element.name for element in cancelled}
     known = {s.name: s for s in ledger.named(names) if s.invocation > own}
+    silenced = {name for name, silence in read_silences(ledger.paths).items() if silence.is_cancelled}
 
     def is_by_hand(element: Element) -> bool:
         submission = known.get(element.name)
-        if submission is None or _is_withdrawn(submission, element.index) or is_held(element):
+        if submission is None or _is_withdrawn(submission, element.index):
+            return False
+        if is_held(element) or worker_of(element).element in silenced:
             return False
         return submission.invocation == control.invocation or (element.ended or 0.0) > control.begun
 
