@@ -188,11 +188,11 @@ def _keeping_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 _OURS = frozenset(
-    {"array", "chdir", "dependency", "error", "gid", "help", "hold", "job-name", "output"}
-    | {"parsable", "quiet", "test-only", "uid", "usage", "version", "wait", "wrap"}
+    {"array", "chdir", "dependency", "error", "gid", "hold", "job-name", "output"}
+    | {"parsable", "quiet", "test-only", "uid", "wait", "wrap"}
 )
-"""sbatch options that slurm-ppo sets itself, to run a task in the job and to find the job again, and those
-with which sbatch submits nothing. sbatch takes the begin of each for it, too."""
+"""sbatch options that slurm-ppo sets itself, to run a task in the job and to find the job again. sbatch takes
+the begin of a name for it."""
 _ELSEWHERE = {
     "cluster": "give scheduler.options.clusters=NAME instead: other commands need it too",
     "no-requeue": "give scheduler.STAGE.requeue=false instead",
@@ -216,7 +216,7 @@ def _slurm_problems(config: Config) -> Iterator[ConfigIssue]:
                 yield ConfigIssue(f"scheduler.{stage}mail_type", ",".join(types), "NONE goes with no other")
 
 
-_ONE_CLUSTER = re.compile(r"(?!all$)[\w.-]+")
+_ONE_CLUSTER = re.compile(r"(?!(all|true|false)$)\w[\w.-]*")
 
 
 def _cluster_problems(given: SlurmConfig) -> Iterator[ConfigIssue]:
