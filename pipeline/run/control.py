@@ -118,6 +118,7 @@ def begin_invocation(paths: RunPaths, owner: Owner | None = None) -> Control:
     control = Control(
         before.invocation + 1,
         emptied=before.emptied,
+        withdrawn=before.withdrawn,
         begun=time.time(),
         owner=_with_cluster(owner, before.owner) if owner else before.owner,
         former=before.former,

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,9 +73,22 @@ def identity_text(identity: Identity) -> str:
 
 
 def read_identity(paths: RunPaths) -> Identity:
-    """Read run.json. Raises RunError where it is of a format that this version does not read; ValueError and
-    OSError where it cannot be read."""
-    data = _or_copy(paths.run_json, paths.run_copy, read_shared)
+    """Read run.json, or its copy where it is gone or spoilt. Raises RunError where it is of a format that
+    this version does not read; ValueError and OSError where neither can be read."""
+    try:
+        return identity_in(paths, paths.run_json)
+    except RunError:
+        raise
+    except (FileNotFoundError, ValueError) as error:
+        try:
+            return identity_in(paths, paths.run_copy)
+        except FileNotFoundError:
+            raise error from None
+
+
+def identity_in(paths: RunPaths, path: Path) -> Identity:
+    """Read a run's identity from one of its two files. Raises as :func:`read_identity`."""
+    data = read_shared(path)
     content = from_json(data)
     if isinstance(content, dict):
         check_format(paths, content)
@@ -87,16 +100,11 @@ def read_identity(paths: RunPaths) -> Identity:
 def read_config(paths: RunPaths) -> bytes:
     """Return the text of config.yaml, or of its copy where it is gone. Raises FileNotFoundError where both
     are."""
-    return _or_copy(paths.config_yaml, paths.config_copy, read_newest)
-
-
-def _or_copy(path: Path, copy: Path, read: Callable[[Path], bytes]) -> bytes:
-    """Read a file, or its copy where it is gone. Raises FileNotFoundError of the file where both are."""
     try:
-        return read(path)
+        return read_newest(paths.config_yaml)
     except FileNotFoundError:
         with contextlib.suppress(FileNotFoundError):
-            return read(copy)
+            return read_newest(paths.config_copy)
         raise
 
 

@@ -189,8 +189,8 @@ class SlurmJobs:
         do, and the next update waits for its end."""
         live = self.table.live.get(update)
         if live is not None and live.element is not None and live.is_pending:
-            self.errands.cancel([live.carrier.array], only_pending=True)
             self.table.note(live.submission, is_withdrawn=True)
+            self.errands.cancel([live.carrier.array], only_pending=True)
             self.table.drop(live.submission)
 
     def note_retracted(self, failure: Failure, attempt: str) -> None:
