@@ -7,7 +7,7 @@ from enum import StrEnum
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
 from slurm.sealing import from_json
-from slurm.sharedfiles import PASSING, names_in, read_shared
+from slurm.sharedfiles import PASSING, names_in
 
 
 class FailureKind(StrEnum):
@@ -112,9 +112,11 @@ def read_said(paths: RunPaths, task: Task, attempt: int) -> Said | None:
         attempt: its number at the task.
     """
     from pipeline.config.conversion import converted  # tasks import this module before they listen to signals
+    from pipeline.run.packed import read_file
 
     try:
-        said = converted(Said, from_json(read_shared(paths.task(task).failure(attempt))))
+        content = read_file(paths, task.iteration, paths.task(task).failure(attempt))
+        said = converted(Said, from_json(content))
         said.suspected  # noqa: B018 - a file that names no task there is spoilt
     except (FileNotFoundError, ValueError):
         return None
