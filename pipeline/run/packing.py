@@ -33,12 +33,16 @@ from pipeline.run.states import oldest_needed
 from pipeline.run.tasks import Task
 from slurm.sealing import from_json
 
+_MOST_AT_ONCE = 4
+"""Number of iterations that are packed by one call."""
+
 
 def pack_old(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[str]:
     """Pack every iteration that is update.keep_shards_last or more before ``newest``, which has a row, and
     that is not after the second-newest state, from which it might be learnt again.
 
-    Costs a look at one packed iteration, however long the run is. Yields a line for each iteration that
+    Costs a look at one packed iteration, however long the run is; of many that are due some are packed at a
+    time, as whoever calls holds the run's lease. Yields a line for each iteration that
     cannot be packed, since what is there of it does not verify; it stays as it is.
 
     Args:
@@ -50,12 +54,15 @@ def pack_old(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[st
     keep = run.config.update.keep_shards_last
     if keep is None:
         return
-    last = min(newest - keep, oldest_needed(run.plan, run.paths, newest))
+    last, count = min(newest - keep, oldest_needed(run.plan, run.paths, newest)), 0
     for iteration in unpacked(run.paths, run.plan, last):
         try:
             pack(run, iteration, in_use)
+            count += 1
         except (CorruptData, BadArchive) as error:
             yield f"iteration {iteration} is not packed: {error}"
+        if count == _MOST_AT_ONCE:
+            return
 
 
 def unpacked(paths: RunPaths, plan: Plan, last: int) -> list[int]:

@@ -17,7 +17,7 @@ from pipeline.config.update import UpdateConfig
 from pipeline.metrics.samples import read_samples
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import go_back, parse_point
-from pipeline.run import journal, packing
+from pipeline.run import archiving, journal, packing
 from pipeline.run.commits import (
     CorruptData,
     check_sizes,
@@ -33,7 +33,8 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import Frontier, Records, find_frontier
 from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.status.logs import describe_failed, parse_choice
+from pipeline.status.log_files import parse_choice
+from pipeline.status.logs import describe_failed
 from pipeline.status.plan import every_task
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.tracker import NoTracker
@@ -208,7 +209,7 @@ def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(packing, "hash_stream", full)
+        patched.setattr(archiving, "hash_stream", full)
         (said,) = books.pack(Frontier(NEWEST, 0))
     assert "No space left on device" in said
     assert files(run, "iterations", "logs") == before
@@ -233,7 +234,7 @@ def test_a_shard_that_is_spoilt_is_not_packed_and_is_named(run):
 
 
 def test_what_the_disk_does_not_give_back_as_it_was_written_is_not_believed(run, monkeypatch):
-    real = packing._write
+    real = archiving._write
 
     def spoils(file, originals):
         digests = real(file, originals)
@@ -241,7 +242,7 @@ def test_what_the_disk_does_not_give_back_as_it_was_written_is_not_believed(run,
         file.write(b"\xff" * 8)
         return digests
 
-    monkeypatch.setattr(packing, "_write", spoils)
+    monkeypatch.setattr(archiving, "_write", spoils)
     before = files(run, "iterations/00001", "logs")
     said = list(pack_old(run, 3))
     assert len(said) == 1
