@@ -1,4 +1,4 @@
-"""Logs of an iteration's shards become an archive with its row: nothing is lost, and everything reads them."""
+"""Logs of shards become an archive with their iteration's row: nothing is lost, and everything reads them."""
 
 import io
 import itertools
