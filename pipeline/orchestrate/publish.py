@@ -42,10 +42,10 @@ class Publisher:
     tracker: Tracker
     facts: Callable[[int], Facts] = lambda iteration: Facts()
     """Lookup of the scheduler's facts about the jobs of an iteration, by its number."""
-    _book: RowWriter | None = None
-    """Writer of metrics.jsonl; None until it could be opened, as a failing disk must not stop training."""
     in_use: Callable[[], Collection[str]] = lambda: ()
     """Lookup of the files, by paths relative to the run, that jobs may still read or write."""
+    _book: RowWriter | None = None
+    """Writer of metrics.jsonl; None until it could be opened, as a failing disk must not stop training."""
     _packed: int | None = None
     """Newest iteration with a row when packing was done last."""
     _thinned: tuple[int, int, int, frozenset[str]] | None = None

@@ -233,17 +233,18 @@ class Follower:
         logs = find_logs(self.run.paths, self.choice)
         shown = newest(self.run, logs, self.choice)
         for log in logs:
-            size = size_of(log.path)
-            reader = self.readers[log] = Reader(log.path, max(0, size - CHUNK) if log in shown else size)
-            lines = reader.lines() if log in shown else []
-            self._print(*lines[-num_lines:] if num_lines else (), log=log)
+            with contextlib.suppress(FileNotFoundError):  # it was just packed
+                size = size_of(log.path)
+                reader = self.readers[log] = Reader(log.path, max(0, size - CHUNK) if log in shown else size)
+                lines = reader.lines() if log in shown else []
+                self._print(*lines[-num_lines:] if num_lines else (), log=log)
         if not logs:
             self._print(f"no log yet: {self.choice} has started nothing ({self.run.paths.log_root})")
 
     def read(self) -> None:
         """Print what is new in the logs of the iterations at hand."""
         since = find_frontier(self.run.plan, self.run.paths).updated - 1
-        found = find_logs(self.run.paths, self.choice, since)
+        found = dict.fromkeys(find_logs(self.run.paths, self.choice, since))
         for log in found:
             with contextlib.suppress(FileNotFoundError):  # it was just packed
                 self._print(*self.readers.setdefault(log, Reader(log.path)).lines(), log=log)
