@@ -1,5 +1,6 @@
 """Failed attempts: why each ended without a commit, by its own failure file or as seen from outside."""
 
+import contextlib
 import errno
 from dataclasses import dataclass
 from enum import StrEnum
@@ -95,13 +96,16 @@ class Said:
 
 
 def last_attempt_number(paths: RunPaths, task: Task) -> int:
-    """Return the highest attempt number that has a log; 0 when the task was never tried."""
-    numbers = [0]
-    for folder in paths.logs(task).glob("attempt-*"):
-        number = folder.name.removeprefix("attempt-")
-        if number.isdecimal() and f"{task.file_stem}.log" in names_in(folder):
-            numbers.append(int(number))
-    return max(numbers)
+    """Return the highest attempt number that has a log, packed or not; 0 when the task was never tried."""
+    from pipeline.run.packed import BadArchive, packed_below  # tasks import this module before they listen
+
+    folder, log = paths.logs(task), f"{task.file_stem}.log"
+    tried = {path.name for path in folder.glob("attempt-*") if log in names_in(path)}
+    with contextlib.suppress(BadArchive):
+        packed = packed_below(paths, task.iteration, folder)
+        tried |= {name.removesuffix(f"/{log}") for name in packed if name.endswith(f"/{log}")}
+    numbers = (name.removeprefix("attempt-") for name in tried)
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def read_said(paths: RunPaths, task: Task, attempt: int) -> Said | None:

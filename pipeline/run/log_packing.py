@@ -1,4 +1,4 @@
-"""Packing logs: those of an iteration's shards become an archive as soon as it has its row.
+"""Packing logs: those of an iteration become an archive as soon as it has its row, if it has many shards.
 
 Its shards stay files meanwhile. What a worker prints between tasks is packed once its job has ended, as later
 archives of the same iteration. Few logs stay as they are: files are handier, and it is many that count.
@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from pipeline.config.job_kinds import DRIVERS
 from pipeline.run import journal
 from pipeline.run.archiving import (
     Original,
@@ -24,8 +25,8 @@ from pipeline.run.durable import naming, opened_folder
 from pipeline.run.inside import is_inside
 from pipeline.run.packed import BadArchive, log_archives, next_log_archive
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import Plan, policy_maker
-from pipeline.run.tasks import task_of
+from pipeline.run.plan import policy_maker
+from pipeline.run.tasks import Stage, task_of
 from slurm.sharedfiles import names_in
 
 MANY = 64
@@ -37,7 +38,7 @@ _RECENT = 20
 
 
 def pack_logs(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[str]:
-    """Pack the logs of sharded stages of the newest iterations up to ``newest``, which has a row.
+    """Pack the logs of the newest iterations up to ``newest``, which has a row, but for their updates'.
 
     Costs one listing where all is packed. Yields a line for each iteration whose logs cannot be packed.
 
@@ -47,9 +48,10 @@ def pack_logs(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[s
     Raises:
         OSError: the disk is full, for example. All that was not packed is still there.
     """
-    kinds = sharded_kinds(run.plan)
-    if len(kinds) * run.plan.num_shards < MANY:
+    sharded = [kind for kind in run.plan.job_kinds if task_of(1, kind).stage.is_sharded]
+    if len(sharded) * run.plan.num_shards < MANY:
         return
+    kinds = (*sharded, Stage.EVALUATE, *sorted(DRIVERS))  # an update writes on, behind its policy
     listed = names_in(run.paths.log_root)
     for iteration in range(max(run.plan.start, newest - _RECENT) + 1, newest + 1):
         left = [name for kind in kinds if (name := f"{iteration:05d}-{kind}") in listed]
@@ -58,11 +60,6 @@ def pack_logs(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[s
                 _pack(run.paths, iteration, [run.paths.log_root / name for name in left], in_use)
             except BadArchive as error:
                 yield f"the logs of iteration {iteration} are not packed: {error}"
-
-
-def sharded_kinds(plan: Plan) -> list[str]:
-    """Return the job kinds that have a task for each shard."""
-    return [kind for kind in plan.job_kinds if task_of(1, kind).stage.is_sharded]
 
 
 def _pack(paths: RunPaths, iteration: int, folders: list[Path], in_use: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,9 @@ def test_what_failed_is_shown_with_the_end_of_its_log_and_judged_by_its_own_word
     shown = log_to_show(run.paths, 1, "reward", [event], has_failed=True)
     assert shown.path == run.paths.task(Task(1, Stage.REWARD, 1)).log(1)
     assert log_to_show(run.paths, 1, "reward", [], has_failed=False).attempt == 2
+    assert last_attempt_number(run.paths, Task(1, Stage.REWARD, 1)) == 2, (
+        "or the next would write into its log"
+    )
 
 
 def test_who_follows_gets_what_was_written_before_it_was_packed(run):
@@ -183,8 +187,7 @@ class Killed(BaseException):
 
 
 def test_killed_at_any_step_nothing_is_lost_and_the_next_one_ends_it(run, made, tmp_path, monkeypatch):
-    import os
-
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power is cut here
     died = 0
     for step in itertools.count(1):
         trial = load_run(Path(shutil.copytree(made, tmp_path / f"trial{step}")))
