@@ -1,4 +1,5 @@
-"""Packing logs: those of an iteration become an archive as soon as it has its row, if it has many shards.
+"""Packing logs: those of an iteration, and its batch scripts, become an archive with its row, if it has many
+shards.
 
 Its shards stay files meanwhile. What a worker prints between tasks is packed once its job has ended, as later
 archives of the same iteration. Few logs stay as they are: files are handier, and it is many that count.
@@ -74,7 +75,8 @@ def _pack(paths: RunPaths, iteration: int, folders: list[Path], in_use: Collecti
         raise BadArchive(f"{target.parent} is a link, and nothing outside of the run is touched")
     attempts = [path / name for path in folders for name in sorted(names_in(path))]
     with contextlib.ExitStack() as opened:
-        originals = [o for o in originals_in(paths, attempts, opened) if o.path not in in_use]
+        found = originals_in(paths, [*attempts, paths.submissions(iteration)], opened)
+        originals = [o for o in found if o.path not in in_use and _is_for_people(o)]
         if len(originals) < _FEWEST:
             return
         history: int = opened.enter_context(opened_folder(target.parent))
@@ -95,6 +97,12 @@ def _pack_into(target: Path, history: int, logs: list[Original]) -> None:
         link_archive(history, target.name, logs)
     if target.name in os.listdir(history):
         remove_held(history, target.name, logs)
+
+
+def _is_for_people(original: Original) -> bool:
+    """Whether it is a log, or a batch script, of which Slurm has its own copy; the rest of a submission is
+    read by every pass."""
+    return original.path.startswith("logs/") or original.name.endswith(".sh")
 
 
 def _is_there(original: Original) -> bool:

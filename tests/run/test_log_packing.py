@@ -122,9 +122,7 @@ def test_what_failed_is_shown_with_the_end_of_its_log_and_judged_by_its_own_word
     shown = log_to_show(run.paths, 1, "reward", [event], has_failed=True)
     assert shown.path == run.paths.task(Task(1, Stage.REWARD, 1)).log(1)
     assert log_to_show(run.paths, 1, "reward", [], has_failed=False).attempt == 2
-    assert last_attempt_number(run.paths, Task(1, Stage.REWARD, 1)) == 2, (
-        "or the next would write into its log"
-    )
+    assert last_attempt_number(run.paths, Task(1, Stage.REWARD, 1)) == 2, "or the next gets its log"
 
 
 def test_who_follows_gets_what_was_written_before_it_was_packed(run):
