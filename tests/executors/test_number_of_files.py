@@ -92,7 +92,7 @@ def write_log(log: Path, text: str) -> None:
 
 
 def work(world: WorkerWorld, element: Element, done: int) -> None:
-    """A worker does its shard's next task after the iterations that are done, or leaves if there will be none."""
+    """A worker does its shard's next task after what is done, or leaves if there will be none."""
     worker, plan = world.workers[element], world.run.plan
     kind, shard = worker.first.job_kind, worker.first.shard
     mine = (t for t in plan.all_tasks() if t.shard == shard and t.job_kind == kind)
