@@ -5,7 +5,7 @@ from pathlib import Path
 
 from docs.generate.markdown import code, page, table
 from pipeline.run.chunks import LISTING
-from pipeline.run.packed import archives
+from pipeline.run.packed import archives, next_log_archive
 from pipeline.run.paths import BASE, RunPaths
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.run.twofold import both_of
@@ -64,7 +64,8 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_TASK.partial_record("ATTEMPT"), "what an unfinished attempt saved"),
         (_TASK.partial("ATTEMPT", "SAVE"), "its data; nobody must believe it"),
         (_UPDATE.thinned, "which folders of this commit were removed to save space"),
-        (archives(_RUN, 7)[1], "shards, records and logs of the iteration, once it is packed: a plain zip"),
+        (archives(_RUN, 7)[1], "shards, records, logs and submissions of an old iteration: a plain zip"),
+        (next_log_archive(_RUN, 7), "logs of its shards, where there are many, once it has its row"),
         (_TASK.log(1), "what the first attempt printed"),
         (_TASK.failure(1), "why it failed, by its own word"),
         (_RUN.endings(7), "how attempts at the iteration's tasks ended without a commit that stands"),

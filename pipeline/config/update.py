@@ -114,9 +114,9 @@ class UpdateConfig:
     ones out as keep_every says. The best policy is always kept. null: keep all."""
     keep_every: PositiveInt | None = None
     """Interval of older iterations to keep: those that it divides. Needs keep_last. Default: none."""
-    keep_shards_last: PositiveInt | None = None
+    keep_shards_last: PositiveInt | None = 20
     """Keep shards, records and logs of the newest this many iterations, at least 2, as files, and pack those
-    of each older one into an archive, which everything still reads. Default: keep all as files."""
+    of each older one into an archive, which everything still reads. null: keep all as files."""
     device_map: str | None = None
     """Must stay null: DeepSpeed places the model. For rollout and reward see their own device_map."""
     num_threads: PositiveInt = 1

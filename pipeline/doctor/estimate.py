@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 
-from pipeline.preflight.disk_need import FILES_OF_TASK, Footprint, imagine, states_kept
+from pipeline.preflight.disk_need import FILES_OF_PACKED, Footprint, files_of, imagine, states_kept
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
 from pipeline.run.states import versions_with_state
 from pipeline.run.tasks import Stage
-
-_FILES_OF_PACKED = 8
-"""Files of a packed iteration: update's record and marker, archive, evaluation, row, folders."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Estimate:
 
     @property
     def needed(self) -> Footprint:
-        spared = Footprint(0, min(0, _FILES_OF_PACKED - self.shards.files)).times(self.iterations_packed)
+        spared = Footprint(0, min(0, FILES_OF_PACKED - self.shards.files)).times(self.iterations_packed)
         shards = self.shards.times(self.iterations_left).plus(spared)
         return self.state.times(self.states_more).plus(shards)
 
@@ -69,7 +66,7 @@ def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
     others = sum(footprint(record).num_bytes for record in found if record.task.stage is not Stage.UPDATE)
     state = records.readable(newest_state)
     whole = footprint(update).plus(footprint(state)) if state else footprint(update)
-    return whole, Footprint(others, FILES_OF_TASK * len(tasks))
+    return whole, Footprint(others, files_of(sum(task.stage.is_sharded for task in tasks)))
 
 
 def footprint(record: Record) -> Footprint:

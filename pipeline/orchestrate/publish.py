@@ -1,7 +1,7 @@
 """The driver's books: metrics rows, spans, best policy, links to policies, trackers, thinning, packing."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.metrics.attempts import Facts, attempts_of, last_written
@@ -16,6 +16,7 @@ from pipeline.run.best import keep_best, link_folder
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
+from pipeline.run.log_packing import pack_logs
 from pipeline.run.packing import pack_old
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Frontier, Records
@@ -41,6 +42,8 @@ class Publisher:
     tracker: Tracker
     facts: Callable[[int], Facts] = lambda iteration: Facts()
     """Lookup of the scheduler's facts about the jobs of an iteration, by its number."""
+    in_use: Callable[[], Collection[str]] = lambda: ()
+    """Lookup of the files, by paths relative to the run, that jobs may still read or write."""
     _book: RowWriter | None = None
     """Writer of metrics.jsonl; None until it could be opened, as a failing disk must not stop training."""
     _packed: int | None = None
@@ -200,15 +203,16 @@ class Publisher:
             self._thinned = seen
 
     def pack(self, frontier: Frontier) -> Iterator[str]:
-        """Pack the iterations that are due into archives. Errors are noted, yielded, and the packing is tried
-        again by the next driver or with the next row.
+        """Pack the logs and the iterations that are due into archives. Errors are noted, yielded, and the
+        packing is tried again by the next driver or with the next row.
         """
         seen = min(self.newest, frontier.updated)
         if seen == self._packed:
             return
         self._packed, paths = seen, self.run.paths
         try:
-            found = list(pack_old(self.run, seen))
+            in_use = self.in_use()
+            found = [*pack_logs(self.run, seen, in_use), *pack_old(self.run, seen, in_use)]
         except OSError as error:
             found = [f"old iterations cannot be packed: {described(error)}; training goes on"]
         if found:

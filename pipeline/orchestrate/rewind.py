@@ -15,7 +15,7 @@ from pipeline.run.identity import RunError
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.journal import Row
 from pipeline.run.lease import hold
-from pipeline.run.packing import unpack
+from pipeline.run.packing import restore_submissions, unpack
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import find_frontier, is_committed, recorded
 from pipeline.run.retention import Thinned, check_is_kept, in_words, kept_versions, read_best, way_back
@@ -111,6 +111,7 @@ def take_back(run: Run, point: Point) -> Path | None:
         return None
     if point.stage in (Stage.SCORE, Stage.REWARD, Stage.UPDATE):  # some of its shards stay
         unpack(run.paths, iteration)
+    restore_submissions(run.paths, [task.iteration for task in tasks if task.stage is Stage.UPDATE])
     folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
     if point.stage is not Stage.EVALUATE and trim_measured(run.paths, iteration, folder):
         rewind_measured(run.paths)

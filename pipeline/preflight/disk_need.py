@@ -11,6 +11,7 @@ from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_files import BadModel, Tensor, read_header
 from pipeline.config.schema import Config
 from pipeline.config.update import LoraConfig, Precision, TrainingEngine, UpdateConfig
+from pipeline.run.log_packing import MANY
 from pipeline.text import size
 
 _BYTES = {Precision.FP32: 4, Precision.BF16: 2, Precision.FP16: 2}
@@ -20,8 +21,11 @@ _TOKEN_BYTES = 24
 """Bytes on disk for a token: id, mask, two log-probabilities, and its text twice."""
 _FILES_OF_STATE = 12
 """Files of a policy, critic or trainer state: weights, settings, tokenizer."""
-FILES_OF_TASK = 4
-"""Files of a task: data, record, log, submission."""
+_FILES_OF_ITERATION = 45
+"""Files and folders of an iteration beside those of its shards: update, evaluation, row, submissions, their
+logs."""
+FILES_OF_PACKED = 20
+"""Most files and folders of an iteration that is packed."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +113,18 @@ def imagine(config: Config) -> tuple[Footprint, Footprint]:
         # Nobody knows what else a trainer of the user's keeps, and it writes whole models.
         state = (policy + critic) * _BYTES[update.precision]
     tokens = (config.model.context_length or 0) * config.responses_per_iteration
-    tasks = 2 * config.rollout.num_shards + config.rollout.num_shards * len(config.reward.pools) + 1
-    return Footprint(state, 3 * _FILES_OF_STATE), Footprint(tokens * _TOKEN_BYTES, FILES_OF_TASK * tasks)
+    files = files_of(config.rollout.num_shards * (2 + len(config.reward.pools)))
+    return Footprint(state, 3 * _FILES_OF_STATE), Footprint(tokens * _TOKEN_BYTES, files)
+
+
+def files_of(tasks: int) -> int:
+    """Return the files and folders of an iteration that is not packed, but for policy and trainer's state.
+    Pure.
+
+    Args:
+        tasks: number of its tasks that each do a shard: their data, records and, where they are few, logs.
+    """
+    return tasks * (2 if tasks >= MANY else 3) + _FILES_OF_ITERATION
 
 
 def num_parameters(folder: Path) -> int:

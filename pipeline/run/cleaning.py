@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.run import inside, journal
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.directory import Run
-from pipeline.run.packed import NEW, PACKED
+from pipeline.run.packed import NEW, PACKED, log_archives
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import find_frontier, newest_row
@@ -69,7 +69,7 @@ def find_removable(run: Run) -> list[Removable]:
         *(_states(run, done) if done > run.plan.start else ()),
         *_leftovers(run, done),
         *_caches(run.paths),
-        *_logs(run.paths, done),
+        *_logs(run, done),
     ]
     found = [item for item in found if inside.is_inside(run.paths.root, item.path)]
     once = {item.path: item for item in reversed(found)}
@@ -197,9 +197,12 @@ def _caches(paths: RunPaths) -> Iterator[Removable]:
     yield from (_item(Kind.CACHES, path) for path in found if path.is_dir())
 
 
-def _logs(paths: RunPaths, done: int) -> Iterator[Removable]:
-    """Yield the folders of logs, of iterations that are done; the start's once the first is."""
-    for name in sorted(names_in(paths.log_root)):
+def _logs(run: Run, done: int) -> Iterator[Removable]:
+    """Yield the folders of logs, of iterations that are done, the start's once the first is, and archives of
+    nothing but logs."""
+    for name in sorted(names_in(run.paths.log_root)):
         number = name.split("-")[0]
         if number.isdecimal() and int(number) <= done and done > 0:
-            yield _item(Kind.LOGS, paths.log_root / name)
+            yield _item(Kind.LOGS, run.paths.log_root / name)
+    for iteration in range(run.plan.start + 1, done + 1):
+        yield from (_item(Kind.LOGS, path) for path in log_archives(run.paths, iteration))

@@ -5,6 +5,7 @@ left no commit, or whose commit was taken back, one :class:`Ending`. It is writt
 lease, each attempt is judged once, and all others read it here.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,11 +17,12 @@ from pipeline.config.conversion import converted, plain
 from pipeline.run.attempts import AttemptId, new_attempt
 from pipeline.run.durable import make_folder, replace_durably
 from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.packed import read_packed
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from pipeline.run.twofold import both_of, read_either, read_one, why_spoilt, write_both
-from slurm.sealing import sealed
+from slurm.sealing import sealed, unsealed
 
 
 class Evidence(StrEnum):
@@ -140,9 +142,20 @@ def read_endings(paths: RunPaths, iterations: Iterable[int]) -> Endings:
     """
     found: dict[str, Ending] = {}
     for iteration in sorted(set(iterations)):
-        if isinstance(kept := read_either(paths.endings(iteration), _parse), Endings):
+        kept = read_either(paths.endings(iteration), _parse)
+        if kept is None:
+            kept = _packed(paths, iteration)
+        if isinstance(kept, Endings):
             found |= kept.attempts
     return Endings(found)
+
+
+def _packed(paths: RunPaths, iteration: int) -> Endings | None:
+    """Return how attempts at the tasks of a packed iteration ended; None where that is not known."""
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        content = read_packed(paths, iteration, paths.relative(paths.endings(iteration)))
+        return None if content is None else _parse(unsealed(content))
+    return None
 
 
 def note_endings(paths: RunPaths, endings: Iterable[Ending]) -> None:

@@ -1,5 +1,6 @@
 """Failed attempts: why each ended without a commit, by its own failure file or as seen from outside."""
 
+import contextlib
 import errno
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +8,7 @@ from enum import StrEnum
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
 from slurm.sealing import from_json
-from slurm.sharedfiles import PASSING, names_in, read_shared
+from slurm.sharedfiles import PASSING, names_in
 
 
 class FailureKind(StrEnum):
@@ -102,13 +103,16 @@ class Said:
 
 
 def last_attempt_number(paths: RunPaths, task: Task) -> int:
-    """Return the highest attempt number that has a log; 0 when the task was never tried."""
-    numbers = [0]
-    for folder in paths.logs(task).glob("attempt-*"):
-        number = folder.name.removeprefix("attempt-")
-        if number.isdecimal() and f"{task.file_stem}.log" in names_in(folder):
-            numbers.append(int(number))
-    return max(numbers)
+    """Return the highest attempt number that has a log, packed or not; 0 when the task was never tried."""
+    from pipeline.run.packed import BadArchive, packed_below  # tasks import this module before they listen
+
+    folder, log = paths.logs(task), f"{task.file_stem}.log"
+    tried = {path.name for path in folder.glob("attempt-*") if log in names_in(path)}
+    with contextlib.suppress(BadArchive):
+        packed = packed_below(paths, task.iteration, folder)
+        tried |= {name.removesuffix(f"/{log}") for name in packed if name.endswith(f"/{log}")}
+    numbers = (name.removeprefix("attempt-") for name in tried)
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def read_said(paths: RunPaths, task: Task, attempt: int) -> Said | None:
@@ -119,9 +123,11 @@ def read_said(paths: RunPaths, task: Task, attempt: int) -> Said | None:
         attempt: its number at the task.
     """
     from pipeline.config.conversion import converted  # tasks import this module before they listen to signals
+    from pipeline.run.packed import read_file
 
     try:
-        said = converted(Said, from_json(read_shared(paths.task(task).failure(attempt))))
+        content = read_file(paths, task.iteration, paths.task(task).failure(attempt))
+        said = converted(Said, from_json(content))
         said.suspected  # noqa: B018 - a file that names no task there is spoilt
     except (FileNotFoundError, ValueError):
         return None

@@ -124,7 +124,12 @@ _LOG_TAIL_BYTES = 1 << 16
 
 def tail(log: Path, num_lines: int) -> list[str]:
     """Return the last lines of a log."""
-    end = read_end(log, _LOG_TAIL_BYTES)
+    return last_lines(read_end(log, _LOG_TAIL_BYTES), num_lines)
+
+
+def last_lines(content: bytes, num_lines: int) -> list[str]:
+    """Return the last lines of a log's content, or of its end, as they may be shown."""
+    end = content[-_LOG_TAIL_BYTES:]
     lines = end.decode(errors="replace").splitlines()
     whole = lines if len(end) < _LOG_TAIL_BYTES else lines[1:]
     return [printable(line) for line in whole[-num_lines:]] if num_lines else []

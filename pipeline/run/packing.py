@@ -1,54 +1,53 @@
-"""Packing: shards, records and logs of an old iteration become one archive, and stay readable.
+"""Packing: what an old iteration has becomes one archive, and stays readable: shards, records, logs, and what
+was submitted to Slurm for it.
 
-The archive is written under a private name, flushed, read back and compared with what was read and with the
-commit records; only then is it linked, and only then are the files removed. Everything is reached through
-descriptors that were opened before: when the run goes back meanwhile, what is written and removed is what
-was moved aside. A driver that is killed leaves the files, or an archive under its first name, with which
-the next one goes on.
+How an archive is written and the files are removed is :mod:`pipeline.run.archiving`'s. A driver that is
+killed leaves the files, or an archive under its first name, with which the next one goes on.
 """
 
 import contextlib
 import os
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO
 
+from pipeline.config.job_kinds import DRIVERS
 from pipeline.run import journal
+from pipeline.run.archiving import (
+    Digests,
+    Original,
+    link_archive,
+    originals_in,
+    remove_empty,
+    remove_held,
+    remove_private,
+)
 from pipeline.run.commits import CorruptData, Record, check_digest, is_of_the_past
 from pipeline.run.directory import Run
 from pipeline.run.durable import flush, hash_stream, naming, opened_folder, private_file
 from pipeline.run.identity import RunError
 from pipeline.run.inside import is_inside
-from pipeline.run.packed import NEW, PACKED, BadArchive, archives, open_archive
+from pipeline.run.packed import NEW, PACKED, BadArchive, archives, log_archives, open_archive, opened_archive
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.states import oldest_needed
 from pipeline.run.tasks import Task
 from slurm.sealing import from_json
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-"""Time of every member, always the same, so that two drivers write the same bytes."""
+_MOST_AT_ONCE = 4
+"""Number of iterations that are packed by one call."""
 
 
-@dataclass(frozen=True)
-class Original:
-    """A file that is to be packed."""
-
-    folder: int
-    """Descriptor of the folder that it was found in."""
-    name: str
-    path: str
-    """Path relative to the run directory, as the archive names it."""
-
-
-def pack_old(run: Run, newest: int) -> Iterator[str]:
+def pack_old(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[str]:
     """Pack every iteration that is update.keep_shards_last or more before ``newest``, which has a row, and
     that is not after the second-newest state, from which it might be learnt again.
 
-    Costs a look at one packed iteration, however long the run is. Yields a line for each iteration that
+    Costs a look at one packed iteration, however long the run is; of many that are due some are packed at a
+    time, as whoever calls holds the run's lease. Yields a line for each iteration that
     cannot be packed, since what is there of it does not verify; it stays as it is.
+
+    Args:
+        in_use: paths, relative to the run, of files that stay as they are: a job may read or write them.
 
     Raises:
         OSError: the disk is full, for example. All that was not packed is still there.
@@ -56,12 +55,15 @@ def pack_old(run: Run, newest: int) -> Iterator[str]:
     keep = run.config.update.keep_shards_last
     if keep is None:
         return
-    last = min(newest - keep, oldest_needed(run.plan, run.paths, newest))
+    last, count = min(newest - keep, oldest_needed(run.plan, run.paths, newest)), 0
     for iteration in unpacked(run.paths, run.plan, last):
         try:
-            pack(run, iteration)
+            pack(run, iteration, in_use)
+            count += 1
         except (CorruptData, BadArchive) as error:
             yield f"iteration {iteration} is not packed: {error}"
+        if count == _MOST_AT_ONCE:
+            return
 
 
 def unpacked(paths: RunPaths, plan: Plan, last: int) -> list[int]:
@@ -74,8 +76,11 @@ def unpacked(paths: RunPaths, plan: Plan, last: int) -> list[int]:
     return found[::-1]
 
 
-def pack(run: Run, iteration: int) -> None:
+def pack(run: Run, iteration: int, in_use: Collection[str] = ()) -> None:
     """Pack one iteration, or finish what a killed driver began. Idempotent.
+
+    Args:
+        in_use: as for :func:`pack_old`.
 
     Raises:
         CorruptData: what is there does not verify.
@@ -86,16 +91,17 @@ def pack(run: Run, iteration: int) -> None:
         raise BadArchive(f"{paths.task(update).folder} is a link, and nothing outside of the run is touched")
     with contextlib.ExitStack() as opened:
         history: int = opened.enter_context(opened_folder(paths.task(update).folder))
-        originals = list(_originals(paths, run.plan, iteration, opened))
-        _remove_private(history)
+        folders = [*_folders(paths, run.plan, iteration)]
+        originals = [o for o in originals_in(paths, folders, opened) if o.path not in in_use]
+        remove_private(history, NEW)
         if NEW not in os.listdir(history):
             with naming(archives(paths, iteration)[0]):
-                _link_archive(run.plan, iteration, originals, history)
+                _link(run.plan, iteration, originals, history)
         if NEW not in os.listdir(history):  # another driver is further
             return
-        _remove(history, originals)
+        remove_held(history, NEW, originals)
         if not is_of_the_past(paths, update, history):
-            _remove_folders(paths, run.plan, iteration)
+            remove_empty([*folders, *_log_folders(paths, run.plan, iteration)])
             journal.event(paths.events, "packed", iteration=iteration, files=len(originals))
         with contextlib.suppress(FileNotFoundError):  # another driver was first
             os.rename(NEW, PACKED, src_dir_fd=history, dst_dir_fd=history)
@@ -103,82 +109,35 @@ def pack(run: Run, iteration: int) -> None:
 
 
 def _folders(paths: RunPaths, plan: Plan, iteration: int) -> Iterator[Path]:
-    """Yield the folders whose files are packed: those of sharded stages, and of every attempt's logs. What a
-    link leads to is left alone."""
+    """Yield the folders whose files are packed: those of sharded stages, of every attempt's and driver job's
+    logs, and of submissions."""
     tasks = {task.job_kind: task for task in plan.tasks(iteration)}
-    found = [paths.task(task).folder for task in tasks.values() if task.stage.is_sharded]
-    for task in tasks.values():
-        logs = paths.logs(task)
-        found += sorted(logs.iterdir()) if logs.is_dir() else ()
-    yield from (folder for folder in found if is_inside(paths.root, folder / NEW))
+    yield from (paths.task(task).folder for task in tasks.values() if task.stage.is_sharded)
+    for folder in _log_folders(paths, plan, iteration):
+        yield from sorted(folder.iterdir()) if folder.is_dir() else ()
+    yield paths.submissions(iteration)
 
 
-def _originals(
-    paths: RunPaths, plan: Plan, iteration: int, opened: contextlib.ExitStack
-) -> Iterator[Original]:
-    for path in _folders(paths, plan, iteration):
-        if path.is_dir():
-            folder = opened.enter_context(opened_folder(path))
-            with os.scandir(folder) as entries:
-                names = sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
-            yield from (Original(folder, name, paths.relative(path / name)) for name in names)
+def _log_folders(paths: RunPaths, plan: Plan, iteration: int) -> list[Path]:
+    """Return the folders of the logs of an iteration's tasks and driver jobs, but for links."""
+    kinds = dict.fromkeys(task.job_kind for task in plan.tasks(iteration))
+    found = [paths.log_root / f"{iteration:05d}-{kind}" for kind in (*kinds, *sorted(DRIVERS))]
+    return [folder for folder in found if is_inside(paths.root, folder / NEW)]
 
 
-def _link_archive(plan: Plan, iteration: int, originals: list[Original], history: int) -> None:
-    """Write the archive, flush it, read it back, compare, and link it under its first name."""
-    with private_file(history, NEW) as (private, file):
-        digests = _write(file, originals)
-        flush(file)
-        try:
-            _verify(file, plan, iteration, digests)
-        except zipfile.BadZipFile as error:
-            raise BadArchive(f"the disk gives back something else than was written ({error})") from error
-        file.close()
-        with contextlib.suppress(FileExistsError, FileNotFoundError):  # another driver was first
-            os.link(private, NEW, src_dir_fd=history, dst_dir_fd=history)
-        os.fsync(history)
+def _link(plan: Plan, iteration: int, originals: list[Original], history: int) -> None:
+    """Write the archive, and link it under its first name once it holds what the commit records name."""
+    link_archive(history, NEW, originals, lambda archive, of: _verify(archive, plan, iteration, of))
 
 
-def _remove_private(history: int) -> None:
-    """Remove unfinished archives of killed drivers. One that still writes finds that, and lets it be."""
-    for name in os.listdir(history):
-        if name.startswith(f".{NEW}."):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=history)
+def _verify(archive: zipfile.ZipFile, plan: Plan, iteration: int, digests: Digests) -> None:
+    """Check that what was read is what the commit records name. Raises CorruptData, which names the file."""
+    for task in plan.tasks(iteration):
+        if task.stage.is_sharded:
+            _verify_commit(archive, task, digests)
 
 
-def _write(file: IO[bytes], originals: list[Original]) -> dict[str, tuple[int, str]]:
-    """Copy the files into a zip. Returns size and xxh3_128 of each, as it was read."""
-    digests = {}
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for original in originals:
-            descriptor = os.open(original.name, os.O_RDONLY, dir_fd=original.folder)
-            with os.fdopen(descriptor, "rb") as source:
-                info = zipfile.ZipInfo(original.path, _EPOCH)
-                info.external_attr = 0o644 << 16
-                with archive.open(info, "w", force_zip64=True) as target:
-                    digests[original.path] = hash_stream(source, target)
-    return digests
-
-
-def _verify(file: IO[bytes], plan: Plan, iteration: int, digests: dict[str, tuple[int, str]]) -> None:
-    """Check that the archive holds what was read, and what the commit records name.
-
-    Raises:
-        CorruptData: it does not; the message names the file.
-    """
-    file.seek(0)
-    with zipfile.ZipFile(file) as archive:
-        for task in plan.tasks(iteration):
-            if task.stage.is_sharded:
-                _verify_commit(archive, task, digests)
-        for path, digest in digests.items():
-            with archive.open(path) as member:
-                if hash_stream(member) != digest:
-                    raise CorruptData(policy_maker(iteration), f"{path} was not written as it was read")
-
-
-def _verify_commit(archive: zipfile.ZipFile, task: Task, digests: dict[str, tuple[int, str]]) -> None:
+def _verify_commit(archive: zipfile.ZipFile, task: Task, digests: Digests) -> None:
     """Compare a task's files with its record, which may be lost since its iteration. Raises CorruptData."""
     name = f"iterations/{task.iteration:05d}/{task.job_kind}/{task.record_name}"
     if name not in digests:
@@ -193,31 +152,20 @@ def _verify_commit(archive: zipfile.ZipFile, task: Task, digests: dict[str, tupl
         check_digest(record, entry, *digests[entry.path])
 
 
-def _remove(history: int, originals: list[Original]) -> None:
-    """Remove the files that the archive holds, whoever wrote it; any others stay."""
-    descriptor = os.open(NEW, os.O_RDONLY, dir_fd=history)
-    try:
-        with os.fdopen(descriptor, "rb") as file, zipfile.ZipFile(file) as archive:
-            held = {name: info.file_size for name, info in archive.NameToInfo.items()}
-    except zipfile.BadZipFile as error:
-        raise BadArchive(f"{NEW}, which was begun, cannot be read ({error})") from error
-    for original in originals:
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(original.name, dir_fd=original.folder).st_size == held.get(original.path):
-                os.unlink(original.name, dir_fd=original.folder)
-
-
-def _remove_folders(paths: RunPaths, plan: Plan, iteration: int) -> None:
-    """Remove the folders of packed files that are empty now."""
-    logs = [paths.logs(task) for task in plan.tasks(iteration)]
-    logs = [folder for folder in logs if is_inside(paths.root, folder)]
-    for folder in dict.fromkeys((*_folders(paths, plan, iteration), *logs)):
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+def restore_submissions(paths: RunPaths, iterations: Collection[int]) -> None:
+    """Restore what was submitted for packed iterations, before their archives are moved aside with their
+    history: no number of a submission, and with it no name of a job, is used twice."""
+    for iteration in iterations:
+        # A damaged archive goes aside as it is: what was submitted for an old iteration has ended.
+        with contextlib.suppress(BadArchive, zipfile.BadZipFile, EOFError):
+            if archive := open_archive(paths, iteration):
+                start = f"{paths.relative(paths.submissions(iteration))}/"
+                for name in (name for name in archive.namelist() if name.startswith(start)):
+                    _restore(paths.root / _checked(name), archive, name)
 
 
 def unpack(paths: RunPaths, iteration: int) -> None:
-    """Restore the files, records after what they name, and remove the archive. Idempotent.
+    """Restore the files, records after what they name, and remove the archives. Idempotent.
 
     Hashes are not compared here: readers compare every file with its record, and a record with its checksum,
     as ever.
@@ -228,22 +176,28 @@ def unpack(paths: RunPaths, iteration: int) -> None:
     new, packed = archives(paths, iteration)
     with contextlib.suppress(FileNotFoundError):
         packed.rename(new)
-    try:
-        if archive := open_archive(paths, iteration):
-            for name in sorted(map(_checked, archive.namelist()), key=_is_record):
-                _restore(paths.root / name, archive, name)
-    except (BadArchive, zipfile.BadZipFile, EOFError) as error:
-        raise RunError(
-            f"iteration {iteration} is packed, and {new} is damaged ({error}); go back to "
-            f"rollout@{iteration} instead, which makes its shards again"
-        ) from error
-    new.unlink(missing_ok=True)
+    for path in (new, *log_archives(paths, iteration)):
+        try:
+            _restore_all(paths, path)
+        except (BadArchive, zipfile.BadZipFile, EOFError) as error:
+            raise RunError(
+                f"iteration {iteration} is packed, and {path} is damaged ({error}); go back to "
+                f"rollout@{iteration} instead, which makes its shards again"
+            ) from error
+        path.unlink(missing_ok=True)
+
+
+def _restore_all(paths: RunPaths, path: Path) -> None:
+    """Restore what an archive holds, records after what they name. Raises BadArchive and zipfile's errors."""
+    if archive := opened_archive(path):
+        for name in sorted(map(_checked, archive.namelist()), key=_is_record):
+            _restore(paths.root / name, archive, name)
 
 
 def _checked(name: str) -> str:
     """Return a member's name if it leads to where packing finds files. Raises BadArchive otherwise."""
     parts = PurePosixPath(name).parts
-    if parts[0] not in ("iterations", "logs") or ".." in parts:
+    if parts[0] not in ("iterations", "logs", "slurm") or ".." in parts:
         raise BadArchive(f"it holds {name!r}, which packing never writes")
     return name
 

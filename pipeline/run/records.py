@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, Record, check_sizes, read_record, verify_outputs
 from pipeline.run.directory import Run
-from pipeline.run.packed import BadArchive, packed_names
+from pipeline.run.packed import BadArchive, packed_below
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
@@ -140,12 +140,10 @@ def is_committed(paths: RunPaths, task: Task) -> bool:
 
 def _names_packed(paths: RunPaths, tasks: Sequence[Task]) -> set[str]:
     """Return the names of files of one folder's ``tasks`` that were packed."""
-    start = f"{paths.relative(paths.task(tasks[0]).folder)}/"
     try:
-        packed = packed_names(paths, tasks[0].iteration)
+        return packed_below(paths, tasks[0].iteration, paths.task(tasks[0]).folder)
     except BadArchive:  # the archive exists: whoever reads a record finds out what is wrong
         return {task.record_name for task in tasks}
-    return {name.removeprefix(start) for name in packed if name.startswith(start)}
 
 
 @dataclass(frozen=True)

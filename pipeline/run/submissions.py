@@ -19,11 +19,12 @@ from pipeline.config.job_kinds import DRIVERS
 from pipeline.run import journal
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
+from pipeline.run.packed import BadArchive, packed_below, read_file
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import JOB_KIND_PATTERN, Task, task_of
 from slurm.limits import ClusterLimits, read_limits
 from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, names_in, read_newest, read_shared
+from slurm.sharedfiles import make_folder, names_in, read_newest
 
 SUBMITTED = "submitted"
 """Name of the event of a submission in the journal."""
@@ -143,13 +144,12 @@ class Ledger:
         """Return the submissions of some iterations, by iteration, job kind, number and chunk."""
         found = []
         for iteration in sorted(set(iterations)):
-            folder = self.paths.submissions(iteration)
-            for name in names_in(folder):
+            for name in self._names(iteration):
                 if _FILE.fullmatch(name):
                     # Skip the file of an old guard, just forgotten, or one that is spoilt: its tasks are then
                     # submitted again, and the commit protocol lets one attempt win.
                     with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                        found.append(_read(folder / name))
+                        found.append(self._read(iteration, name))
         return sorted(found, key=lambda s: (s.iteration, s.job_kind, s.number, s.chunk))
 
     def named(self, names: Iterable[str]) -> list[Submission]:
@@ -158,16 +158,44 @@ class Ledger:
         for name in sorted(set(names)):
             if (of := parse_job_name(name)) is None:
                 continue
-            folder = self.paths.submissions(of.iteration)
-            if (file := f"{of.job_kind}-{of.number}-{of.chunk}.json") in names_in(folder):
+            if (file := f"{of.job_kind}-{of.number}-{of.chunk}.json") in self._names(of.iteration):
                 with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                    found.append(_read(folder / file))
+                    found.append(self._read(of.iteration, file))
         return found
 
     def next_number(self, iteration: int, job_kind: str) -> int:
-        folder = self.paths.submissions(iteration)
-        names = [_FILE.fullmatch(name) for name in names_in(folder)]
+        names = map(_FILE.fullmatch, self._names(iteration))
         return 1 + max((int(name[2]) for name in names if name and name[1] == job_kind), default=0)
+
+    def _names(self, iteration: int) -> set[str]:
+        """Return the names of the files of an iteration's submissions, packed ones too."""
+        folder = self.paths.submissions(iteration)
+        try:
+            return names_in(folder) | packed_below(self.paths, iteration, folder)
+        except BadArchive:  # what an old iteration was submitted as has ended
+            return names_in(folder)
+
+    def _read(self, iteration: int, name: str) -> Submission:
+        """Read a submission whose folder has just been listed. Raises as :func:`read_file`, and what a
+        spoilt one raises."""
+        path = self.paths.submissions(iteration) / name
+        content = unsealed(read_file(self.paths, iteration, path))
+        content.pop("writer", None)
+        submission: Submission = converted(Submission, content)
+        try:
+            state = unsealed(read_file(self.paths, iteration, _state_file(path)))
+            return replace(submission, state=converted(State, state))
+        except (FileNotFoundError, ValueError, TypeError):  # its job is then looked for by its name
+            return submission
+
+    def files(self, submission: Submission, indices: Iterable[int]) -> Iterator[str]:
+        """Yield the files of a submission, and the logs of some of its elements, by paths relative to the
+        run."""
+        path, folder = self.file(submission), submission.log_folder(self.paths)
+        logs = [folder / f"{submission.job_kind}.log"]
+        if submission.is_of_stage:
+            logs = [submission.log(self.paths, submission.task(index)) for index in indices]
+        yield from map(self.paths.relative, (path, _state_file(path), self.script(submission), *logs))
 
     def begin(self, submission: Submission) -> bool:
         """Write what is about to be submitted, by hard link. False when another driver took the number."""
@@ -199,17 +227,6 @@ class Ledger:
 
 def _state_file(path: Path) -> Path:
     return path.with_suffix(".state.json")
-
-
-def _read(path: Path) -> Submission:
-    """Read a submission whose folder has just been listed."""
-    content = unsealed(read_shared(path))
-    content.pop("writer", None)
-    submission: Submission = converted(Submission, content)
-    try:
-        return replace(submission, state=converted(State, unsealed(read_shared(_state_file(path)))))
-    except (FileNotFoundError, ValueError, TypeError):  # its job is then looked for by its name
-        return submission
 
 
 def note_submitted(paths: RunPaths, submission: Submission, job: str, waits_for: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.run import inside
 from pipeline.run.commits import Record
-from pipeline.run.packed import archives
+from pipeline.run.packed import archives, log_archives
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import state_of
 from pipeline.run.records import names_of_stage
@@ -28,9 +28,9 @@ def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[T
     for record in records:
         files = paths.task(record.task)
         kept |= {paths.root / entry.path for entry in record.outputs} | {files.record, files.thinned}
-        kept |= set(archives(paths, record.task.iteration))
         folders.add(files.folder)
         if record.task.stage is Stage.UPDATE:
+            kept |= {*archives(paths, record.task.iteration), *log_archives(paths, record.task.iteration)}
             for parent in (paths.policies, paths.critics, paths.trainers):
                 for folder in parent.glob(f"{record.task.iteration:05d}.*"):
                     if folder.name != f"{record.task.iteration:05d}.{record.attempt}":

@@ -1,48 +1,51 @@
-"""Logs of a run: which there are, their ends, and what is being written to them."""
+"""Showing logs of a run: their ends, those of failed attempts, and what is being written to them."""
 
-import re
+import contextlib
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD, parts_of
 from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import read_control
 from pipeline.run.directory import Run
-from pipeline.run.identity import RunError
-from pipeline.run.journal import tail
+from pipeline.run.journal import last_lines, tail
 from pipeline.run.lease import holder_of
-from pipeline.run.packed import BadArchive, archives, read_packed
+from pipeline.run.packed import BadArchive, archives, packed_below, read_packed
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import Plan
 from pipeline.run.records import Records, find_frontier
-from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, parse_task, task_of
+from pipeline.run.tasks import Task, parse_task, task_of
 from pipeline.status.failure import where
 from pipeline.status.local import Event
+from pipeline.status.log_files import (
+    CHUNK,
+    DRIVER_LOGS,
+    Choice,
+    Log,
+    Reader,
+    end_of,
+    find_logs,
+    known_logs,
+    logs_in,
+    packed_logs,
+    parse_choice,
+)
 from pipeline.status.slurm import state_of
 from pipeline.status.snapshot import is_complete
 from pipeline.status.text import moment
 from pipeline.text import printable
-from slurm.sharedfiles import is_there, names_in, opened_file, persistently, size_of
+from slurm.sharedfiles import is_there, size_of
 
-_PASSES = "passes"
-"""Name of the log of passes that workers start, and of its folder."""
-_SLURM = "slurm"
-"""Name of the log of what Slurm prints of driver jobs."""
-_DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD, _PASSES)
-_FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
 """Seconds between two questions of --follow to Slurm, whether anything is left in the queue."""
 _MOST_SHOWN = 10
-_CHUNK = 1 << 20
-"""Bytes read from one log at a time, so that a log of gigabytes holds up no other."""
-_LONGEST_LINE = 1 << 16
+_PACKED = " (packed)"
 _ENDS = {
     "complete": "the run is complete",
     "cancelled": "the run was cancelled",
@@ -52,106 +55,6 @@ _ENDS = {
     "incomplete": "nobody is at work on the run",
 }
 """End of a run that is followed, by its state, in words."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Selection of logs."""
-
-    job_kind: str | None = None
-    """A stage, one pool's scores, or a kind of driver job. None: whatever is newest."""
-    iteration: int | None = None
-
-    def takes(self, iteration: int, job_kind: str) -> bool:
-        of_drivers = self.job_kind == DRIVER and job_kind in _DRIVERS
-        is_job_kind = of_drivers or self.job_kind in (None, job_kind, parts_of(job_kind)[0])
-        return is_job_kind and self.iteration in (None, iteration)
-
-    def __str__(self) -> str:
-        at = "" if self.iteration is None else f"@{self.iteration}"
-        return f"{self.job_kind or 'this run'}{at}"
-
-
-def parse_choice(text: str | None, plan: Plan) -> Choice:
-    """Parse ``STAGE[@ITERATION]``.
-
-    Raises:
-        RunError: there is no such stage or iteration.
-    """
-    if text is None:
-        return Choice()
-    job_kind, at, number = text.partition("@")
-    scores = (Stage.SCORE,) if plan.pools else ()
-    legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, Stage.BENCHMARK, *_DRIVERS, _SLURM)
-    if job_kind not in legal:
-        raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
-    if at and not (number.isdigit() and int(number) <= plan.iterations):
-        raise RunError(f"{text}: no such iteration; legal: 0 to {plan.iterations}")
-    return Choice(job_kind, int(number) if at else None)
-
-
-@dataclass(frozen=True)
-class Log:
-    """One log file."""
-
-    path: Path
-    iteration: int
-    job_kind: str
-    attempt: int
-
-    @property
-    def name(self) -> str:
-        """Short name, for the beginning of a line."""
-        parts = [f"{self.job_kind}@{self.iteration}" if self.iteration else self.job_kind]
-        if parts_of(self.job_kind)[0] in [stage for stage in Stage if stage.is_sharded]:
-            parts.append(str(self.task.shard))
-        if rank := self.path.stem.partition(".rank-")[2]:
-            parts.append(f"rank {rank}")
-        if self.attempt > 1 and self.job_kind not in _DRIVERS:
-            parts.append(f"#{self.attempt}")
-        return " ".join(parts)
-
-    @property
-    def task(self) -> Task:
-        """Task whose log it is, of a stage that is sharded or comes once in an iteration."""
-        shard = int(self.path.stem.partition(".")[0].removeprefix("shard-"))
-        return task_of(self.iteration, self.job_kind, shard)
-
-    @property
-    def modified(self) -> float:
-        """Unix time of the last write; 0 if the file is gone."""
-        try:
-            return self.path.stat().st_mtime
-        except FileNotFoundError:
-            return 0.0
-
-
-def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
-    """Find the logs that a choice takes, sorted; only of iterations from ``since`` on, and of 0."""
-    output = paths.slurm_log
-    has_said = choice.job_kind == _SLURM and is_there(output) and size_of(output) > 0
-    found = [Log(output, 0, _SLURM, 1)] if has_said else []
-    for folder in _listing(paths.log_root):
-        name = _FOLDER.fullmatch(folder.name)
-        if folder.name in (GUARD, _PASSES) and choice.takes(0, folder.name):  # each has one log for all
-            found += [Log(path, 0, folder.name, 1) for path in _listing(folder) if path.suffix == ".log"]
-        if name is None or not choice.takes(int(name[1]), name[2]) or 0 < int(name[1]) < since:
-            continue
-        found += logs_in(folder, int(name[1]), name[2])
-    return sorted(found, key=lambda log: (log.iteration, log.job_kind, log.attempt, log.path.name))
-
-
-def logs_in(folder: Path, iteration: int, job_kind: str) -> Iterator[Log]:
-    """Yield the logs of one job kind in an iteration."""
-    for attempt in _listing(folder):
-        number = attempt.name.removeprefix("attempt-")
-        files = (path for path in _listing(attempt) if path.suffix == ".log" and number.isdigit())
-        yield from (Log(path, iteration, job_kind, int(number)) for path in files)
-
-
-def _listing(folder: Path) -> list[Path]:
-    """Return a folder's entries, sorted; none if the folder is not there (any more)."""
-    return [folder / name for name in sorted(names_in(folder))]
 
 
 def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines: int) -> None:
@@ -168,21 +71,31 @@ def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines:
 
 def describe_logs(run: Run, choice: Choice, num_lines: int) -> Iterator[str]:
     """Yield the ends of the newest logs, each under its path."""
-    logs = newest(run, find_logs(run.paths, choice), choice)
-    if not logs and choice.iteration and (path := archives(run.paths, choice.iteration)[1]).exists():
-        command = f"unzip -p {shlex.quote(str(path))} 'logs/*'"
-        yield f"the logs of iteration {choice.iteration} are packed; to read them: {command}"
-        return
+    try:
+        logs = newest(run, known_logs(run.paths, choice, find_frontier(run.plan, run.paths).updated), choice)
+    except BadArchive as error:
+        yield str(error)
+        logs = newest(run, find_logs(run.paths, choice), choice)
     if not logs:
         yield f"no log yet: {choice} has started nothing ({run.paths.log_root})"
         return
     for log in logs[-_MOST_SHOWN:]:
-        yield f"==> {log.name}: {log.path}"
-        yield from tail(log.path, num_lines) or ["(empty)"]
+        yield f"==> {log.name}: {log.path}{_PACKED if log.is_packed else ''}"
+        yield from _end_in_words(run.paths, log, num_lines) or ["(empty)"]
         yield ""
-    if others := logs[:-_MOST_SHOWN]:
-        folders = dict.fromkeys(str(log.path.parent) for log in others)
-        yield f"and {len(others)} more in {', '.join(folders)}"
+    others = logs[:-_MOST_SHOWN]
+    if folders := dict.fromkeys(str(log.path.parent) for log in others if not log.is_packed):
+        yield f"and {sum(not log.is_packed for log in others)} more in {', '.join(folders)}"
+    for iteration, count in Counter(log.iteration for log in others if log.is_packed).items():
+        packed = archives(run.paths, iteration)[0].with_name("*.zip")
+        yield f"and {count} more (packed): unzip -p {shlex.quote(str(packed))} 'logs/*'"
+
+
+def _end_in_words(paths: RunPaths, log: Log, num_lines: int) -> list[str]:
+    try:
+        return end_of(paths, log, num_lines)
+    except BadArchive as error:
+        return [str(error)]
 
 
 def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
@@ -191,9 +104,9 @@ def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
     Without a stage, those of the newest driver job and of tasks that are not done.
     """
     if choice.job_kind is None:
-        drivers = [log for log in logs if log.job_kind in _DRIVERS]
+        drivers = [log for log in logs if log.job_kind in DRIVER_LOGS]
         latest = sorted(drivers, key=lambda log: log.modified)[-1:]
-        tasks = [log for log in logs if log.job_kind not in _DRIVERS]
+        tasks = [log for log in logs if log.job_kind not in DRIVER_LOGS]
         first, records = max(1, find_frontier(run.plan, run.paths).updated + 1), Records(run.paths)
         last = {(log.iteration, log.job_kind, log.path.name): log for log in tasks if log.iteration >= first}
         unfinished = [log for log in last.values() if records.get(log.task) is None]
@@ -205,7 +118,8 @@ def _of_last(logs: Sequence[Log]) -> list[Log]:
     """Return the newest iteration's logs, of the folder that was written to last."""
     iteration = max((log.iteration for log in logs), default=0)
     newest = [log for log in logs if log.iteration == iteration]
-    folder = max(newest, key=lambda log: log.modified).path.parent if newest else None
+    last = max(newest, key=lambda log: (log.modified, log.attempt), default=None)
+    folder = last.path.parent if last else None
     return [log for log in newest if log.path.parent == folder]
 
 
@@ -216,12 +130,17 @@ def log_to_show(
 
     Args:
         has_failed: whether a shard's last attempt failed.
+
+    Raises:
+        BadArchive: one of the iteration's archives cannot be read.
     """
-    for task, event in failures(events, Choice(job_kind, iteration)) if has_failed else ():
-        log = Log(paths.task(task).log(int(event["attempt"])), iteration, job_kind, int(event["attempt"]))
-        if log.path.is_file():
-            return log
+    choice = Choice(job_kind, iteration)
     logs = list(logs_in(paths.logs(task_of(iteration, job_kind)), iteration, job_kind))
+    logs += packed_logs(paths, choice, iteration)
+    by_path = {log.path: log for log in logs}
+    for task, event in failures(events, choice) if has_failed else ():
+        if log := by_path.get(paths.task(task).log(int(event["attempt"]))):
+            return log
     last = max((log.attempt for log in logs), default=0)
     return max((log for log in logs if log.attempt == last), key=lambda log: log.modified, default=None)
 
@@ -259,12 +178,19 @@ def _logs_of(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator
         number = log.parent.name.rpartition("-")[2]
         of_worker = log.parent.with_name(f"worker-{number}") / log.name
         if not is_there(of_worker):
-            yield from _packed_log(paths, task, log, num_lines)
+            is_packed = of_worker.name in _packed_names(paths, task, of_worker.parent)
+            yield from _packed_log(paths, task, of_worker if is_packed else log, num_lines)
             return
         log = of_worker
     for path in (log, *sorted(log.parent.glob(f"{log.stem}.rank-*{log.suffix}"))):
         yield str(path)
         yield from (f"  | {line}" for line in tail(path, num_lines))
+
+
+def _packed_names(paths: RunPaths, task: Task, folder: Path) -> set[str]:
+    with contextlib.suppress(BadArchive):
+        return packed_below(paths, task.iteration, folder)
+    return set()
 
 
 def _packed_log(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Iterator[str]:
@@ -273,42 +199,8 @@ def _packed_log(paths: RunPaths, task: Task, log: Path, num_lines: int) -> Itera
     except BadArchive as error:
         yield str(error)
         return
-    yield f"it left no log: {log}" if packed is None else f"{log} (packed)"
-    lines = (packed or b"").decode(errors="replace").splitlines()
-    yield from (f"  | {printable(line)}" for line in lines[-num_lines:] if num_lines)
-
-
-@dataclass
-class Reader:
-    """Reader of what is appended to one log, whole lines at a time."""
-
-    path: Path
-    offset: int = 0
-    rest: bytes = b""
-
-    def lines(self) -> list[str]:
-        """Return the lines that have been completed since the last call."""
-        size = size_of(self.path)
-        if size < self.offset:  # truncated, or replaced
-            self.offset, self.rest = 0, b""
-        if size == self.offset:
-            return []
-        text = persistently(self.path, self._read)
-        self.offset += len(text)
-        *whole, self.rest = (self.rest + text).split(b"\n")
-        if len(self.rest) > _LONGEST_LINE:  # a progress bar, say, redrawn without line ends
-            whole, self.rest = [*whole, self.rest], b""
-        return [line.decode(errors="replace").rpartition("\r")[2] for line in whole]
-
-    def _read(self) -> bytes:
-        with opened_file(self.path) as file:
-            file.seek(self.offset)
-            return file.read(_CHUNK)
-
-    def remainder(self) -> list[str]:
-        """Return the last, incomplete line, which nobody will end."""
-        rest, self.rest = self.rest, b""
-        return [rest.decode(errors="replace")] if rest else []
+    yield f"it left no log: {log}" if packed is None else f"{log}{_PACKED}"
+    yield from (f"  | {line}" for line in last_lines(packed or b"", num_lines))
 
 
 @dataclass
@@ -337,22 +229,36 @@ class Follower:
             return
 
     def _begin(self, num_lines: int) -> None:
-        """Print the ends of what is there: from here on only what is new."""
+        """Print the ends of what is there: from here on only what is new. What is packed is over."""
         logs = find_logs(self.run.paths, self.choice)
         shown = newest(self.run, logs, self.choice)
         for log in logs:
-            size = size_of(log.path)
-            reader = self.readers[log] = Reader(log.path, max(0, size - _CHUNK) if log in shown else size)
-            lines = reader.lines() if log in shown else []
-            self._print(*lines[-num_lines:] if num_lines else (), log=log)
+            with contextlib.suppress(FileNotFoundError):  # it was just packed
+                size = size_of(log.path)
+                reader = self.readers[log] = Reader(log.path, max(0, size - CHUNK) if log in shown else size)
+                lines = reader.lines() if log in shown else []
+                self._print(*lines[-num_lines:] if num_lines else (), log=log)
         if not logs:
             self._print(f"no log yet: {self.choice} has started nothing ({self.run.paths.log_root})")
 
     def read(self) -> None:
         """Print what is new in the logs of the iterations at hand."""
         since = find_frontier(self.run.plan, self.run.paths).updated - 1
-        for log in find_logs(self.run.paths, self.choice, since):
-            self._print(*self.readers.setdefault(log, Reader(log.path)).lines(), log=log)
+        found = dict.fromkeys(find_logs(self.run.paths, self.choice, since))
+        for log in found:
+            with contextlib.suppress(FileNotFoundError):  # it was just packed
+                self._print(*self.readers.setdefault(log, Reader(log.path)).lines(), log=log)
+        for log in [log for log in self.readers if log.iteration >= since and log not in found]:
+            self._print(*self._rest_of(log, self.readers.pop(log)), log=log)
+
+    def _rest_of(self, log: Log, reader: Reader) -> list[str]:
+        """Return what was not read of a log that is no file any more."""
+        paths = self.run.paths
+        try:
+            content = read_packed(paths, log.iteration, paths.relative(log.path))
+        except BadArchive as error:
+            return [str(error)]
+        return [] if content is None else reader.rest_of(content)
 
     def _how_it_ended(self) -> str | None:
         """Say how the run ended; None while it goes on."""

@@ -21,6 +21,8 @@ from pipeline.sweep.naming import LONGEST, in_words, limited, point_name, tags_o
 
 _WITHOUT_EFFECT = ("name", "run_dir", "tracking", "notify")
 """Keys that a point's results do not depend on."""
+_UPDATE_WITHOUT_EFFECT = ("keep_shards_last",)
+"""The same below update."""
 _LONGEST_NAME = 50
 _TAG, _JOB_TYPE, _DISPLAY = 64, 64, 128
 """Most characters of W&B's tags, job types, and of names and groups."""
@@ -44,6 +46,7 @@ def key_of(config: Config) -> str:
     It is computed where it is wanted, never saved: to another version settings have keys that this one lacks.
     """
     mapping = {k: v for k, v in to_mapping(config).items() if k not in _WITHOUT_EFFECT}
+    mapping["update"] = {k: v for k, v in mapping["update"].items() if k not in _UPDATE_WITHOUT_EFFECT}
     return xxhash.xxh3_128_hexdigest(json.dumps(mapping, sort_keys=True).encode())
 
 

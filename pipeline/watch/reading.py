@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from pipeline.executors.slurm.queue import Queue, look_at_queue
 from pipeline.run.directory import Run
-from pipeline.run.journal import tail
+from pipeline.run.packed import BadArchive
 from pipeline.run.tasks import task_of
 from pipeline.status.lanes import ShardState
+from pipeline.status.log_files import end_of
 from pipeline.status.logs import log_to_show
 from pipeline.status.snapshot import StatusReader
 from pipeline.status.state import Status
@@ -146,7 +147,7 @@ class Reading:
         key, look = self.wanted, self.seen.look
         try:
             log = self._log_end(key, look) if key and look else None
-        except OSError as error:
+        except (OSError, BadArchive) as error:
             return replace(self.seen, trouble=f"cannot read the log now: {error}")
         return replace(self.seen, log=log)
 
@@ -157,7 +158,7 @@ class Reading:
         if log is None:
             folder = paths.logs(task_of(iteration, job_kind))
             return LogEnd(key, f"{job_kind} of iteration {iteration} has no log yet", str(folder), ())
-        return LogEnd(key, log.name, str(log.path), tuple(tail(log.path, _LOG_LINES)) or ("(empty)",))
+        return LogEnd(key, log.name, str(log.path), tuple(end_of(paths, log, _LOG_LINES)) or ("(empty)",))
 
     def _settle(self, look: Status) -> bool:
         """Whether the run has ended for good: between two drivers nobody is at work for a moment."""

@@ -240,7 +240,7 @@ def test_states_that_are_kept_at_once(iterations, keep_last, keep_every):
 def test_packed_iterations_need_few_files():
     plain = Estimate(Footprint(10, 5), Footprint(100, 400), 50, 3, True)
     packed = dataclasses.replace(plain, iterations_packed=packed_of(50, 9))
-    assert (plain.needed.files, packed.needed.files) == (50 * 400 + 15, 10 * 400 + 40 * 8 + 15)
+    assert (plain.needed.files, packed.needed.files) == (50 * 400 + 15, 10 * 400 + 40 * 20 + 15)
     assert plain.needed.num_bytes == packed.needed.num_bytes
     assert packed_of(50, None) == packed_of(5, 9) == 0
 

@@ -27,7 +27,7 @@ from pipeline.run.schemas import SCORE, check_schema
 from pipeline.run.submissions import is_job_of, job_kind_of, job_name
 from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, parse_task, task_key, task_of
 from pipeline.status.lanes import TaskState, lanes_of
-from pipeline.status.logs import find_logs, parse_choice
+from pipeline.status.log_files import find_logs, parse_choice
 from pipeline.status.slurm import SlurmStatus
 from pipeline.status.text import describe_slurm
 from slurm.accounting import Usage

@@ -3,6 +3,7 @@ the same bytes, or says in one message what is lost and from where it can go on.
 seconds stand for days.
 """
 
+import json
 import os
 import random
 import shutil
@@ -22,12 +23,14 @@ from pipeline.run.ages import files_below
 from pipeline.run.directory import load_run
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.kept import identifying
+from pipeline.run.packing import pack
 from pipeline.run.place import settle
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import Records
 from pipeline.run.tasks import Stage
 from tests.cluster.scenario import policy_of
 from tests.support import ROOT, light, tiny
+from tests.support.inodes import by_kind
 from tests.support.killing import events, wait_for
 from tests.support.tables import sample
 
@@ -254,20 +257,21 @@ def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_
     assert (root / "events.jsonl").read_bytes() == before
 
 
-def test_an_iteration_has_six_files_a_shard_and_few_once_it_is_packed(inputs, slurm_ppo, tmp_path):
-    """What a quota of inodes counts, as docs/howto/disk_space.md has it."""
-    root, shards = tmp_path / "run", 4
-    more = (f"rollout.num_shards={shards}", "iterations=4", "update.keep_shards_last=2")
-    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1", "update.keep_last=2")
-    done = slurm_ppo("run", *tiny.overrides(inputs, root, *more, *heldout))
+def test_an_iteration_of_64_shards_has_at_most_300_files_and_20_once_it_is_packed(
+    inputs, slurm_ppo, tmp_path
+):
+    """What a quota of inodes counts, as docs/howto/disk_space.md has it; on Slurm:
+    tests/executors/test_number_of_files.py."""
+    root, prompts = tmp_path / "run", tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": f"{i} + 1 ="}) + "\n" for i in range(64)))
+    more = ("rollout.num_shards=64", "data.prompts_per_iteration=64", "iterations=1")
+    of_data = (f"data.prompts={prompts}", f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    done = slurm_ppo("run", *tiny.overrides(inputs, root, *more, *of_data))
     assert done.returncode == 0, done.stderr
-
-    def files(iteration: int) -> list[Path]:
-        number = f"{iteration:05d}"
-        folders = (root / "iterations" / number, *root.glob(f"logs/{number}-*"), root / "slurm" / number)
-        below = [path for folder in folders if folder.exists() for path in (folder, *folder.rglob("*"))]
-        return [*below, root / f"rows/{number}.json"]
-
-    recent, packed = files(4), files(1)
-    assert len(recent) <= 3 * (shards + 1) * 2 + 11 + 6 + 1, recent
-    assert len(packed) <= 1 + 8 + 3 + 1, packed
+    recent, said = by_kind(root, 1), slurm_ppo("logs", root, "reward@1").stdout
+    assert sum(recent.values()) <= 300, recent
+    assert recent["data"] > 2 * 64, recent
+    assert "and 54 more (packed): unzip -p" in said
+    pack(load_run(root), 1)
+    assert sum(by_kind(root, 1).values()) <= 20, by_kind(root, 1)
+    assert slurm_ppo("logs", root, "reward@1").stdout == said

@@ -23,7 +23,8 @@ from pipeline.run.directory import load_run
 from pipeline.run.endings import Evidence, read_endings
 from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, Said
 from pipeline.run.tasks import Stage, Task
-from pipeline.status.logs import Choice, describe_failed, find_logs, parse_choice
+from pipeline.status.log_files import Choice, find_logs, parse_choice
+from pipeline.status.logs import describe_failed
 from tests.support import ROOT, tiny
 from tests.support.damage import flip_bit
 from tests.support.killing import HOOKS, data_file

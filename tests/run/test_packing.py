@@ -1,5 +1,6 @@
 """Packing: old iterations become one archive each, nothing is lost on the way, and everything reads it."""
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -17,7 +18,7 @@ from pipeline.config.update import UpdateConfig
 from pipeline.metrics.samples import read_samples
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import go_back, parse_point
-from pipeline.run import journal, packing
+from pipeline.run import archiving, journal, packing
 from pipeline.run.commits import (
     CorruptData,
     check_sizes,
@@ -34,11 +35,13 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import Frontier, Records, find_frontier
 from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.status.logs import describe_failed, parse_choice
+from pipeline.status.log_files import parse_choice
+from pipeline.status.logs import describe_failed
 from pipeline.status.plan import every_task
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.tracker import NoTracker
 from tests.support import reportrun, tiny
+from tests.support.tables import sample
 
 NEWEST, SHARDS = 6, 3
 
@@ -166,38 +169,37 @@ class Killed(BaseException):
 STEPS = ("fsync", "link", "unlink", "rename", "rmdir", "open")
 
 
+def pack_and_die(run: Run, monkeypatch: pytest.MonkeyPatch, step: int) -> int:
+    """Pack an iteration, killed at a step. Returns how many steps there were."""
+    counter = itertools.count(1)
+
+    def dies(real):
+        def call(*arguments, **options):
+            if (number := next(counter)) == step:
+                raise Killed(number)
+            return real(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for name in STEPS:
+            patched.setattr(f"os.{name}", dies(getattr(os, name)))
+        with contextlib.suppress(Killed):
+            list(pack_old(run, 3))
+    return next(counter) - 1
+
+
 def test_killed_at_any_step_nothing_is_lost_and_the_next_one_ends_the_same(run, made, tmp_path, monkeypatch):
-    undisturbed = load_run(Path(shutil.copytree(made, tmp_path / "undisturbed")))
-    list(pack_old(undisturbed, 3))
-    died = 0
-    for step in itertools.count(1):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power is cut here
+    steps = pack_and_die(run, monkeypatch, step=0)
+    assert steps > 30
+    for step in sample(range(1, steps + 1), 0.25):
         trial = load_run(Path(shutil.copytree(made, tmp_path / f"trial{step}")))
-        counter = itertools.count(1)
-
-        def dies(real, counter=counter, step=step):
-            def call(*arguments, **options):
-                if next(counter) == step:
-                    raise Killed
-                return real(*arguments, **options)
-
-            return call
-
-        with monkeypatch.context() as patched:
-            for name in STEPS:
-                patched.setattr(f"os.{name}", dies(getattr(os, name)))
-            try:
-                list(pack_old(trial, 3))
-                ended = True
-            except Killed:
-                ended = False
+        assert pack_and_die(trial, monkeypatch, step) >= step
         check_all_reads(trial, made)
         list(pack_old(trial, 3))
-        assert files(trial) == files(undisturbed)
+        assert files(trial) == files(run)
         shutil.rmtree(trial.paths.root)
-        if ended:
-            break
-        died += 1
-    assert died > 30
 
 
 def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, monkeypatch):
@@ -209,7 +211,7 @@ def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(packing, "hash_stream", full)
+        patched.setattr(archiving, "hash_stream", full)
         (said,) = books.pack(Frontier(NEWEST, 0))
     assert "No space left on device" in said
     assert files(run, "iterations", "logs") == before
@@ -234,7 +236,7 @@ def test_a_shard_that_is_spoilt_is_not_packed_and_is_named(run):
 
 
 def test_what_the_disk_does_not_give_back_as_it_was_written_is_not_believed(run, monkeypatch):
-    real = packing._write
+    real = archiving._write
 
     def spoils(file, originals):
         digests = real(file, originals)
@@ -242,7 +244,7 @@ def test_what_the_disk_does_not_give_back_as_it_was_written_is_not_believed(run,
         file.write(b"\xff" * 8)
         return digests
 
-    monkeypatch.setattr(packing, "_write", spoils)
+    monkeypatch.setattr(archiving, "_write", spoils)
     before = files(run, "iterations/00001", "logs")
     said = list(pack_old(run, 3))
     assert len(said) == 1

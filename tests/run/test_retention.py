@@ -415,7 +415,8 @@ def test_a_report_and_a_fork_read_a_packed_run(copied_run, thinned_run, tmp_path
     again = slurm_ppo("resume", tmp_path / "fork")
     assert "the run is trained; hashing policy 5" in again.stderr
     said = slurm_ppo("logs", thinned_run, "rollout@1").stdout
-    assert "the logs of iteration 1 are packed; to read them: unzip -p" in said
+    assert "==> rollout@1 0: " in said
+    assert "shard-00000.log (packed)\n" in said
 
 
 def test_a_newest_policy_that_is_lost_is_made_again(copied_run, thinned_run, slurm_ppo):

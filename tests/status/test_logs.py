@@ -18,7 +18,8 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage, Task
 from pipeline.status import logs
 from pipeline.status.failure import describe_failure, render_block, state_in_words, where
-from pipeline.status.logs import Choice, Follower, Log, Reader, describe_failed, find_logs, parse_choice
+from pipeline.status.log_files import Choice, Log, Reader, find_logs, parse_choice
+from pipeline.status.logs import Follower, describe_failed
 from slurm.query import Element
 from slurm.states import SlurmState
 

@@ -6,9 +6,10 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -430,12 +431,14 @@ def make_world(
     seed: int,
     luck: Luck,
     measured_every: int = 0,
+    settings: Mapping[str, Any] | None = None,
     **scheduler: object,
 ) -> World:
     """A run of a few iterations that nobody has submitted. By default its tasks have a job each.
 
     Args:
         measured_every: iterations between policies that a program measures; 0: none.
+        settings: what chance does not decide, by section.
     """
     chance = random.Random(seed)
     given = {"kind": "slurm", "workers": False, "python": "/py", "max_attempts": 40}
@@ -463,6 +466,8 @@ def make_world(
         config["reward"]["components"][pool] = {"kind": "rule", "function": "a:b", "pool": pool}
         given["pools"] = given.get("pools", {}) | {pool: {}}
     config["scheduler"] = given | scheduler
+    for name, value in (settings or {}).items():
+        config[name] = {**config.get(name, {}), **value} if isinstance(value, Mapping) else value
     world = World(create_run(from_mapping(config)), slurm, chance, luck)
     slurm.before, slurm.after = world.command_comes, world.command_went
     return world

@@ -10,7 +10,7 @@ from pipeline.config.choices import known_groups
 from pipeline.run.directory import create_run, load_run
 from pipeline.sweep.grid import SweepError, parse_grid
 from pipeline.sweep.manifest import Point, Sweep, is_sweep, read_sweep, without, write_sweep
-from pipeline.sweep.points import check_folder, config_of, drafts_of, extended, run_folder
+from pipeline.sweep.points import check_folder, config_of, drafts_of, extended, key_of, run_folder
 from slurm.sealing import sealed
 from tests.support import tiny
 
@@ -132,6 +132,13 @@ def test_folders_of_dropped_runs_stay_theirs_when_the_fixed_settings_change(ask,
     assert ask("seed=0,1", "iterations=4").names[0] == names[1]
     (root / names[1] / "config.yaml").write_text("changed: true\n")
     assert ask("seed=0,1", "iterations=4").names[0] not in names
+
+
+def test_a_point_is_the_same_however_its_shards_are_kept(ask, root):
+    """A default that changed, and changes no result, stops no sweep that has begun."""
+    config = config_of(root, ask("seed=0,1").points[0])
+    others = (replace(config, update=replace(config.update, keep_shards_last=n)) for n in (None, 2, 20))
+    assert {key_of(other) for other in others} == {key_of(config)}
 
 
 def test_a_version_with_more_settings_knows_the_runs_of_the_one_before(ask, root):

@@ -10,6 +10,7 @@ from pipeline.run.accounting import note_accounting, read_accounting
 from pipeline.run.control import Control, read_control
 from pipeline.run.endings import Ending, Evidence
 from pipeline.run.failures import DISK_EXIT, FailureKind, Said, read_said
+from pipeline.run.packed import BadArchive, read_file
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task, task_key
@@ -17,7 +18,6 @@ from slurm.commands import SlurmError
 from slurm.ended import NoAccounting, NoAnswer, read_ended
 from slurm.query import Element
 from slurm.setup_lines import SETUP_EXIT, failed_line
-from slurm.sharedfiles import read_shared
 from slurm.states import Phase, SlurmState, exit_in_words, phase_of
 
 KINDS: Mapping[SlurmState, FailureKind] = {
@@ -157,9 +157,9 @@ def _failed_setup(paths: RunPaths, gone: Gone, element: Element | None) -> str:
     """Return a phrase on the line of setup that failed, if one ended the job, by its log."""
     if element is None or element.exit_code != SETUP_EXIT:
         return ""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, BadArchive):
         log = paths.root / gone.log if gone.log else paths.task(gone.task).log(gone.number)
-        return failed_line(read_shared(log)[-_END_OF_LOG:])
+        return failed_line(read_file(paths, gone.task.iteration, log)[-_END_OF_LOG:])
     return ""
 
 

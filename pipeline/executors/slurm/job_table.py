@@ -229,6 +229,15 @@ class JobTable:
         """Forget the live elements of a submission that was cancelled."""
         self.live = {t: live for t, live in self.live.items() if live.submission.name != submission.name}
 
+    def files_in_use(self) -> set[str]:
+        """Return the files, by paths relative to the run, that jobs which wait or run may read or write: of
+        each its submission's, and its own log."""
+        found = self.seen.queue.items()
+        live = {name: {e.index for e in of if is_live(e)} for name, of in found if any(map(is_live, of))}
+        known = [s for s in self.submissions if s.name in live]
+        others = self.ledger.named(live.keys() - {s.name for s in known})
+        return {path for s in (*known, *others) for path in self.ledger.files(s, live[s.name])}
+
     def learn_endings(self, iterations: Collection[int]) -> None:
         """Read how attempts at the tasks of further iterations ended."""
         self.endings = self.endings.adding(read_endings(self.ledger.paths, iterations).values())

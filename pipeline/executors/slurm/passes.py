@@ -223,7 +223,8 @@ def leased_pass(
     kind = WorkerJobs if config.has_workers else SlurmJobs
     jobs = kind(submitter, read_limits_of(run.paths, config.qos_named), watcher.note, errands, accounts)
     jobs.first_look, jobs.is_alone = seen, is_alone
-    books = Publisher(run, NoTracker(), Accountant(run, watcher.note, lambda: jobs.elements).facts_of)
+    facts = Accountant(run, watcher.note, lambda: jobs.elements).facts_of
+    books = Publisher(run, NoTracker(), facts, lambda: jobs.table.files_in_use())
     with within(PASS_SECONDS):
         try:
             return _act(Driver(run, jobs, watcher, books), jobs)
