@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD, parts_of
 from pipeline.run import journal
-from pipeline.run.directory import RunError
+from pipeline.run.identity import RunError
 from pipeline.run.packed import packed_below, read_packed
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
