@@ -87,6 +87,15 @@ def read_cluster_name(timeout: float = PATIENCE) -> str:
     return parse_limits(_settings(timeout)).name
 
 
+def read_cluster_names() -> list[str]:
+    """Ask accounting for the names of all clusters that it knows; none where there is no accounting, or none
+    that answers."""
+    try:
+        return _sacctmgr("cluster", "format=Cluster").split()
+    except (SlurmError, SlurmMissing):
+        return []
+
+
 def hides_jobs() -> bool:
     """Ask the controller whether users see jobs of their own alone (PrivateData). Raises as
     :func:`read_limits`."""

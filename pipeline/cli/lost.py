@@ -15,10 +15,13 @@ from pipeline.executors.slurm.queue import cancel_of_id
 from pipeline.run.control import SpoiltControl, read_control, write_control
 from pipeline.run.directory import RunError, is_run, load_run, read_identity, shown
 from pipeline.run.originals import find_original
+from pipeline.run.owner import who_acts
 from pipeline.run.paths import RunPaths
 from pipeline.run.place import no_own_jobs
-from pipeline.run.standpoint import check_is_ours
+from pipeline.run.standpoint import check_is_ours, owner_of
 from pipeline.run.submissions import run_id_of
+from slurm.commands import SlurmError
+from slurm.limits import read_cluster_names
 from slurm.sealing import unsealed
 from slurm.sharedfiles import names_in, read_shared
 
@@ -50,18 +53,54 @@ def cancel_whatever_is_left(root: Path) -> str:
     paths = RunPaths(root.absolute())
     if original := find_original(left.root, paths.root, left.run_id):
         raise no_own_jobs(paths.root, original, "cancel")
+    cluster = _cluster_of(paths)
     with contextlib.suppress(SpoiltControl):
-        check_is_ours(paths)
+        check_is_ours(paths, lambda: who_acts(cluster))
     will_change("the queue")
+    done = _cancel_everywhere(left.run_id, cluster)
     if paths.control.is_file():
         with contextlib.suppress(OSError, ValueError):  # drivers could not open the run either
             control = read_control(paths)
             write_control(paths, replace(control, cancelled=True, emptied=control.invocation))
-    count = cancel_of_id(left.run_id)
-    return (
-        f"{shown(root)} cannot be opened any more; cancelled {count} jobs that have its id, {left.run_id}, "
-        f"in their names; what is left of it: ls {shlex.quote(str(root))}"
-    )
+    what_is_left = f"what is left of it: ls {shlex.quote(str(root))}"
+    return f"{shown(root)} cannot be opened any more; {done}; {what_is_left}"
+
+
+def _cluster_of(paths: RunPaths) -> str:
+    """Return the name of the cluster that has a run's jobs; empty where that is not known."""
+    with contextlib.suppress(SpoiltControl, OSError):
+        owner = owner_of(paths)
+        return owner.cluster if owner else ""
+    return ""
+
+
+def _cancel_everywhere(run_id: str, cluster: str) -> str:
+    """Cancel the jobs that have a run's id. Returns what to say.
+
+    Args:
+        cluster: the one that has them; empty: this machine's is asked, and every other that accounting knows.
+
+    Raises:
+        SlurmError: this machine's cluster does not answer.
+        RunError: nor does that which has them, from here.
+    """
+    here = who_acts().cluster
+    count, told = 0, []
+    if cluster in ("", here):
+        count += cancel_of_id(run_id, "")
+    for name in [cluster] if cluster else read_cluster_names():
+        if name == here:
+            continue
+        try:
+            count += cancel_of_id(run_id, name)
+            told.append(f"cluster {name} was asked")
+        except SlurmError as error:
+            told.append(
+                f"cluster {name} cannot be asked from here ({error}): type this on one of its machines"
+            )
+            if cluster:
+                raise RunError(told[-1]) from None
+    return "; ".join([f"cancelled {count} jobs that have its id, {run_id}, in their names", *told])
 
 
 def _has_config(root: Path) -> bool:

@@ -364,7 +364,9 @@ class Driver:
             return
         if gone := keep(self.run):
             journal.event(self.run.paths.events, "identity_kept", files=gone)
-            self.watcher.note(f"{' and '.join(gone)}: gone, and written again from what is kept twice")
+            self.watcher.note(
+                f"{' and '.join(gone)}: gone or spoilt, and written again from what is kept twice"
+            )
         self.kept = time.monotonic()
 
     def _tell_advice(self, iteration: int) -> None:

@@ -51,7 +51,7 @@ class Control:
     """Number of the newest invocation of which all jobs were cancelled, by ``cancel``, to go back or by hand.
     It is what was asked for, written before any of them has ended: how each ended, passes judge."""
     withdrawn: int = 0
-    """Number of the newest invocation of which a pass has cancelled what waited, as the run was at its end."""
+    """Number of the newest invocation of which a pass has cancelled what waited, at the run's end."""
     begun: float = field(default=0.0, compare=False)
     """Unix time when the invocation began."""
     paused: ByHand | None = None
@@ -124,6 +124,7 @@ def begin_invocation(paths: RunPaths, owner: Owner | None = None) -> Control:
     control = Control(
         before.invocation + 1,
         emptied=before.emptied,
+        withdrawn=before.withdrawn,
         begun=time.time(),
         owner=_with_cluster(owner, before.owner) if owner else before.owner,
         former=before.former,

@@ -390,9 +390,22 @@ def identity_text(identity: Identity) -> str:
 
 
 def read_identity(paths: RunPaths) -> Identity:
-    """Read run.json. Raises RunError where it is of a later format than this version knows; ValueError and
-    OSError where it cannot be read."""
-    data = _or_copy(paths.run_json, paths.run_copy, read_shared)
+    """Read run.json, or its copy where it is gone or spoilt. Raises RunError where it is of a later format
+    than this version knows; ValueError and OSError where neither can be read."""
+    try:
+        return identity_in(paths, paths.run_json)
+    except RunError:
+        raise
+    except (FileNotFoundError, ValueError) as error:
+        try:
+            return identity_in(paths, paths.run_copy)
+        except FileNotFoundError:
+            raise error from None
+
+
+def identity_in(paths: RunPaths, path: Path) -> Identity:
+    """Read a run's identity from one of its two files. Raises as :func:`read_identity`."""
+    data = read_shared(path)
     content = from_json(data)
     if isinstance(content, dict):
         if isinstance(made_by := content.get("version"), dict):
@@ -405,16 +418,11 @@ def read_identity(paths: RunPaths) -> Identity:
 def read_config(paths: RunPaths) -> bytes:
     """Return the text of config.yaml, or of its copy where it is gone. Raises FileNotFoundError where both
     are."""
-    return _or_copy(paths.config_yaml, paths.config_copy, read_newest)
-
-
-def _or_copy(path: Path, copy: Path, read: Callable[[Path], bytes]) -> bytes:
-    """Read a file, or its copy where it is gone. Raises FileNotFoundError of the file where both are."""
     try:
-        return read(path)
+        return read_newest(paths.config_yaml)
     except FileNotFoundError:
         with contextlib.suppress(FileNotFoundError):
-            return read(copy)
+            return read_newest(paths.config_copy)
         raise
 
 

@@ -6,28 +6,27 @@ again, and renews the times of these few small files, once an hour at most. Noth
 wants to keep more copies it to where nothing is purged.
 """
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 from pipeline.config.compose import to_yaml
-from pipeline.run.directory import Run, config_hash, identity_text, read_config
+from pipeline.run.directory import Run, RunError, config_hash, identity_in, identity_text, read_config
 from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
 from pipeline.run.twofold import both_of
-from slurm.sharedfiles import names_in
+from slurm.sharedfiles import names_in, read_shared
 
 _REFRESH_SECONDS = 3600.0
 
 
 def keep(run: Run) -> list[str]:
-    """Write again what is gone of what identifies the run, and renew the rest, for the holder of the run's
-    lease. Returns the names of what was gone, copies left out: earlier versions made none. Raises OSError."""
+    """Write again what is gone or spoilt of what identifies the run, and renew the rest, for the holder of
+    the run's lease. Returns the names of what was, copies left out: earlier versions made none. Raises
+    OSError."""
     paths = run.paths
-    names = names_in(paths.root)
-    gone = [path for path in (paths.run_json, paths.run_copy) if path.name not in names]
-    for path in gone:
-        replace_durably(path, identity_text(run.identity))
+    gone, names = _mend_identity(run), names_in(paths.root)
     for path in (paths.config_yaml, paths.config_copy):
         if path.name not in names:
             replace_durably(path, _config_text(run))
@@ -35,6 +34,27 @@ def keep(run: Run) -> list[str]:
     for path in identifying(paths):
         _renew(path)
     return [path.name for path in gone if path in (paths.run_json, paths.config_yaml)]
+
+
+def _mend_identity(run: Run) -> list[Path]:
+    """Have run.json and its copy say the same. Returns which of them was written again."""
+    paths = run.paths
+    first, copy = (_whole_text(paths, path) for path in (paths.run_json, paths.run_copy))
+    text = first or copy or identity_text(run.identity)
+    gone = [path for path, found in ((paths.run_json, first), (paths.run_copy, copy)) if found != text]
+    for path in gone:
+        replace_durably(path, text)
+    return gone
+
+
+def _whole_text(paths: RunPaths, path: Path) -> str | None:
+    """Return the text of one of the two files; None where it is gone or spoilt."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        text = read_shared(path).decode()
+        with contextlib.suppress(RunError):  # of a later version: it is that one's
+            identity_in(paths, path)
+        return text
+    return None
 
 
 def _config_text(run: Run) -> str:

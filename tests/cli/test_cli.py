@@ -652,14 +652,16 @@ def test_a_changed_configuration_is_refused(copied_run, slurm_ppo):
     ["", "{", "[]", "7", "null", '{"id": "a"}', '{"id": 1, "name": 2, "created": "x"}', "\x00\x01"],
 )
 def test_a_run_json_that_is_none_is_named(copied_run, slurm_ppo, text):
-    (copied_run / "run.json").write_text(text)
+    for name in ("run.json", "run.copy.json"):
+        (copied_run / name).write_text(text)
     done = slurm_ppo("status", copied_run)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {copied_run}/run.json cannot be read")
 
 
 def test_a_run_json_with_values_of_wrong_types_is_named(copied_run, slurm_ppo):
-    edit(copied_run / "run.json", {"created": "yesterday"})
+    for name in ("run.json", "run.copy.json"):
+        edit(copied_run / name, {"created": "yesterday"})
     done = slurm_ppo("status", copied_run)
     assert done.returncode == 2
     assert "run.json cannot be read" in done.stderr

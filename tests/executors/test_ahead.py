@@ -21,6 +21,7 @@ from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.submissions import Ledger, Submission, read_limits_of
 from pipeline.run.tasks import Stage
 from slurm.signals import Errands
+from slurm.submission import cancel
 from tests.support.toyworld import Luck, World, live_to_the_end, make_world, trials
 
 
@@ -116,14 +117,24 @@ def test_where_few_tasks_may_wait_the_run_goes_on_piece_by_piece(worlds, luck, m
         live_to_the_end(world)
 
 
-def test_where_the_queue_is_full_the_run_goes_on_when_it_is_not(worlds):
-    refused = 0
+def test_where_the_queue_is_full_the_run_goes_on_when_it_is_not(worlds, monkeypatch):
+    refused, makes_room = 0, []
     for world in worlds(trials(2), Luck(mishaps=2, may_need_guard=True)):
+
+        def cancel_noted(jobs, only_pending, world=world):
+            """What is cancelled is noted before: whoever is killed between has done it, and no person."""
+            makes_room.extend(jobs)
+            noted = {s.state.job for s in submissions_of(world.run, 1) if s.state.is_withdrawn}
+            assert noted.issuperset(jobs)
+            cancel(jobs, only_pending)
+
+        monkeypatch.setattr("pipeline.executors.slurm.launcher.cancel", cancel_noted)
         world.slurm.most_queued = 12
         live_to_the_end(world)
         refused += sum(event["event"] == "refused" for event in journal.read(world.run.paths.events))
         assert all(s.state.job for s in submissions_of(world.run, 1)), "nothing is left of what was refused"
     assert refused
+    assert makes_room
 
 
 def test_a_driver_job_that_starts_after_the_run_was_cancelled_does_nothing(worlds):

@@ -3,6 +3,7 @@
 The driver is the real one, on a toy Slurm.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,14 +11,16 @@ import pytest
 
 from pipeline.cli.queue import cancel_run
 from pipeline.cli.summary import say_how_it_ended
-from pipeline.executors.slurm.by_hand import find_by_hand
+from pipeline.executors.slurm.by_hand import find_by_hand, look_for_act
+from pipeline.executors.slurm.silence import Silence, note_silences
 from pipeline.orchestrate.driver import Outcome, Pass, tell_of_pass
 from pipeline.run import journal
-from pipeline.run.control import ByHand, read_control
+from pipeline.run.control import ByHand, begin_invocation, read_control, write_control
 from pipeline.run.endings import read_endings
+from pipeline.run.submissions import Ledger
 from pipeline.status.snapshot import read_status
 from pipeline.status.text import describe
-from slurm.query import Element
+from slurm.query import QUEUE_FORMAT, Element, parse_queue
 from slurm.states import SlurmState
 from tests.support.toyslurm import Element as ToyElement
 from tests.support.toyworkers import make_worker_world
@@ -133,6 +136,89 @@ def test_what_a_pass_cancels_at_the_end_of_a_run_is_no_act_for_the_next(world):
     assert read_status(world.run).state == "complete"
 
 
+# --- by when each was submitted, started and ended ---
+
+
+@pytest.fixture
+def timed(world) -> World:
+    """A run whose jobs were submitted a while ago, and a Slurm that says when."""
+    world.slurm.shows_times = True
+    time.sleep(5)
+    return world
+
+
+def pauses_of(world: World) -> list[dict]:
+    return [event for event in journal.read(world.run.paths.events) if event["event"] == "paused"]
+
+
+def test_jobs_of_invocations_before_the_newest_are_the_runs_too(timed):
+    """Who types submit or resume of a run at work adds an invocation, and few jobs or none."""
+    timed.submit()
+    time.sleep(5)
+    count = scancel(timed)
+    time.sleep(1)
+    timed.advance("a pass of a worker that is about to end")
+    assert timed.outcome is Outcome.PAUSED, timed.told()
+    assert pauses_of(timed)[0]["cancelled"] == count
+    assert live(timed) == []
+
+
+@pytest.mark.parametrize("has_seen", [True, False], ids=["a pass has seen it", "nobody has seen it"])
+def test_a_run_that_is_resumed_at_once_does_not_pause_for_what_was_cancelled_before(timed, has_seen):
+    """Slurm shows those jobs for minutes."""
+    scancel(timed)
+    time.sleep(1)
+    if has_seen:
+        timed.advance("a pass")
+    timed.submit()
+    assert timed.outcome is None
+    timed.live_on()
+    timed.check_is_complete()
+    assert len(pauses_of(timed)) == has_seen
+
+
+def test_what_failed_and_is_resumed_at_once_does_not_pause_for_what_its_passes_cancelled(timed):
+    control = read_control(timed.run.paths)
+    write_control(timed.run.paths, replace(control, has_failed=True, withdrawn=control.invocation))
+    begin_invocation(timed.run.paths)
+    scancel(timed)  # as an order that a pass has given, which is carried out late
+    time.sleep(1)
+    timed.advance("a pass")
+    assert timed.outcome is None, timed.told()
+
+
+def test_a_part_that_was_submitted_again_does_not_pause_the_run_minutes_later(timed):
+    """The guards that were left alone have been replaced by then."""
+    while sum(not is_driver(element) for element in live(timed)) < 2:
+        assert timed.happen()
+    before = time.time() + 1
+    time.sleep(1)
+    scancel(timed, lambda element: not is_driver(element))
+    time.sleep(1)
+    timed.advance("a pass")
+    waited = [e for e in timed.slurm.elements(SlurmState.PENDING) if is_driver(e) and e.submitted < before]
+    for driver in waited:
+        time.sleep(60)
+        timed.slurm.look()
+        if driver.is_free:
+            timed.start(driver)
+    assert timed.outcome is None, timed.told()
+    assert not pauses_of(timed)
+
+
+def test_what_a_pass_cancels_that_slurm_could_not_start_or_that_hangs_is_no_act(timed):
+    scancel(timed)
+    paths = timed.run.paths
+    shown = parse_queue(timed.slurm.run_quietly(["squeue", f"--Format={QUEUE_FORMAT}"]))
+    assert look_for_act(Ledger(paths), shown, read_control(paths))
+    note_silences(paths, {f"{e.array_id}_{e.index}": Silence(1.0, is_cancelled=True) for e in shown})
+    assert look_for_act(Ledger(paths), shown, read_control(paths)) is None
+    note_silences(paths, {})
+    for reason in ("launch failed requeued held", "JobHoldMaxRequeue"):
+        held = [replace(one, reason=reason) for one in shown]
+        assert look_for_act(Ledger(paths), held, read_control(paths)) is None
+
+
 # --- what counts ---
 
 NAMES = {kind: f"slurm-ppo.run.{kind}.iter1.abc.1.0" for kind in ("rollout", "update", "guard", "driver")}
@@ -165,6 +251,7 @@ def gone(kind: str, index: int = 0, ended: float = 200.0) -> Element:
 ROLLOUTS = [gone("rollout", index) for index in range(8)]
 ENDING = [element("rollout", index, SlurmState.COMPLETING) for index in range(8)]
 GUARD = element("guard", 0, SlurmState.PENDING)
+FINISHED = [element("rollout", index, SlurmState.COMPLETED, ended=300.0) for index in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -181,6 +268,11 @@ GUARD = element("guard", 0, SlurmState.PENDING)
         ([*ROLLOUTS, replace(GUARD, submitted=205.0)], ByHand(8, 8)),
         ([*ROLLOUTS, element("driver", 0, SlurmState.RUNNING)], ByHand(8, 8)),
         ([gone("update", ended=100.0), *ROLLOUTS[:1]], None),
+        ([*ROLLOUTS, element("guard", 0, SlurmState.RUNNING, started=260.0, submitted=150.0)], None),
+        ([*ROLLOUTS, element("driver", 0, SlurmState.COMPLETED, started=200.0, ended=201.0)], None),
+        ([*ROLLOUTS, element("driver", 0, SlurmState.COMPLETED, started=150.0, ended=201.0)], ByHand(8, 8)),
+        ([*ROLLOUTS, element("guard", 0, SlurmState.PENDING, submitted=260.0, restarts=1)], None),
+        ([gone("guard"), gone("driver"), *FINISHED], None),
         ([*(replace(one, state=SlurmState.PREEMPTED) for one in ROLLOUTS)], None),
         ([*(replace(one, state=SlurmState.NODE_FAIL) for one in ROLLOUTS), gone("guard")], None),
         ([], None),
@@ -197,6 +289,11 @@ GUARD = element("guard", 0, SlurmState.PENDING)
         "nor does a guard",
         "whoever looks is a driver job itself",
         "one by one is not at once",
+        "a guard that was left alone has started since",
+        "a driver job started as its jobs ended, and was left alone",
+        "whoever has looked is over",
+        "a guard was left alone, and has put itself back into the queue",
+        "guards alone, and what ran then has ended since",
         "preempted",
         "nodes lost",
         "nothing",

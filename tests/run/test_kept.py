@@ -1,16 +1,24 @@
 """What identifies a run is kept twice, and outlives a purge; its jobs can be cancelled without it."""
 
 import os
+import pwd
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import slurm.commands
 from pipeline.cli.lost import cancel_whatever_is_left
+from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import RunError, load_run
 from pipeline.run.kept import identifying, keep
+from pipeline.run.owner import Owner
 from pipeline.run.place import settle
+from slurm import clusters
+from slurm.commands import SlurmError
+from tests.support.damage import cut, flip_bit
 from tests.support.killing import events
 from tests.support.tables import sample
 from tests.support.toyworld import Luck, make_world
@@ -39,12 +47,26 @@ def test_what_is_gone_is_read_from_the_copy_and_written_again(resting, slurm_ppo
     assert "1 run: 1 complete" in slurm_ppo("ls", resting.parent).stdout
     done = slurm_ppo("resume", resting)
     assert done.returncode == 0, done.stderr
-    assert f"{gone[0]}: gone, and written again" in done.stderr
+    assert f"{gone[0]}: gone or spoilt, and written again" in done.stderr
     config = {name: data for name, data in kept.items() if name.startswith("config")}
     assert {name: (resting / name).read_bytes() for name in config} == config
     assert load_run(resting).identity.id in (resting / "run.json").read_text()
     assert (resting / "run.json").read_text() == (resting / "run.copy.json").read_text()
     assert events(resting, "identity_kept")
+
+
+@pytest.mark.parametrize(
+    "spoil", [flip_bit, cut, lambda path: path.write_bytes(b"")], ids=["bit", "cut", "empty"]
+)
+@pytest.mark.parametrize("name", ["run.json", "run.copy.json"])
+def test_what_is_spoilt_is_read_from_the_other_and_written_again(resting, name, spoil):
+    """A bit that has flipped, and what a full disk leaves."""
+    whole = (resting / name).read_bytes()
+    run = load_run(resting)
+    spoil(resting / name)
+    assert load_run(resting) == run
+    assert keep(run) == ["run.json"][: name == "run.json"]
+    assert (resting / name).read_bytes() == whole
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml"])
@@ -104,6 +126,51 @@ def test_jobs_are_cancelled_without_what_identifies_the_run(submitted, left):
     said = cancel_whatever_is_left(word)
     assert not live(submitted)
     assert f"jobs that have its id, {submitted.run.identity.id}, in their names" in said
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["by its owner", "by accounting"])
+def test_jobs_on_another_cluster_are_found_there(submitted, monkeypatch, is_known):
+    """What is left of the run names the cluster; else each that accounting knows is asked."""
+    paths, asked = submitted.run.paths, []
+    run_once, control = slurm.commands._run_once, read_control(paths)
+    owner = Owner(pwd.getpwuid(os.getuid()).pw_name, os.getuid(), "far")
+    write_control(paths, replace(control, owner=owner))
+    for path in identifying(paths)[:4]:
+        path.unlink()
+
+    def run_at(arguments, *more):
+        if arguments[0] == "sacctmgr":
+            return "far\nnear\naway\n"
+        asked.append((arguments[0], cluster := clusters._named.get()))
+        if cluster == "away":
+            raise SlurmError(arguments, 1, "no route to it")
+        return run_once(arguments, *more) if cluster == "far" else ""
+
+    monkeypatch.setattr("slurm.commands._run_once", run_at)
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "near")
+    said = cancel_whatever_is_left(paths.root if is_known else Path(submitted.run.identity.id))
+    assert not live(submitted)
+    assert "cluster far was asked" in said
+    assert ("cluster away cannot be asked from here" in said) is not is_known
+    assert {where for _, where in asked} == ({"far"} if is_known else {"", "far", "away"})
+
+
+def test_a_cluster_that_cannot_be_asked_from_here_is_named_and_nothing_is_changed(submitted, monkeypatch):
+    paths = submitted.run.paths
+    owner = Owner(pwd.getpwuid(os.getuid()).pw_name, os.getuid(), "far")
+    write_control(paths, replace(read_control(paths), owner=owner))
+    for path in identifying(paths)[:4]:
+        path.unlink()
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "near")
+    before = read_control(paths)
+
+    def refuse(arguments, *more):
+        raise SlurmError(arguments, 1, "No cluster 'far' known by database.")
+
+    monkeypatch.setattr("slurm.commands._run_once", refuse)
+    with pytest.raises(RunError, match=r"cluster far cannot be asked .* on one of its machines"):
+        cancel_whatever_is_left(paths.root)
+    assert read_control(paths) == before
 
 
 def test_of_a_copy_without_identity_the_originals_jobs_are_left_alone(submitted, tmp_path):

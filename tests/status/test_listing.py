@@ -142,7 +142,9 @@ def spoil(run: Run, name: str, text: str) -> None:
     ],
 )
 def test_a_spoilt_run_is_a_line_beside_the_others(tmp_path, name, text):
-    spoil(with_rows(make_run(tmp_path / "bad"), 1), name, text)
+    bad = with_rows(make_run(tmp_path / "bad"), 1)
+    for one in ("run.json", "run.copy.json") if name == "run.json" else (name,):
+        spoil(bad, one, text)
     with_rows(make_run(tmp_path / "good"), 1)
     found = entries(tmp_path)
     assert [entry.state for entry in found.values()] == ["spoilt", "incomplete"]

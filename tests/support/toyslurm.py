@@ -7,6 +7,7 @@ may be missing, and a memory from which ended jobs vanish. What elements do when
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,10 @@ class Element:
     restarts: int = 0
     attempt: int = 0
     """Counts its starts."""
+    submitted: float = field(default_factory=time.time)
+    started: float = 0.0
+    ended: float = 0.0
+    """Unix times; 0: not yet."""
     is_apart: bool = False
     """Whether it has a record of its own while it waits, as somebody has changed it or it was requeued."""
 
@@ -93,6 +98,7 @@ class Job:
     """What its elements read, and ``work``: its content."""
     work: dict
     elements: list[Element] = field(default_factory=list)
+    script: Path = Path()
 
     @property
     def has_ended(self) -> bool:
@@ -122,6 +128,8 @@ class ToySlurm:
     refuses_unknown: bool = False
     """As Slurm 23.02 and later: to depend on a forgotten job is an error; before, it is nothing."""
     max_array_size: int = 1001
+    shows_times: bool = False
+    """Whether squeue shows when jobs were submitted, started and ended."""
     most_queued: int | None = None
     """Jobs that it takes; each element counts."""
     before: Callable[[str], None] = lambda program: None
@@ -212,7 +220,7 @@ class ToySlurm:
         (command,) = re.findall(r"^exec .*", text, re.MULTILINE)
         file = Path(shlex.split(command)[-1])
         id, work = str(100 + len(self.jobs)), json.loads(file.read_text())
-        job = Job(id, given["job-name"], given.get("begin", ""), file, work)
+        job = Job(id, given["job-name"], given.get("begin", ""), file, work, script=Path(words[-1]))
         for index in indices:
             copies = [Condition(c.kind, c.job) for c in conditions]
             job.elements.append(Element(job, index, copies, is_either))
@@ -222,7 +230,8 @@ class ToySlurm:
 
     def _squeue(self, words: Sequence[str]) -> str:
         fields = re.findall(r"([\w-]+):\|", option(words, "--Format") or "")
-        show = [_SHOWN.get(name, _nothing) for name in fields]
+        known = _SHOWN | (_TIMES if self.shows_times else {})
+        show = [known.get(name, _nothing) for name in fields]
         names, jobs = ((option(words, name) or "").split(",") for name in ("--name", "--jobs"))
         states = {SlurmState.PENDING} if option(words, "--states") == "PENDING" else set(SlurmState)
         rows = (
@@ -248,6 +257,8 @@ class ToySlurm:
 
     def _scontrol(self, words: Sequence[str]) -> str:
         if "show" in words:
+            if words[-2:-1] == ["job"]:
+                return f"JobId={words[-1]} Command={self.jobs[words[-1]].script} WorkDir=/x\n"
             is_config = words[-1] == "config"
             return CONFIG.format(size=self.max_array_size, jobs=10_000) if is_config else ""
         assert words[0] == "update", words
@@ -308,15 +319,16 @@ class ToySlurm:
     def start(self, element: Element) -> None:
         assert element.is_free
         assert element.job.file.exists(), element
-        element.state = SlurmState.RUNNING
+        element.state, element.started = SlurmState.RUNNING, time.time()
         element.attempt += 1
 
     def end(self, element: Element, state: SlurmState, exit_code: int = 0) -> None:
         if not element.has_ended:
-            element.state, element.exit_code = state, exit_code
+            element.state, element.exit_code, element.ended = state, exit_code, time.time()
 
     def requeue(self, element: Element) -> None:
         element.state, element.restarts, element.is_apart = SlurmState.PENDING, element.restarts + 1, True
+        element.submitted, element.started = time.time(), 0.0
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -341,6 +353,11 @@ _SHOWN: dict[str, Callable[[Element], str]] = {
     "Dependency": lambda element: element.dependency,
     "NodeList": lambda element: "" if element.is_pending else "node",
     "Name": lambda element: element.job.name,
+}
+_TIMES: dict[str, Callable[[Element], str]] = {
+    "SubmitTime": lambda element: str(int(element.submitted)),
+    "StartTime": lambda element: str(int(element.started)),
+    "EndTime": lambda element: str(int(element.ended)),
 }
 _ACCOUNTED: dict[str, Callable[[Element], str]] = {
     "JobID": lambda element: f"{element.job.id}_{element.index}",

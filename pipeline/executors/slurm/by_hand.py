@@ -6,7 +6,8 @@ clock, tell that from the repair of single elements: nobody who cancels those ca
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pipeline.executors.slurm.queue import is_live, is_pending
+from pipeline.executors.slurm.queue import is_held, is_live, is_pending, worker_of
+from pipeline.executors.slurm.silence import read_silences
 from pipeline.run.control import ByHand, Control
 from pipeline.run.submissions import Ledger, Submission, is_driver_job
 from slurm.query import Element
@@ -40,10 +41,10 @@ def find_by_hand(elements: Iterable[Element], is_by_hand: Callable[[Element], bo
     last = max((e.ended or 0.0 for e in cancelled), default=0.0)
     act = [e for e in cancelled if (e.ended or 0.0) >= last - _TOGETHER_SECONDS]
     since = min((e.ended or 0.0 for e in act), default=0.0)
-    left = [e for e in elements if is_live(e) and _was_there(e, since)]
-    if any(is_pending(e) and is_driver_job(e.name) for e in left):
+    spared = [e for e in elements if _was_there(e, since, last)]
+    if any(is_driver_job(e.name) and _waited(e, last) for e in spared):
         return None
-    others = [e for e in left if not is_driver_job(e.name)]
+    others = [e for e in spared if not is_driver_job(e.name)]
     ending = sum(e.state is SlurmState.COMPLETING for e in others)
     total = len(act) + len(others)
     if len(act) < _FEWEST or len(act) + ending < _NEARLY_ALL * total:
@@ -51,17 +52,40 @@ def find_by_hand(elements: Iterable[Element], is_by_hand: Callable[[Element], bo
     return ByHand(len(act) + ending, total, last)
 
 
-def _was_there(element: Element, moment: float) -> bool:
-    """Whether an element was in the queue at a moment (unix time); 0: nobody knows when that was."""
-    return not moment or element.submitted is None or element.submitted < moment
+def _was_there(element: Element, since: float, last: float) -> bool:
+    """Whether an element was in the queue when others were cancelled, between two moments (unix times; 0:
+    nobody knows when that was), and outlived that. What has ended since is shown for longer than these: so
+    every pass says the same of them."""
+    if not since:
+        return is_live(element)
+    # What was put back into the queue shows when that was.
+    was_submitted = element.submitted is None or element.submitted < since or bool(element.restarts)
+    outlived = element.state is not SlurmState.CANCELLED and (element.ended or 0.0) > last
+    return was_submitted and (is_live(element) or outlived)
 
 
-def is_of_people(ledger: Ledger, cancelled: Iterable[Element], invocation: int) -> Callable[[Element], bool]:
-    """Return a function that says of elements, which were cancelled, whether that was by hand: they belong to
-    the invocation at hand, and slurm-ppo did not cancel them itself."""
+def _waited(element: Element, last: float) -> bool:
+    """Whether an element waited when others were cancelled, until a moment (unix time; 0: not known)."""
+    return is_pending(element) or (last > 0.0 and (element.started or 0.0) >= last)
+
+
+def is_of_people(ledger: Ledger, cancelled: Iterable[Element], control: Control) -> Callable[[Element], bool]:
+    """Return a function that says of elements, which were cancelled, whether that was by hand in the present
+    invocation, and not by slurm-ppo. Jobs of former invocations that live on belong to it too."""
+    own = max(control.emptied, control.withdrawn)
     names = {element.name for element in cancelled}
-    known = {s.name: s for s in ledger.named(names) if s.invocation == invocation}
-    return lambda element: element.name in known and not _is_withdrawn(known[element.name], element.index)
+    known = {s.name: s for s in ledger.named(names) if s.invocation > own}
+    silenced = {name for name, silence in read_silences(ledger.paths).items() if silence.is_cancelled}
+
+    def is_by_hand(element: Element) -> bool:
+        submission = known.get(element.name)
+        if submission is None or _is_withdrawn(submission, element.index):
+            return False
+        if is_held(element) or worker_of(element).element in silenced:
+            return False
+        return submission.invocation == control.invocation or (element.ended or 0.0) > control.begun
+
+    return is_by_hand
 
 
 def _is_withdrawn(submission: Submission, index: int) -> bool:
@@ -72,6 +96,6 @@ def look_for_act(ledger: Ledger, elements: Sequence[Element], control: Control) 
     """Return what :func:`find_by_hand` finds of a run in its present invocation: nothing where a pass has
     cancelled itself what waited, at the run's end."""
     cancelled = [element for element in elements if element.state is SlurmState.CANCELLED]
-    if len(cancelled) < _FEWEST or control.withdrawn == control.invocation:
+    if len(cancelled) < _FEWEST:
         return None
-    return find_by_hand(elements, is_of_people(ledger, cancelled, control.invocation))
+    return find_by_hand(elements, is_of_people(ledger, cancelled, control))

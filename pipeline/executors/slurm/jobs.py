@@ -189,8 +189,8 @@ class SlurmJobs:
         do, and the next update waits for its end."""
         live = self.table.live.get(update)
         if live is not None and live.element is not None and live.is_pending:
-            self.errands.cancel([live.carrier.array], only_pending=True)
             self.table.note(live.submission, is_withdrawn=True)
+            self.errands.cancel([live.carrier.array], only_pending=True)
             self.table.drop(live.submission)
 
     def note_retracted(self, failure: Failure, attempt: str) -> None:
@@ -236,7 +236,8 @@ class SlurmJobs:
 
     def withdraw(self) -> int:
         """Cancel every job of the run that waits, as it is at its end; what runs may end, and its commits
-        count. Returns how many arrays. Other drivers are told first: they would take it for a person's act."""
+        count. Returns how many arrays. Other drivers learn it first: they would take it for a person's act.
+        """
         control = read_control(self.run.paths)
         if control.withdrawn != control.invocation:
             write_control(self.run.paths, replace(control, withdrawn=control.invocation))

@@ -186,8 +186,9 @@ class Launcher:
         if not behind:
             return False
         last = max(behind, key=lambda s: position(s.task(s.indices[0])))
-        cancel([str(last.state.job)], only_pending=True)
+        # Before it is done: of a pass that is killed between, it would look like a person's act.
         self.table.note(last, is_withdrawn=True)
+        cancel([str(last.state.job)], only_pending=True)
         self.table.drop(last)
         self.note(f"the queue is full: job {last.state.job} makes room for what it waits for")
         return True

@@ -49,11 +49,17 @@ def run_queue(run: Run, seen: Look) -> ElementsByName:
 
 
 def _without_held(elements: Sequence[Element]) -> Iterator[Element]:
-    held = {e for e in elements if is_pending(e) and re.sub("[()_ ]", "", e.reason).lower() in _HELD}
+    held = {e for e in elements if is_pending(e) and is_held(e)}
     if held:
         cancel(sorted(f"{e.array_id}_{e.index}" for e in held), only_pending=True)
     for element in elements:
         yield replace(element, state=SlurmState.LAUNCH_FAILED) if element in held else element
+
+
+def is_held(element: Element) -> bool:
+    """Whether Slurm could not start an element, and held it: then a pass cancels it, after which it shows the
+    same reason."""
+    return re.sub("[()_ ]", "", element.reason).lower() in _HELD
 
 
 def is_live(element: Element) -> bool:
@@ -96,9 +102,11 @@ def cancel_all(run: Run) -> int:
         return cancel_jobs([read_queue(jobs_of(run))], only_pending=False)
 
 
-def cancel_of_id(run_id: str) -> int:
-    """Cancel every job of the run that has an id, wherever it lies. Returns how many arrays that were."""
-    return cancel_jobs([read_queue(lambda name: is_job_of(run_id, name))], only_pending=False)
+def cancel_of_id(run_id: str, cluster: str) -> int:
+    """Cancel every job of the run that has an id, wherever it lies, on a cluster by its name (empty: the one
+    of this machine). Returns how many arrays that were."""
+    with on_cluster(cluster):
+        return cancel_jobs([read_queue(lambda name: is_job_of(run_id, name))], only_pending=False)
 
 
 def wait_until_gone(run: Run, seconds: float) -> int:
