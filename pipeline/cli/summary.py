@@ -10,7 +10,7 @@ from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
 from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.directory import Run, RunError, resume_command
-from pipeline.run.failures import FailureKind
+from pipeline.run.failures import FOR_PEOPLE
 from pipeline.run.records import find_frontier
 from pipeline.status.failure import failure_block
 from pipeline.text import printable
@@ -32,7 +32,7 @@ def say_how_it_ended(run: Run, done: Pass, otherwise: str = "") -> int:
         return 0
     if done.outcome is Outcome.FAILED:
         print(failure_block(run, done.given_up), file=sys.stderr)
-        return 2 if any(item.kind is FailureKind.CONFIG for item in done.given_up) else 1
+        return 2 if any(item.kind in FOR_PEOPLE for item in done.given_up) else 1
     if done.outcome is Outcome.CANCELLED:
         otherwise = f"the run was cancelled; to continue: {resume_command(run)}"
     if done.outcome is Outcome.PAUSED:

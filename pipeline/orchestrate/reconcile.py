@@ -103,6 +103,10 @@ class Observation:
 _FREE_FACTOR = 5
 MOST_UNSTARTED = 50
 """Starts that Slurm could not make after which a task is given up: their waits come to about a day."""
+MANY_NODES = 3
+MOST_SETUPS = {True: 5, False: 8}
+"""Failures in setup after which a task is given up, by whether they were on many nodes: then it is no
+fault of a node, which the next attempt would avoid. Their waits come to half a minute, and to four."""
 
 
 def reconcile(
@@ -218,11 +222,13 @@ def is_hopeless(failures: Sequence[Failure], max_attempts: int) -> bool:
         return True
     counted = [failure for failure in failures if failure.kind not in FREE_KINDS]
     unstarted = sum(failure.kind is FailureKind.UNSTARTED for failure in failures)
+    setups = [failure.node for failure in failures if failure.kind is FailureKind.SETUP]
     # A pause is progress, and so has an end of its own.
     paused = sum(failure.kind is FailureKind.PAUSED for failure in failures)
-    others = len(failures) - paused - unstarted
+    others = len(failures) - paused - unstarted - len(setups)
     is_spent = len(counted) >= max_attempts or others >= _FREE_FACTOR * max_attempts
-    return is_spent or unstarted >= MOST_UNSTARTED
+    is_in_vain = len(setups) >= MOST_SETUPS[len(set(setups)) >= MANY_NODES]
+    return is_spent or is_in_vain or unstarted >= MOST_UNSTARTED
 
 
 def reason_to_launch(failures: Sequence[Failure]) -> str:

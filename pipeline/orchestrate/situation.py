@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from pipeline.orchestrate.crew import Crew, Pending, Worker
 from pipeline.orchestrate.places import Held, Need
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import NOT_BEGUN, Failure
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing
@@ -312,7 +312,7 @@ def left_alone(
         attempts_of: returns how often tasks of a job kind may be tried.
     """
     kinds = {
-        task: [failure.kind for failure in found if failure.kind is not FailureKind.UNSTARTED]
+        task: [failure.kind for failure in found if failure.kind not in NOT_BEGUN]
         for task, found in failures.items()
     }
     return frozenset(t for t, found in kinds.items() if is_left_to_passes(found, attempts_of(t.job_kind)))

@@ -26,6 +26,9 @@ class FailureKind(StrEnum):
     UNSTARTED = "unstarted"
     """Job that ended before its first line ran, as its node could not open its output or start its container:
     not this task's fault. The next attempt comes later."""
+    SETUP = "setup"
+    """Line of setup that failed: not this task's fault, and its node's where other nodes pass it. The next
+    attempt comes later."""
     PREEMPTED = "preempted"
     """Preemption: another job was given the attempt's place."""
     CANCELLED = "cancelled"
@@ -44,9 +47,13 @@ class FailureKind(StrEnum):
 
 FREE_KINDS = frozenset(
     {FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED, FailureKind.DISK}
-    | {FailureKind.UNSTARTED, FailureKind.CANCELLED}
+    | {FailureKind.UNSTARTED, FailureKind.SETUP, FailureKind.CANCELLED}
 )
 """Failures not counted against a task's budget of attempts: not its fault, or progress."""
+NOT_BEGUN = frozenset({FailureKind.UNSTARTED, FailureKind.SETUP})
+"""Failures of jobs whose task did not begin: the next attempt comes later, each time after twice as long."""
+FOR_PEOPLE = frozenset({FailureKind.CONFIG, FailureKind.SETUP})
+"""Failures for which people have to mend something before the run can go on."""
 DISK_EXIT = 6
 """Exit code of a task that failed with kind DISK: known even where its failure file cannot be written."""
 _OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.executors.slurm.queue import is_live, look_at_queue
 from pipeline.run.directory import Run, resume_command
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import FOR_PEOPLE, Failure
 from pipeline.run.journal import tail
 from pipeline.run.tasks import PREPARE
 from pipeline.text import printable
@@ -81,7 +81,7 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
 def way_out(run: Run, given_up: tuple[Failure, ...]) -> str:
     """Return the command to continue with, or what to mend first."""
-    if not any(item.kind is FailureKind.CONFIG for item in given_up):
+    if not any(item.kind in FOR_PEOPLE for item in given_up):
         return f"nothing that was committed is lost; to continue: {resume_command(run)}"
     if not is_there(run.paths.task(PREPARE).record):
         return "nothing was committed: mend the settings and type the same command again"

@@ -45,7 +45,7 @@ def test_a_line_of_setup_that_fails_is_the_sites_fault_with_its_line_and_node(cl
     )
     run.submit()
     run.wait_for(lambda: run.events("failed"), "rollouts that failed")
-    assert {kind for _, kind in failed(run)} == {"unstarted"}
+    assert {kind for _, kind in failed(run)} == {"setup"}
     said = run.command("status", root).stdout
     line = "line 2 of setup failed on node rollout0 (exit code 127): module load cuda/12.6"
     assert any(line in event["message"] for event in run.events("failed"))

@@ -158,7 +158,7 @@ def test_a_line_of_setup_that_failed_is_the_sites_fault_and_named_with_its_node(
     failed = element(SlurmState.FAILED, SETUP_EXIT)
     control, accounts = Control(invocation=1), Accounts()
     (ended,) = explain(run.paths, [gone()], {("7", 1): failed}, control, accounts, now=5.0)
-    assert ended.failure.kind is FailureKind.UNSTARTED
+    assert ended.failure.kind is FailureKind.SETUP
     assert ended.failure.kind in FREE_KINDS
     assert ended.failure.message.startswith(said.removeprefix("slurm-ppo: "))
     assert ended.failure.message.endswith("A line that may fail ends with || true")

@@ -5,7 +5,7 @@ import pytest
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.executors.slurm.resources import Escalation, bad_nodes, command_words, escalate, sbatch_options
 from pipeline.preflight.inputs import environment_warnings
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import NOT_BEGUN, Failure, FailureKind
 from pipeline.run.tasks import Stage, Task
 from tests.support.scripted import imagined_run
 
@@ -49,9 +49,10 @@ def test_a_node_that_failed_twice_is_excluded_with_those_of_the_user():
     assert options["exclude"] == "n1,n7"
 
 
-def test_what_slurm_could_not_start_goes_to_another_node_and_waits_longer_each_time():
+@pytest.mark.parametrize("kind", NOT_BEGUN)
+def test_what_could_not_begin_goes_to_another_node_and_waits_longer_each_time(kind):
     """From seconds to half an hour; other tasks of a stage do not wait with it."""
-    failures = [failed(FailureKind.UNSTARTED, node="n7")]
+    failures = [failed(kind, node="n7")]
     assert escalate(failures, failures) == Escalation(exclude=("n7",), delay=2.0)
     assert [escalate(failures * times, []).delay for times in (0, 2, 3, 10, 11, 49)] == [
         *(0.0, 4.0, 8.0, 1024.0, 1800.0, 1800.0)

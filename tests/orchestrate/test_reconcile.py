@@ -1,5 +1,6 @@
 """reconcile: from what is committed and live to what to do next: a table, then a simulated cluster."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pipeline.orchestrate.reconcile import (
+    MANY_NODES,
+    MOST_SETUPS,
     MOST_UNSTARTED,
     Lost,
     Observation,
@@ -142,6 +145,21 @@ def test_what_slurm_could_not_start_spends_no_other_budget():
     assert not is_hopeless(failed(UPDATE, *kinds)[UPDATE], 8)
 
 
+def test_a_line_of_setup_that_fails_on_several_nodes_is_soon_given_up_and_that_of_one_node_is_not():
+    """One bad node is avoided by the next attempt; a module that no node has is nobody's passing fault."""
+
+    def tried(*nodes: str) -> list[Failure]:
+        (one,) = failed(UPDATE, FailureKind.SETUP)[UPDATE]
+        return [replace(one, node=node) for node in nodes]
+
+    many = [f"n{index % MANY_NODES}" for index in range(MOST_SETUPS[True])]
+    assert is_hopeless(tried(*many), 3)
+    assert not is_hopeless(tried(*many[1:]), 3)
+    few = [f"n{index % (MANY_NODES - 1)}" for index in range(MOST_SETUPS[False])]
+    assert is_hopeless(tried(*few), 3)
+    assert not is_hopeless(tried(*few[1:]), 3)
+
+
 def test_two_errors_between_input_failures_are_two_errors():
     kinds = [FailureKind.INPUTS, FailureKind.ERROR, FailureKind.INPUTS, FailureKind.ERROR]
     assert not is_hopeless(failed(UPDATE, *kinds)[UPDATE], 3)
@@ -165,7 +183,8 @@ def test_pauses_are_progress_and_never_spend_a_budget():
 @pytest.mark.parametrize("kind", sorted(set(FailureKind) - {FailureKind.PAUSED}))
 def test_each_kind_of_failure_has_its_budget(kind):
     """Tries that it takes to be hopeless, of three: free kinds have a bound of their own."""
-    own = {FailureKind.CONFIG: 1, FailureKind.NUMERICS: 1, FailureKind.UNSTARTED: MOST_UNSTARTED}
+    own = {FailureKind.CONFIG: 1, FailureKind.NUMERICS: 1}
+    own |= {FailureKind.UNSTARTED: MOST_UNSTARTED, FailureKind.SETUP: MOST_SETUPS[False]}
     tries = own.get(kind, 15 if kind in FREE_KINDS else 3)
     assert is_hopeless(failed(UPDATE, *[kind] * tries)[UPDATE], 3)
     assert tries == 1 or not is_hopeless(failed(UPDATE, *[kind] * (tries - 1))[UPDATE], 3)
@@ -173,7 +192,7 @@ def test_each_kind_of_failure_has_its_budget(kind):
 
 def test_what_is_nobodys_fault_is_free():
     kinds = [FailureKind.INPUTS, FailureKind.LOST, FailureKind.PREEMPTED, FailureKind.PAUSED]
-    kinds += [FailureKind.DISK, FailureKind.UNSTARTED, FailureKind.CANCELLED]
+    kinds += [FailureKind.DISK, FailureKind.UNSTARTED, FailureKind.SETUP, FailureKind.CANCELLED]
     assert set(kinds) == FREE_KINDS
     assert not is_hopeless(failed(UPDATE, *kinds, FailureKind.TIMEOUT, FailureKind.MEMORY)[UPDATE], 3)
 

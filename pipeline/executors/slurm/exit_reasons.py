@@ -329,6 +329,7 @@ def _of_exit(signs: Signs, element: Element) -> Verdict:
             "runtime must be there on the node"
         )
     elif element.exit_code == SETUP_EXIT:
+        kind = FailureKind.SETUP
         which = signs.failed_setup or f"a line of setup failed on node {element.node}"
         words = f"{which}; its log says more. A line that may fail ends with || true"
     elif element.exit_code == DISK_EXIT:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.failures import NOT_BEGUN, Failure, FailureKind
 from slurm.limits import format_duration, parse_duration, parse_memory
 
 MORE_MEMORY = 2.0
@@ -16,7 +16,7 @@ _LARGEST_MEMORY_FACTOR = 8
 _FIRST_DELAY = 2.0
 _LONGEST_DELAY = 1800.0
 _FAULTS_OF_A_BAD_NODE = 2
-_FAULTS = {FailureKind.LOST: 1, FailureKind.UNSTARTED: 2}
+_FAULTS = {FailureKind.LOST: 1, **dict.fromkeys(NOT_BEGUN, 2)}
 _MOST_EXCLUDED = 8
 SRUN = "srun"
 """First word of a container command whose image is an option of srun, as with pyxis."""
@@ -46,8 +46,8 @@ def escalate(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Esca
         kinds.setdefault(failure.task, Counter())[failure.kind] += 1
     memory = max((count[FailureKind.MEMORY] for count in kinds.values()), default=0)
     time = max((count[FailureKind.TIMEOUT] for count in kinds.values()), default=0)
-    unstarted = max((count[FailureKind.UNSTARTED] for count in kinds.values()), default=0)
-    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (unstarted - 1)) if unstarted else 0.0
+    vain = max((sum(count[kind] for kind in NOT_BEGUN) for count in kinds.values()), default=0)
+    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (vain - 1)) if vain else 0.0
     return Escalation(MORE_MEMORY**memory, MORE_TIME**time, bad_nodes(everywhere), delay)
 
 
