@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
-from slurm.limits import parse_duration, parse_memory
+from slurm.limits import of_cluster, parse_duration, parse_memory, read_cluster_name
 
 _TIMEOUT = 15.0
-_OF_ACCOUNTS = ("Account", "QOS", "DefaultQOS", "MaxWall", "MaxTRES", "GrpTRES")
+_OF_ACCOUNTS = ("Account", "QOS", "DefaultQOS", "MaxWall", "MaxTRES", "GrpTRES", "Partition")
 _OF_QOS = ("Name", "MaxWall", "MaxTRES", "MaxTRESPU", "GrpTRES", "MaxSubmitJobsPerUser", "GrpSubmit")
 
 
@@ -56,10 +56,11 @@ class Ceilings:
 
 
 def read_ceilings() -> Ceilings | None:
-    """Ask accounting; None where there is none, or none that answers."""
+    """Ask accounting for those of this cluster; None where there is none, or none that answers."""
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
-        accounts = _show("assoc", _OF_ACCOUNTS, f"user={user}")
+        here = of_cluster(read_cluster_name(_TIMEOUT))
+        accounts = _show("assoc", _OF_ACCOUNTS, f"user={user}", *here)
         return parse_ceilings(accounts, _show("qos", _OF_QOS))
     except (KeyError, ValueError, SlurmError, SlurmMissing):
         return None
@@ -71,8 +72,10 @@ def _show(what: str, fields: Iterable[str], *more: str) -> str:
 
 
 def parse_ceilings(accounts: str, qos: str) -> Ceilings:
-    """Parse rows of the fields that are asked for. Raises ValueError."""
-    rows = [line.split("|") for line in accounts.splitlines() if line]
+    """Parse rows of the fields that are asked for. What holds in one partition alone is left out. Raises
+    ValueError."""
+    found = [line.split("|") for line in accounts.splitlines() if line]
+    rows = [row for row in found if not any(row[6:7])]
     of_qos = [line.split("|") for line in qos.splitlines() if line]
     named = {row[0]: row[2] or (row[1] if "," not in row[1] else "") for row in rows}
     return Ceilings(

@@ -26,6 +26,7 @@ WORDS: dict[int, str] = {
     for found, words in [
         (configtypes.PositiveInt, "integer > 0"),
         (configtypes.NonNegativeInt, "integer >= 0"),
+        (configtypes.Days, "integer from 1 to 36500"),
         (configtypes.Seed, "integer from 0 to 2^63 - 1"),
         (configtypes.PositiveFloat, "number > 0"),
         (configtypes.NonNegativeFloat, "number >= 0"),

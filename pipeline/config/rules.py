@@ -188,10 +188,17 @@ def _keeping_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 _OURS = frozenset(
-    {"array", "chdir", "dependency", "error", "hold", "job-name", "output"}
-    | {"parsable", "quiet", "test-only", "wait", "wrap"}
+    {"array", "chdir", "dependency", "error", "gid", "hold", "job-name", "output"}
+    | {"parsable", "quiet", "test-only", "uid", "wait", "wrap"}
 )
-"""sbatch options that slurm-ppo sets itself, to run a task in the job and to find the job again."""
+"""sbatch options that slurm-ppo sets itself, to run a task in the job and to find the job again. sbatch takes
+the begin of a name for it."""
+_ELSEWHERE = {
+    "cluster": "give scheduler.options.clusters=NAME instead: other commands need it too",
+    "no-requeue": "give scheduler.STAGE.requeue=false instead",
+    "requeue": "give scheduler.STAGE.requeue=true instead, which is the default",
+}
+"""sbatch options that have a key of their own, beside which they would do nothing, or harm."""
 
 
 def _slurm_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -209,7 +216,7 @@ def _slurm_problems(config: Config) -> Iterator[ConfigIssue]:
                 yield ConfigIssue(f"scheduler.{stage}mail_type", ",".join(types), "NONE goes with no other")
 
 
-_ONE_CLUSTER = re.compile(r"(?!all$)[\w.-]+")
+_ONE_CLUSTER = re.compile(r"(?!(all|true|false)$)\w[\w.-]*")
 
 
 def _cluster_problems(given: SlurmConfig) -> Iterator[ConfigIssue]:
@@ -224,9 +231,11 @@ def _cluster_problems(given: SlurmConfig) -> Iterator[ConfigIssue]:
 
 
 def _our_options(key: str, options: Mapping[str, str | int | bool]) -> Iterator[ConfigIssue]:
-    for option in sorted(_OURS & options.keys()):
-        why = "is set by slurm-ppo itself; leave it out"
-        yield ConfigIssue(f"{key}options.{option}", options[option], why)
+    for option, value in options.items():
+        if option in _ELSEWHERE:
+            yield ConfigIssue(f"{key}options.{option}", value, _ELSEWHERE[option])
+        elif any(ours.startswith(option) for ours in _OURS):
+            yield ConfigIssue(f"{key}options.{option}", value, "is set by slurm-ppo itself; leave it out")
 
 
 def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[ConfigIssue]:

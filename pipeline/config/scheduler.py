@@ -319,8 +319,9 @@ class SlurmConfig:
 
     @property
     def cluster(self) -> str:
-        """Name of the cluster that all jobs go to; empty: the one of the machine that submits."""
-        return str(self.options.get(CLUSTERS, ""))
+        """Name of the cluster that all jobs go to, as Slurm shows it; empty: the one of the machine that
+        submits."""
+        return str(self.options.get(CLUSTERS, "")).lower()
 
     @property
     def resources(self) -> dict[str, ResourcesConfig]:

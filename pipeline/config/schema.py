@@ -21,6 +21,7 @@ from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
 from pipeline.config.types import (
     ChatArguments,
+    Days,
     Fraction,
     Name,
     NonNegativeInt,
@@ -183,7 +184,7 @@ class TrackingConfig:
 class StorageConfig:
     """The filesystem that the run directory is on."""
 
-    purge_days: PositiveInt | None = None
+    purge_days: Days | None = None
     """Days without use after which the site removes files there. ``status`` and ``doctor`` then tell of files
     of the run that are about to go. Default: nothing is removed."""
 

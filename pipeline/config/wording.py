@@ -21,6 +21,7 @@ _WORDING = {
     "engine": "transformers, vllm, or module:function of an engine of yours",
     "device_map": "auto, balanced, balanced_low_0, sequential, or a device such as cuda:0",
     "pool": "a word of lower-case letters, digits and '_'",
+    "options": "the option's long name, in lower-case letters and without dashes before it",
     "time": "D-HH:MM:SS or HH:MM:SS, in quotes because YAML takes 4:00:00 for the number 14400",
     "mem": "a number with K, M, G or T behind it, such as 64G",
     "max_mem": "a number with K, M, G or T behind it, such as 64G",
@@ -32,8 +33,35 @@ _UNKNOWN, _MISSING = "unexpected_keyword_argument", ("missing", "missing_argumen
 def mistakes_in(problems: Sequence[Any]) -> tuple[list[Mistake], list[Mistake]]:
     """Describe pydantic's errors: those of unknown keys, and others, the missing ones first."""
     unknown_ones = [mistake for one in problems if one["type"] == _UNKNOWN for mistake in _unknown(one)]
-    others = [one for one in problems if one["type"] != _UNKNOWN]
-    return unknown_ones, [_mistake(one) for one in sorted(others, key=is_missing, reverse=True)]
+    others = sorted((p for p in problems if p["type"] != _UNKNOWN), key=is_missing, reverse=True)
+    groups: dict[tuple[str, ...], list[Any]] = {}
+    for number, one in enumerate(others):
+        *where, last = map(str, one["loc"] or ("",))
+        key = (*where, "") if _MEMBER.fullmatch(last) else (*where, last, str(number))
+        groups.setdefault(key, []).append(one)
+    return unknown_ones, [_mistake(some[0]) if len(some) == 1 else _of_none(some) for some in groups.values()]
+
+
+_MEMBER = re.compile(r"(?:constrained-)?(?P<type>str|int|float|bool)|literal\['(?P<word>.*)'\]")
+"""Last part of the place of an error of one of several types that a value may have."""
+_TYPES = {"str": "text of one line", "int": "a number", "float": "a number", "bool": "true or false"}
+
+
+def _of_none(problems: Sequence[Any]) -> Mistake:
+    """Describe a value that is of none of the types that it may have, of each of which there is an error."""
+    location, _ = location_of(problems[0])
+    wanted = dict.fromkeys(_member_in_words(one) for one in problems)
+    key, given = ".".join(location[:-1]), cut(problems[0]["input"])
+    return Mistake(key, f"{key}: write {' or '.join(wanted)} (got {given})")
+
+
+def _member_in_words(problem: Any) -> str:
+    found, bounds = _MEMBER.fullmatch(str(problem["loc"][-1])), problem.get("ctx", {})
+    assert found
+    if found["word"]:
+        return str(found["word"])
+    least = bounds.get("ge", bounds["gt"] + 1 if "gt" in bounds else None)
+    return _TYPES[found["type"]] + (f" from {least} on" if least is not None else "")
 
 
 def location_of(problem: Any) -> tuple[list[str], str]:
@@ -85,7 +113,8 @@ def _wrong_value(problem: Any, key: str, location: Sequence[str], kind: str) -> 
         return f"{key}: holds entries that you name; write {key}.NAME=... {got}"
     if sort == "string_pattern_mismatch" or (sort == "string_type" and location[-1] in _WORDING):
         is_pool = location[:2] == ["scheduler", "pools"] and len(location) == 3
-        wanted = _WORDING.get("pool" if is_pool else location[-1], "letters, digits, '_', '.' and '-'")
+        name = "pool" if is_pool else "options" if "options" in location[:-1] else location[-1]
+        wanted = _WORDING.get(name, "letters, digits, '_', '.' and '-'")
         return f"{key}: write {wanted} {got}"
     if sort in ("union_tag_not_found", "union_tag_invalid") and (text := _wrong_kind(problem, key, location)):
         return text
