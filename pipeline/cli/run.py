@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from pipeline.cli.copied import as_own
+from pipeline.cli.copied import as_own, check_is_the_only_one
 from pipeline.cli.errors import will_change
 from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
@@ -118,24 +118,25 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
     """
     executor = executor_of(run.config, watch)
     is_copy = original_of(run) is not None  # what is said of the owner is of the original's
-    if takes_over and not is_copy:
-        take_over(run)
     if executor is None:
-        if not is_copy:
+        if not (is_copy or takes_over):
             check_is_ours(run.paths, run.who_acts)
         check_may_write(run.paths)
     check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
+    point = None if back_to is None else parse_point(back_to)
+    if point is None:
+        check_is_not_lost(run)
+    else:
+        checked_point(run, point)
+    if takes_over and not is_copy:
+        check_is_the_only_one(run)
+        take_over(run)
     if told := version_warning(run):
         print(told, file=sys.stderr)
     if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (told := not_followed(run, os.environ)):
         print(told, file=sys.stderr)
     # A driver on another node may have been killed with its job: its lease runs out.
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
-    point = None if back_to is None else parse_point(back_to)
-    if point is None:
-        check_is_not_lost(run)
-    else:
-        checked_point(run, point)
     run = as_own(run)
     if point is not None:
         if executor is None:

@@ -250,6 +250,14 @@ def test_a_take_over_by_whom_slurm_takes_no_jobs_from_changes_nothing_and_names_
     assert not differences(entries(scene.folder / "kept/stopped"), entries(scene.root("stopped")))
 
 
+@pytest.mark.parametrize("point", ["nowhere@1", "update@9", "rollout@x"])
+def test_a_take_over_to_a_point_that_is_none_changes_nothing(scene, point):
+    done = scene.type(f"resume RUN --take-over --from {point}", "live", MATE)
+    assert done.code == 2
+    assert not done.acts
+    assert not differences(entries(scene.folder / "kept/live"), entries(scene.root("live")))
+
+
 def test_an_account_that_is_not_ones_own_names_the_way_on(scene):
     done = scene.type("submit RUN", "fresh", MATE, refuses="Invalid account or account/partition combination")
     scene.tidy("fresh")
