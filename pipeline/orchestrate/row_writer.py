@@ -6,9 +6,11 @@ Both are reached through descriptors that were opened under the lease. Going bac
 replaces the file, so that a driver that has lost its lease writes into what was moved aside.
 """
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.run import journal
@@ -184,6 +186,22 @@ def differing(paths: RunPaths, first: int) -> list[int]:
         if file.exists():
             row = _checked(file.read_bytes(), number)
             found += [number] if row is None or _line(row) != line else []
+    return found
+
+
+def differing_rows(paths: RunPaths, rows: Sequence[Row], newest: int) -> list[int]:
+    """Find iterations among the last rows of metrics.jsonl, as they were read, that differ from what was
+    published; as many are looked at as a driver compares.
+
+    Args:
+        newest: number of the last of them.
+    """
+    recent = rows[-_RECENT:]
+    found = []
+    for number, row in enumerate(recent, newest + 1 - len(recent)):
+        with contextlib.suppress(FileNotFoundError):  # of a version that published none, or purged
+            published = _checked((paths.rows / _name(number)).read_bytes(), number)
+            found += [number] if published is not None and _line(published) != _line(row) else []
     return found
 
 

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import Advice, Evidence, advise
+from pipeline.orchestrate.row_writer import differing_rows
 from pipeline.run import journal
 from pipeline.run.ages import aging
 from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
-from pipeline.run.directory import Run, RunError, slurm_settings
+from pipeline.run.directory import Run, RunError, resume_command, slurm_settings
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of, is_spoilt
 from pipeline.run.place import original_of
 from pipeline.run.records import Frontier, Records, find_frontier, newest_row
+from pipeline.run.retention import in_words as versions_in_words
 from pipeline.run.retention import kept_versions, read_best
 from pipeline.run.tasks import Task
 from pipeline.status.journal_end import how_it_stopped, machine_state, states_lost, troubles_in_words
@@ -198,6 +200,7 @@ class StatusReader:
         self._events = Tail(run.paths.events, journal.read_events)
         self._advised: tuple[tuple[WorkersOf, ...], tuple[Advice, ...]] | None = None
         self._troubles: tuple[str, ...] = ()
+        self._differing: tuple[int, ...] | None = None
         self._taken_back = 0.0
         self._states_lost: tuple[int, ...] = ()
         self._frontier: Frontier | None = None
@@ -236,7 +239,7 @@ class StatusReader:
             copy_of=str(original) if original else None,
             advice=() if run.config.slurm else self._advise(),
             rows_missing=max(0, frontier.updated - newest),
-            troubles=(*self._troubles, *aging(run, frontier.updated)),
+            troubles=tuple(self._told(frontier, newest)),
             time=now,
             created=run.identity.created,
             awaited=holder if holder and is_spoilt(run.paths.locks) else None,
@@ -269,7 +272,21 @@ class StatusReader:
             taken_back = [event["time"] for event in self._events.rows if event["event"] in _TAKEN_BACK]
             if (newest := max(taken_back, default=0.0)) != self._taken_back:
                 self._records, self._taken_back = Records(self.run.paths), newest
-        self._advised = None if self._rows.refresh() else self._advised
+        if self._rows.refresh():
+            self._advised = self._differing = None
+
+    def _told(self, frontier: Frontier, newest: int) -> Iterator[str]:
+        """Yield what people should know of drivers and files. Rows of a run at work its drivers compare."""
+        yield from self._troubles
+        yield from aging(self.run, frontier.updated)
+        if not frontier.is_complete(self.run.plan, newest):
+            return
+        if self._differing is None:
+            last = self.run.plan.iterations
+            self._differing = tuple(differing_rows(self.run.paths, self._rows.rows, last))
+        if self._differing:
+            told = f"row {versions_in_words(self._differing)} of {self.run.paths.metrics.name}"
+            yield f"{told} is not what was published: {resume_command(self.run)} writes it again"
 
     def _advise(self, workers: tuple[WorkersOf, ...] = ()) -> tuple[Advice, ...]:
         """Return what is noticed, found again only where rows or workers have changed."""

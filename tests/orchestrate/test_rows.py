@@ -214,12 +214,16 @@ def test_a_digit_that_flipped_is_found_and_mended(copied_run, slurm_ppo):
     doctor = " ".join(slurm_ppo("doctor", copied_run).stdout.split())
     assert "row 1 is not what was published" in doctor
     assert f"slurm-ppo resume {copied_run} writes it again" in doctor
+    status = " ".join(slurm_ppo("status", copied_run).stdout.split())
+    assert "complete" in status
+    assert f"row 1 of metrics.jsonl is not what was published: slurm-ppo resume {copied_run} writes" in status
     done = slurm_ppo("resume", copied_run)
     assert done.returncode == 0, done.stderr
     assert "row 1 was not what was published" in done.stderr
     assert metrics.read_bytes() == whole
     assert [e["iteration"] for e in events(copied_run, "rows_mended")] == [1]
-    assert "is not what was published" not in slurm_ppo("doctor", copied_run).stdout
+    for command in ("doctor", "status"):
+        assert "is not what was published" not in slurm_ppo(command, copied_run).stdout
 
 
 def test_a_published_row_that_is_spoilt_is_written_anew(tmp_path):
