@@ -206,9 +206,7 @@ def test_of_two_copies_of_a_run_that_is_gone_one_acts_on_its_own_jobs_alone(subm
     world.submit()
     jobs = live(world)
     for act in (cancel_run, as_own):
-        with pytest.raises(
-            RunError, match=r"submitted from .*\(\d+ of them are in the queue\)"
-        ):
+        with pytest.raises(RunError, match=r"submitted from .*\(\d+ of them are in the queue\)"):
             act(load_run(second))
     assert live(world) == jobs
     assert as_own(load_run(first)).identity.id == world.run.identity.id
