@@ -90,10 +90,13 @@ def identity_in(paths: RunPaths, path: Path) -> Identity:
     """Read a run's identity from one of its two files. Raises as :func:`read_identity`."""
     data = read_shared(path)
     content = from_json(data)
+    is_sealed = isinstance(content, dict) and "checksum" in content
+    if is_sealed:
+        content = unsealed(data)
     if isinstance(content, dict):
         check_format(paths, content)
-        unsealed(data)
-        content.pop("checksum", None)
+    if not is_sealed:
+        raise ValueError("it has no checksum")
     return converted(Identity, content)
 
 

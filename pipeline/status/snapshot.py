@@ -244,7 +244,7 @@ class StatusReader:
         )
         state = state_of(status.state == "complete", control, queue)
         if seen.elsewhere is not None:
-            of = whose(seen.elsewhere, seen.is_hidden, self._records.known.values(), beats)
+            of = whose(seen.elsewhere, seen.is_hidden, self._records.known.values(), beats, status.time)
             is_at_work = state == "unknown" and of.lives(status.time)
             state, jobs = "running" if is_at_work else state, replace(jobs, whose=of)
         workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))

@@ -52,18 +52,23 @@ class Whose:
 
 
 def whose(
-    elsewhere: "Elsewhere", is_hidden: bool, records: Iterable["Record"], beats: Iterable["Beat"]
+    elsewhere: "Elsewhere", is_hidden: bool, records: Iterable["Record"], beats: Iterable["Beat"], now: float
 ) -> Whose:
-    """Return what is known of a run from elsewhere. Pure."""
+    """Return what is known of a run from elsewhere. Signs of a node whose clock is far ahead count for none:
+    they would be new for as long. Pure."""
     return Whose(
         owner=elsewhere.owner.user,
         cluster=elsewhere.owner.cluster,
         seen_by=elsewhere.me.user,
         seen_from=elsewhere.me.cluster,
         is_hidden=is_hidden,
-        last_commit=max((record.ended for record in records), default=None),
-        last_word=max((beat.beat for beat in beats), default=None),
+        last_commit=_newest((record.ended for record in records), now),
+        last_word=_newest((beat.beat for beat in beats), now),
     )
+
+
+def _newest(moments: Iterable[float], now: float) -> float | None:
+    return max((moment for moment in moments if moment <= now + SILENT_SECONDS), default=None)
 
 
 def in_words(of: Whose, state: str, now: float) -> str:

@@ -154,7 +154,7 @@ def scancel(run: SlurmRun) -> int:
 
 @pytest.mark.trial(0.2)
 def test_a_run_whose_jobs_somebody_cancels_rests_until_it_is_resumed(cluster_with_limits, make_run, tmp_path):
-    """Its jobs may be of an invocation before the newest; and who resumes it at once is not overruled."""
+    """Its jobs may be of an invocation before the newest."""
     words = ["iterations=1", *MODES["workers"], *take("3", "rollout")]
     run = make_run(cluster_with_limits, tmp_path / "run", *words)
     run.submit()

@@ -15,7 +15,7 @@ from slurm.states import SlurmState
 from tests.support.toyworkers import make_worker_world
 from tests.support.toyworld import Luck, is_driver, make_world, pass_over
 
-TRIES = 20
+_MOST = 20
 
 
 @pytest.mark.parametrize("make", [make_worker_world, make_world], ids=["workers", "a job for each task"])
@@ -24,15 +24,15 @@ def test_a_run_whose_setup_fails_wherever_it_is_tried_fails_and_says_what_to_men
 ):
     world = make(tmp_path / "run", monkeypatch, 3, Luck())
     world.submit()
-    for tries in range(TRIES):
+    tries, done = 0, None
+    while (done is None or done.outcome is None) and tries < _MOST:
+        tries += 1
         for element in world.slurm.elements(SlurmState.PENDING):
             if element.is_free and not is_driver(element):
                 world.slurm.start(element)
                 world.slurm.end(element, SlurmState.FAILED, SETUP_EXIT)
         done = pass_over(world.run, world.story)
-        if done.outcome is not None:
-            break
-    assert (done.outcome, tries + 1) == (Outcome.FAILED, MOST_SETUPS[False])
+    assert (done.outcome, tries) == (Outcome.FAILED, MOST_SETUPS[False])
     failed = [event for event in journal.read(world.run.paths.events) if event["event"] == "failed"]
     assert {event["kind"] for event in failed} == {"setup"}
     assert say_how_it_ended(world.run, done) == 2

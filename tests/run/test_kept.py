@@ -13,7 +13,7 @@ import slurm.commands
 from pipeline.cli.lost import cancel_whatever_is_left
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import load_run
-from pipeline.run.identity import RunError
+from pipeline.run.identity import RunError, identity_text
 from pipeline.run.kept import identifying, keep
 from pipeline.run.owner import Owner
 from pipeline.run.place import settle
@@ -68,6 +68,14 @@ def test_what_is_spoilt_is_read_from_the_other_and_written_again(resting, name, 
     assert load_run(resting) == run
     assert keep(run) == ["run.json"][: name == "run.json"]
     assert (resting / name).read_bytes() == whole
+
+
+def test_a_copy_that_says_what_was_before_is_written_again(resting):
+    """Whoever gave a copied run an id of its own was killed between the two."""
+    run = load_run(resting)
+    (resting / "run.copy.json").write_text(identity_text(replace(run.identity, id="0123456789ab")))
+    assert keep(run) == []
+    assert (resting / "run.copy.json").read_text() == (resting / "run.json").read_text()
 
 
 @pytest.mark.parametrize("name", ["run.json", "config.yaml"])
