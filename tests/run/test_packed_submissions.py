@@ -66,7 +66,7 @@ def test_what_a_job_in_the_queue_still_reads_stays(run):
     ledger = Ledger(run.paths)
     (waiting,) = ledger.load([1])
     in_use = set(ledger.files(waiting, [0]))
-    assert list(pack_old(run, NEWEST, in_use)) == []
+    assert list(pack_old(run, NEWEST, lambda: in_use)) == []
     assert {path for path in in_use if (run.paths.root / path).exists()} == in_use
     assert len(in_use) == 4
     noted = ledger.note(waiting, State("101", withdrawn=(0,)))

@@ -137,6 +137,14 @@ def test_without_the_setting_nothing_is_packed(run, made):
     assert files(run) == before
 
 
+def test_of_many_that_are_due_some_are_packed_at_a_time(run, made, monkeypatch):
+    monkeypatch.setattr(packing, "_MOST_AT_ONCE", 3)
+    for newest in (3, 4):
+        assert list(pack_old(run, NEWEST)) == []
+        assert [archives(run.paths, i)[1].exists() for i in range(1, 5)] == [i <= newest for i in range(1, 5)]
+    check_all_reads(run, made)
+
+
 def test_a_pass_looks_at_one_packed_iteration_however_many_there_are(run, monkeypatch):
     list(pack_old(run, NEWEST))
     looked = []
