@@ -23,7 +23,7 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import Frontier
 from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.status.log_files import parse_choice
+from pipeline.status.log_files import end_of, find_logs, parse_choice
 from pipeline.status.logs import Follower, describe_failed, describe_logs, log_to_show
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.tracker import NoTracker
@@ -151,6 +151,13 @@ def test_who_follows_gets_what_was_written_before_it_was_packed(run):
         "reward@2 2 | a last line",
         "reward@2 2 | and the rest",
     ]
+
+
+def test_a_log_that_is_packed_after_it_was_found_is_read_all_the_same(run):
+    found = find_logs(run.paths, parse_choice("reward@1", run.plan))
+    (log,) = (one for one in found if one.attempt == 2)
+    list(pack_logs(run, NEWEST))
+    assert end_of(run.paths, log, 5) == ["what iteration 1 reward shard 1 said, attempt 2"]
 
 
 def test_clean_offers_archives_of_logs_with_the_logs(run):
