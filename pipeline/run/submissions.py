@@ -227,7 +227,10 @@ class Ledger:
         content = plain(state)
         if not state.former:
             del content["ended"]
-        replace_durably(_state_file(self.file(submission)), sealed(content))
+        path = _state_file(self.file(submission))
+        if not path.parent.is_dir():  # packed, and of a job that comes late
+            make_folder(path.parent, self.paths.root)
+        replace_durably(path, sealed(content))
         return replace(submission, state=state)
 
     def forget(self, submission: Submission) -> None:
