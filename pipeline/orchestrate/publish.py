@@ -1,5 +1,6 @@
 """The driver's books: metrics rows, spans, best policy, links to policies, trackers, thinning, packing."""
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -211,7 +212,7 @@ class Publisher:
             return
         self._packed, paths = seen, self.run.paths
         try:
-            in_use = self.in_use()
+            in_use = functools.cache(self.in_use)
             found = [*pack_logs(self.run, seen, in_use), *pack_old(self.run, seen, in_use)]
         except OSError as error:
             found = [f"old iterations cannot be packed: {described(error)}; training goes on"]

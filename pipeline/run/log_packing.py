@@ -6,8 +6,9 @@ archives of the same iteration. Few logs stay as they are: files are handier, an
 """
 
 import contextlib
+import itertools
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from pipeline.config.job_kinds import DRIVERS
@@ -34,17 +35,20 @@ MANY = 64
 """Number of sharded tasks of an iteration from which on its logs are packed."""
 _FEWEST = 16
 """Least number of logs that are worth an archive."""
+_MOST = 2000
+"""Most logs of an iteration that are packed by one call, as whoever calls holds the run's lease."""
 _RECENT = 20
 """Number of newest iterations that are looked at: a pass costs the same however long the run is."""
 
 
-def pack_logs(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[str]:
+def pack_logs(run: Run, newest: int, in_use: Callable[[], Collection[str]] = tuple) -> Iterator[str]:
     """Pack the logs of the newest iterations up to ``newest``, which has a row, but for their updates'.
 
     Costs one listing where all is packed. Yields a line for each iteration whose logs cannot be packed.
 
     Args:
-        in_use: paths, relative to the run, of files that stay as they are: a job may still write them.
+        in_use: lookup of the files, by paths relative to the run, that stay as they are: a job may still
+            write them. Called only where something is to be packed.
 
     Raises:
         OSError: the disk is full, for example. All that was not packed is still there.
@@ -58,7 +62,7 @@ def pack_logs(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[s
         left = [name for kind in kinds if (name := f"{iteration:05d}-{kind}") in listed]
         if left:
             try:
-                _pack(run.paths, iteration, [run.paths.log_root / name for name in left], in_use)
+                _pack(run.paths, iteration, [run.paths.log_root / name for name in left], in_use())
             except BadArchive as error:
                 yield f"the logs of iteration {iteration} are not packed: {error}"
 
@@ -76,7 +80,8 @@ def _pack(paths: RunPaths, iteration: int, folders: list[Path], in_use: Collecti
     attempts = [path / name for path in folders for name in sorted(names_in(path))]
     with contextlib.ExitStack() as opened:
         found = originals_in(paths, [*attempts, paths.submissions(iteration)], opened)
-        originals = [o for o in found if o.path not in in_use and _is_for_people(o)]
+        closed = (o for o in found if o.path not in in_use and _is_for_people(o))
+        originals = list(itertools.islice(closed, _MOST))
         if len(originals) < _FEWEST:
             return
         history: int = opened.enter_context(opened_folder(target.parent))

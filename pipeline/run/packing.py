@@ -8,7 +8,7 @@ killed leaves the files, or an archive under its first name, with which the next
 import contextlib
 import os
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 
 from pipeline.config.job_kinds import DRIVERS
@@ -38,7 +38,7 @@ _MOST_AT_ONCE = 4
 """Number of iterations that are packed by one call."""
 
 
-def pack_old(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[str]:
+def pack_old(run: Run, newest: int, in_use: Callable[[], Collection[str]] = tuple) -> Iterator[str]:
     """Pack every iteration that is update.keep_shards_last or more before ``newest``, which has a row, and
     that is not after the second-newest state, from which it might be learnt again.
 
@@ -47,7 +47,8 @@ def pack_old(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[st
     cannot be packed, since what is there of it does not verify; it stays as it is.
 
     Args:
-        in_use: paths, relative to the run, of files that stay as they are: a job may read or write them.
+        in_use: lookup of the files, by paths relative to the run, that stay as they are: a job may read or
+            write them. Called only where something is to be packed.
 
     Raises:
         OSError: the disk is full, for example. All that was not packed is still there.
@@ -58,7 +59,7 @@ def pack_old(run: Run, newest: int, in_use: Collection[str] = ()) -> Iterator[st
     last, count = min(newest - keep, oldest_needed(run.plan, run.paths, newest)), 0
     for iteration in unpacked(run.paths, run.plan, last):
         try:
-            pack(run, iteration, in_use)
+            pack(run, iteration, in_use())
             count += 1
         except (CorruptData, BadArchive) as error:
             yield f"iteration {iteration} is not packed: {error}"
@@ -80,7 +81,7 @@ def pack(run: Run, iteration: int, in_use: Collection[str] = ()) -> None:
     """Pack one iteration, or finish what a killed driver began. Idempotent.
 
     Args:
-        in_use: as for :func:`pack_old`.
+        in_use: the files that stay as they are, by paths relative to the run.
 
     Raises:
         CorruptData: what is there does not verify.

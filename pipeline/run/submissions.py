@@ -209,7 +209,10 @@ class Ledger:
 
     def note(self, submission: Submission, state: State) -> Submission:
         """Write the state of a submission. Returns the submission as it is now."""
-        replace_durably(_state_file(self.file(submission)), sealed(plain(state)))
+        path = _state_file(self.file(submission))
+        if not path.parent.is_dir():  # packed, and of a job that comes late
+            make_folder(path.parent, self.paths.root)
+        replace_durably(path, sealed(plain(state)))
         return replace(submission, state=state)
 
     def forget(self, submission: Submission) -> None:

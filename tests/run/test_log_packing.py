@@ -23,7 +23,7 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import Frontier
 from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.status.log_files import parse_choice
+from pipeline.status.log_files import end_of, find_logs, parse_choice
 from pipeline.status.logs import Follower, describe_failed, describe_logs, log_to_show
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.tracker import NoTracker
@@ -102,6 +102,15 @@ def test_a_run_of_few_shards_keeps_its_logs_as_files(run, made, monkeypatch):
     assert not log_archives(run.paths, 1)
 
 
+def test_of_very_many_logs_some_are_packed_at_a_time(run, made, monkeypatch):
+    monkeypatch.setattr(log_packing, "_MOST", 5)
+    for names in (["logs-1.zip"], ["logs-2.zip", "logs-1.zip"]):
+        assert list(pack_logs(run, 1)) == []
+        assert [path.name for path in log_archives(run.paths, 1)] == names
+    assert left(run, 1) == ["00001-update/attempt-1/shard-00000.log"]
+    assert all(before == now for before, now in every_log(run, made))
+
+
 def test_logs_shows_them_as_before(run):
     def shown(words: str) -> list[str]:
         return list(describe_logs(run, parse_choice(words, run.plan), 20))
@@ -144,6 +153,13 @@ def test_who_follows_gets_what_was_written_before_it_was_packed(run):
     ]
 
 
+def test_a_log_that_is_packed_after_it_was_found_is_read_all_the_same(run):
+    found = find_logs(run.paths, parse_choice("reward@1", run.plan))
+    (log,) = (one for one in found if one.attempt == 2)
+    list(pack_logs(run, NEWEST))
+    assert end_of(run.paths, log, 5) == ["what iteration 1 reward shard 1 said, attempt 2"]
+
+
 def test_clean_offers_archives_of_logs_with_the_logs(run):
     list(pack_logs(run, NEWEST))
     found = {run.paths.relative(item.path) for item in find_removable(run) if item.kind is Kind.LOGS}
@@ -168,9 +184,9 @@ def test_what_a_job_still_writes_stays_a_file_until_the_job_is_gone(run, made):
     for shard in range(SHARDS):
         (folder / f"shard-0000{shard}.log").write_text(f"worker {shard}\n")
     in_use = {run.paths.relative(folder / f"shard-0000{shard}.log") for shard in range(SHARDS)}
-    list(pack_logs(run, NEWEST, in_use))
+    list(pack_logs(run, NEWEST, lambda: in_use))
     assert len([name for name in left(run, 1) if "worker-1" in name]) == SHARDS
-    list(pack_logs(run, NEWEST, {min(in_use)}))
+    list(pack_logs(run, NEWEST, lambda: {min(in_use)}))
     assert [name for name in left(run, 1) if "worker-1" in name] == ["00001-rollout/worker-1/shard-00000.log"]
     assert [path.name for path in log_archives(run.paths, 1)] == ["logs-2.zip", "logs-1.zip"]
     assert read_file(run.paths, 1, folder / "shard-00002.log") == b"worker 2\n"

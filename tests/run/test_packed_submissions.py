@@ -62,11 +62,19 @@ def test_packed_submissions_and_endings_are_read_as_before(run):
     assert ledger.next_number(1, "rollout") == 2
 
 
+def test_what_is_found_out_late_about_a_packed_submission_is_noted(run):
+    assert list(pack_old(run, NEWEST)) == []
+    ledger = Ledger(run.paths)
+    (packed,) = ledger.load([1])
+    noted = ledger.note(packed, State("9", is_withdrawn=True))
+    assert ledger.load([1]) == [noted] != [packed]
+
+
 def test_what_a_job_in_the_queue_still_reads_stays(run):
     ledger = Ledger(run.paths)
     (waiting,) = ledger.load([1])
     in_use = set(ledger.files(waiting, [0]))
-    assert list(pack_old(run, NEWEST, in_use)) == []
+    assert list(pack_old(run, NEWEST, lambda: in_use)) == []
     assert {path for path in in_use if (run.paths.root / path).exists()} == in_use
     assert len(in_use) == 4
     noted = ledger.note(waiting, State("101", withdrawn=(0,)))

@@ -138,6 +138,23 @@ def test_without_the_setting_nothing_is_packed(run, made):
     assert files(run) == before
 
 
+def test_of_a_long_run_all_but_the_newest_twenty_are_packed_unless_one_says_otherwise(tmp_path):
+    run = reportrun.make_run(tmp_path / "run", iterations=25, scheduler=LocalConfig())
+    for iteration in range(1, 23):
+        reportrun.commit_shard(run, iteration, 0, responses=["a"], rewards=[0.0])
+        publish(run.paths, reportrun.record(policy_maker(iteration)))
+    assert list(pack_old(run, 22)) == []
+    assert [i for i in range(1, 23) if archives(run.paths, i)[1].exists()] == [1, 2]
+
+
+def test_of_many_that_are_due_some_are_packed_at_a_time(run, made, monkeypatch):
+    monkeypatch.setattr(packing, "_MOST_AT_ONCE", 3)
+    for newest in (3, 4):
+        assert list(pack_old(run, NEWEST)) == []
+        assert [archives(run.paths, i)[1].exists() for i in range(1, 5)] == [i <= newest for i in range(1, 5)]
+    check_all_reads(run, made)
+
+
 def test_a_pass_looks_at_one_packed_iteration_however_many_there_are(run, monkeypatch):
     list(pack_old(run, NEWEST))
     looked = []
