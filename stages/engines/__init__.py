@@ -17,6 +17,7 @@ from stages.engines.kept import Weights
 from stages.engines.kept import engine as engine
 from stages.engines.kept import engines_closed as engines_closed
 from stages.engines.kept import kept_value as kept_value
+from stages.engines.kept import release as release
 from stages.engines.kept import release_all as release_all
 from stages.logs import log
 from stages.node_folders import remove_node_folder
