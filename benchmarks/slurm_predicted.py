@@ -29,6 +29,7 @@ from pipeline.simulate.plant import Kind, Node, Partition, Plant, Request, Slurm
 from pipeline.simulate.simulation import simulate  # noqa: E402
 from pipeline.workers import estimates  # noqa: E402
 from pipeline.workers.beats import Beat  # noqa: E402
+from pipeline.workers.measuring import measures_policies  # noqa: E402
 from pipeline.workers.reading import read_beats  # noqa: E402
 from slurm.devcluster import Layout, start  # noqa: E402
 from tests.support import light  # noqa: E402
@@ -116,6 +117,7 @@ def predict(configuration: Configuration, run: Run, layout: Layout, others: Sequ
         slurm=Slurm(queue_of(beats), tried_after=0.0, backfill=layout.backfill_interval),
         crowding=0.0,
         check_seconds=60.0 * settings.check_minutes,
+        measures=measures_policies(run.config),
     )
     return statistics.median(simulate(plant).iterations[FIRST - 1 :])
 
@@ -123,12 +125,12 @@ def predict(configuration: Configuration, run: Run, layout: Layout, others: Sequ
 def kind_of(job_kind: str, need: Need, default: str, beats: Sequence[Beat]) -> Kind:
     """Return jobs of a kind, with medians of what workers of it said."""
     mine = [beat for beat in beats if beat.job_kind == job_kind]
-    tasks = [beat.busy_seconds / beat.tasks for beat in mine if beat.tasks]
+    seconds = estimates.task_seconds(beats, job_kind)
     startup = estimates.startup(mine, job_kind)
     request = Request(need.cpus, need.gpus, need.memory, need.num_nodes)
     partitions = tuple(name or default for name in need.partitions)
     found = Kind(
-        *(statistics.median(tasks) if tasks else 1.0, partitions, request),
+        *(1.0 if seconds is None else seconds, partitions, request),
         startup=startup.median if startup else 2.0,
     )
     if job_kind == "evaluate":

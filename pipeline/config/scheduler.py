@@ -267,7 +267,8 @@ class SlurmConfig:
     update: ResourcesConfig = ResourcesConfig()
     """Update jobs."""
     evaluate: ResourcesConfig = ResourcesConfig(start_early=False)
-    """Evaluate jobs. Training does not wait for them, so that none starts before its input is there."""
+    """Evaluate jobs, where rollout jobs that ask for the same do not evaluate while they wait. Training does
+    not wait for them, so that none starts before its input is there."""
     benchmark: ResourcesConfig = ResourcesConfig(linger=0, start_early=False)
     """Jobs of evaluate.command, which has nothing to gain from a job that stays."""
     driver: ResourcesConfig = ResourcesConfig(time="0:15:00")

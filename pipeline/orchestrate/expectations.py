@@ -7,6 +7,7 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import Task
 from pipeline.workers import estimates, passages
 from pipeline.workers.beats import Beat
+from pipeline.workers.measuring import MEASURED
 from pipeline.workers.passages import Passage
 
 
@@ -32,6 +33,7 @@ def estimates_of(
         seen: earlier iterations' passages through stages.
     """
     undone, said = by_kind([task for task in tasks if task not in committed]), by_kind(beats)
+    said[MEASURED] = [*said.get(MEASURED, ()), *(beat for beat in beats if beat.measured)]
 
     def input_at(job_kind: str, of_first: bool) -> float | None:
         mine = undone.get(job_kind, ())
@@ -58,7 +60,7 @@ def _estimate(
 
     Args:
         beats: what workers of all kinds have said.
-        own: what those of this kind have said.
+        own: what those of this kind have said, and those that do its tasks besides.
     """
     wait, start = estimates.queue_wait(beats, job_kind), estimates.startup(beats, job_kind)
     return Estimate(

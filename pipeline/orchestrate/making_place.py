@@ -15,14 +15,12 @@ from pipeline.orchestrate.sharing import fits_all
 from pipeline.orchestrate.situation import Demand, Estimate, Situation
 from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
+from pipeline.workers.choosing import PATIENCE
 from pipeline.workers.handover import Handover
 from slurm.nodes import Node
 
 _SOON = 3.0
 """Seconds in the queue that are no reason to leave later: leaving takes as long."""
-_PATIENCE = 10
-"""What is measured of policies takes a place of the chain of iterations once it has waited so many times what
-that costs: a tenth of the time is lost by it at most."""
 _NOTHING = Need(frozenset(), cpus=0)
 
 
@@ -268,7 +266,7 @@ def _wanted_at(seen: Situation, element: Pending) -> float:
     if not turns:
         return math.inf
     cost = 2 * max(turns) + (known[kind].task or 0.0)
-    if seen.now - element.since >= _PATIENCE * cost:
+    if seen.now - element.since >= PATIENCE * cost:
         return seen.now
     is_known = all(known[one].next_input is not None or not seen.coming(one) for one in beside)
     return seen.now + cost if is_known else math.inf

@@ -113,10 +113,11 @@ def _gain(work: Work, number: int) -> float:
 
 def _passage(work: Work, number: int) -> float:
     """Return the seconds of a stage in an iteration, with so many workers: each has one task at a time."""
-    return _round(work) * math.ceil(work.tasks / number)
+    return round_of(work) * math.ceil(work.tasks / number)
 
 
-def _round(work: Work) -> float:
+def round_of(work: Work) -> float:
+    """Return the seconds of one task of a kind; 0 if unknown."""
     return (work.seconds or 0.0) / work.tasks
 
 
@@ -179,7 +180,7 @@ def worthwhile(works: Mapping[str, Work], most: Mapping[str, int]) -> dict[str, 
 def _least(work: Work, most: int, allowed: float) -> int:
     """Return the least number of workers whose rounds take no longer than those of ``most`` and what is
     allowed."""
-    seconds = _round(work)
+    seconds = round_of(work)
     if not seconds:
         return most
     rounds = int((_passage(work, most) + allowed) / seconds)

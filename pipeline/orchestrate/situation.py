@@ -117,6 +117,10 @@ class Situation:
     slots: int | None = None
     """Elements of stages that the run may have in the queue at once, those that run among them; None: any
     number."""
+    measures: bool = False
+    """Whether workers of rollouts are able to measure policies (:mod:`pipeline.workers.measuring`)."""
+    tried: Collection[Task] = ()
+    """Tasks that workers have claimed, whatever came of it."""
 
     @property
     def free_slots(self) -> float:
@@ -160,13 +164,13 @@ class Situation:
 
     @cached_property
     def _open(self) -> Mapping[str, Sequence[Task]]:
-        begun = self._begun
+        begun = self.begun
         taken = begun.union(self.left)
         free = (t for t in self.undone if t not in taken and self.plan.must_have_ended(t) not in begun)
         return by_kind(task for task in free if self.is_ready(task))
 
     @cached_property
-    def _begun(self) -> frozenset[Task]:
+    def begun(self) -> frozenset[Task]:
         """Return the tasks that workers are at."""
         at_work = {w.name for w in self.crew.workers if w.doing is Doing.BUSY}
         return frozenset(task for task, name in self.held.items() if name in at_work)
@@ -246,7 +250,7 @@ class Situation:
         seconds = self.estimates.get(job_kind, Estimate()).task
         if not mine or seconds is None:
             return math.inf
-        left = sum(one.iteration == undone[0].iteration and one not in self._begun for one in undone)
+        left = sum(one.iteration == undone[0].iteration and one not in self.begun for one in undone)
         return left * seconds / len(mine)
 
     @cached_property
@@ -271,6 +275,10 @@ class Situation:
     @cached_property
     def _all_undone(self) -> Collection[Task]:
         return frozenset(self.undone)
+
+    def without_ready(self, tasks: Collection[Task]) -> "Situation":
+        """Return what there is, as if nothing were to be done about some tasks that are ready."""
+        return replace(self, ready=[task for task in self.ready if task not in tasks]) if tasks else self
 
     def without(self, pending: Collection[str]) -> "Situation":
         """Return what there is without some pending elements."""

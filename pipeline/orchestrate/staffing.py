@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.orchestrate.making_place import make_places
+from pipeline.orchestrate.measuring import are_measuring, measured_besides
 from pipeline.orchestrate.places import room_of
 from pipeline.orchestrate.sharing import Work, is_worthwhile, targets_by_group, worthwhile
 from pipeline.orchestrate.situation import Demand, Estimate, Order, Situation
@@ -35,6 +36,8 @@ class Staffing:
     withdrawn: tuple[str, ...] = ()
     """Names of pending elements that have nothing to do, where another stage waits for such a place, and of
     those that are more than there are to be."""
+    measures: bool = False
+    """Whether workers of rollouts that have nothing else to do measure policies."""
 
 
 def is_making_way(decided: Staffing, doing: Iterable[Doing | None], now: float) -> bool:
@@ -69,16 +72,19 @@ def staff(seen: Situation) -> Staffing:
     kinds = [kind for kind in seen.plan.job_kinds if kind in seen.needs and kind in seen.wanted]
     chain = {kind: _work(seen, kind) for kind in kinds}
     most = _targets(seen, chain)
-    spare = withdrawn(seen, most)
-    seen = seen.without(spare)
+    measures = are_measuring(seen, chain, most)
+    besides = measured_besides(seen, chain, most) if measures else frozenset()
+    spare = withdrawn(seen, most, besides)
+    seen = seen.without(spare).without_ready(besides)
     matters = {kind for kind in seen.early if _starts_early(seen, kind, chain, most)}
+    matters -= {task.job_kind for task in besides}
     demands = [d for kind in seen.wanted for d in _demands(seen, kind, most[kind], kind in matters)]
     demands.sort(key=lambda demand: _turn(seen, demand))
     later = withdrawn_for(seen, demands)
     seen = seen.without(later)
     handovers, placed = make_places(seen, most, demands)
     orders = [order for demand in placed for order in demand.orders]
-    return Staffing(tuple(orders), tuple(_hurried(seen)), handovers, (*spare, *later))
+    return Staffing(tuple(orders), tuple(_hurried(seen)), handovers, (*spare, *later), measures)
 
 
 def _turn(seen: Situation, demand: Demand) -> tuple[float, bool, int]:

@@ -13,7 +13,7 @@ from pipeline.orchestrate.situation import Demand, Estimate, Situation, comes_be
 from pipeline.run.tasks import Task
 
 
-def withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
+def withdrawn(seen: Situation, most: Mapping[str, int], besides: Collection[Task] = ()) -> tuple[str, ...]:
     """Return the names of the elements that are to leave the queue.
 
     1. Those that have no task any more, or are not ready for one, where others wait for such a place; and
@@ -21,11 +21,14 @@ def withdrawn(seen: Situation, most: Mapping[str, int]) -> tuple[str, ...]:
     2. Those that would find no task once they have started up, where the next ones are expected so late
        that elements for them can be submitted in time.
     3. Those that are more than there are to be.
+    4. Those that were submitted for what workers of another kind do besides.
 
     Args:
         most: most workers of each job kind.
+        besides: what these do.
     """
     found = dict.fromkeys(_in_the_way(seen))
+    found |= dict.fromkeys(element.name for element in seen.crew.pending if element.first in besides)
     for kind in seen.wanted:
         mine = [e for e in seen.crew.pending if e.job_kind == kind and e.first not in seen.left]
         found |= dict.fromkeys(element.name for element in _without_use(seen, kind, mine))

@@ -209,6 +209,7 @@ class Keeper:
         self._cancel_and_hurry(decision)
         taken = [self._submit(order, decision) for order in staffing.orders]
         run.make_place(staffing.handovers)
+        run.known.measures = staffing.measures
         run.progress.write_rows()
         see_killed(run, decision.failed)
         self._watch(looked)

@@ -7,7 +7,7 @@ What is asked again and again by many workers at once is asked once, and kept fo
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.run.records import Frontier
 from pipeline.run.tasks import Task
@@ -17,7 +17,9 @@ from pipeline.simulate.progress import Progress
 from pipeline.simulate.worker import Worker
 from pipeline.workers import choosing, estimates, passages, staying
 from pipeline.workers.beats import Beat, Doing
-from pipeline.workers.choosing import Choice, Step, View
+from pipeline.workers.choosing import Choice, Measuring, Step, View
+from pipeline.workers.claims import Claim
+from pipeline.workers.measuring import MEASURED, MEASURES, Helper, stays_for_last
 from pipeline.workers.staying import Terms, Wait
 
 LOOK_SECONDS = 1.0
@@ -41,6 +43,8 @@ class Knowledge:
     """Tasks of each job kind that are committed."""
     is_contended: bool = False
     """What passes have told workers of other people's jobs."""
+    measures: bool = False
+    """Whether passes have told workers of rollouts to measure policies."""
     _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
     """What workers of a kind last found that have nothing to do, and how far the run was then."""
     _seen: tuple[float, list[Beat]] = field(default_factory=lambda: (-math.inf, []))
@@ -67,9 +71,10 @@ class Knowledge:
     def task_seconds(self, job_kind: str) -> float | None:
         """Return what a task of a kind takes; asked anew once a few more are done."""
         number, seconds = self._seconds.get(job_kind, (-1, None))
-        done = self.done[job_kind] // _FEW
+        done = self.done[job_kind] // (1 if job_kind == MEASURED else _FEW)
         if number != done:
-            seconds = estimates.task_seconds(self.beats(job_kind), job_kind)
+            besides = self.beats(MEASURES) if job_kind == MEASURED else ()
+            seconds = estimates.task_seconds([*self.beats(job_kind), *besides], job_kind)
             self._seconds[job_kind] = done, seconds
         return seconds
 
@@ -83,9 +88,15 @@ class Knowledge:
 
     # --- what a worker does next ---
 
-    def choose(self, worker: Worker) -> Choice:
-        """Choose what a worker does next; asked once for all who find nothing where nothing has changed."""
+    def choose(self, worker: Worker, makes_place: bool = False) -> Choice:
+        """Choose what a worker does next; asked once for all who find nothing where nothing has changed.
+
+        Args:
+            makes_place: whether it is to leave once it has nothing to do.
+        """
         job_kind, done = worker.job_kind, self.progress
+        if self._may_measure(worker) and not makes_place:
+            return self._choose_besides(worker)
         known, state = self._found.get(job_kind), (done.frontier, done.opened[job_kind])
         if known and known[0] == state and not done.open.get(job_kind) and not self._may_be_slow(job_kind):
             return known[1]
@@ -94,6 +105,39 @@ class Knowledge:
         if choice.step is not Step.TAKE:
             self._found[job_kind] = state, choice
         return choice
+
+    def _may_measure(self, worker: Worker) -> bool:
+        is_able = worker.job_kind == MEASURES and worker.measures and not worker.has_first
+        if not (self.measures and is_able):
+            return False
+        done, is_manned = self.progress, any(map(_stays, self.at_work.get(MEASURED, ())))
+        is_at_end = done.frontier.updated >= self.plant.plan.iterations - 1
+        return not is_manned and (is_at_end or bool(done.open.get(MEASURED)))
+
+    def _choose_besides(self, worker: Worker) -> Choice:
+        """Choose what a worker does next that may measure policies."""
+        takes_over = self.plant.kinds[worker.job_kind].request.gpus > 0
+        view, chooser = self._view(worker, takes_over), worker.chooser(takes_over)
+        if choosing.choose(view, chooser).step is not Step.TAKE:
+            view = replace(view, measuring=self._measuring(worker, view, chooser))
+        return choosing.choose(view, chooser)
+
+    def _measuring(self, worker: Worker, view: View, chooser: choosing.Worker) -> Measuring:
+        done, plan = self.progress, self.plant.plan
+        beside = (one for one in self.at_work[MEASURES] if one is not worker and _stays(one))
+        others = [Helper(one.name, one.beat.measured, _measures(one.claim)) for one in beside]
+        own_state = Helper(worker.name, worker.beat.measured, _measures(worker.last))
+        own = choosing.candidates(plan, done.frontier, chooser)
+        awaited = next((t for t in own if t not in done.committed and choosing.missing(view, t)), None)
+        due = [t for t in done.open.get(MEASURED, ()) if t in choosing.to_measure(plan, done.frontier)]
+        return Measuring(
+            seconds=self.task_seconds(MEASURED),
+            own_seconds=self.task_seconds(MEASURES),
+            input_at=self.expected(awaited) if awaited and due else None,
+            others=len(others),
+            is_last=stays_for_last(own_state, others),
+            ready_at={t: max(done.at(s) or 0.0 for s in plan.inputs(t)) for t in due},
+        )
 
     def _may_be_slow(self, job_kind: str) -> bool:
         """Whether somebody is at a task for so long that another might take it over: see
@@ -119,7 +163,7 @@ class Knowledge:
 
     def has_time(self, worker: Worker, task: Task) -> bool:
         kind = self.plant.kinds[worker.job_kind]
-        limit = staying.task_limit(None, self.task_seconds(worker.job_kind))
+        limit = staying.task_limit(None, self.task_seconds(task.job_kind))
         has_time = staying.has_time(self.now, worker.job.ends, limit, kind.signal)
         return has_time or (worker.has_first and task == worker.first)
 
@@ -156,3 +200,11 @@ class Knowledge:
     def _staying(self) -> frozenset[str]:
         kinds = self.plant.plan.job_kinds
         return frozenset(kind for kind in kinds if self.plant.kinds[kind].linger != 0)
+
+
+def _stays(worker: Worker) -> bool:
+    return worker.doing is not Doing.LEAVING
+
+
+def _measures(claim: Claim | None) -> bool:
+    return claim is not None and claim.task.job_kind == MEASURED

@@ -95,6 +95,8 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
         foreign=around.foreign,
         promised=run.handovers,
         slots=around.slots,
+        measures=run.plant.measures,
+        tried={claim.task for claim in claims},
         now=run.now,
         estimates=_estimates(run, terms, committed),
         begun_with=begun_with,

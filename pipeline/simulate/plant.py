@@ -141,6 +141,8 @@ class Plant:
     linger_max: float = 3600.0
     evicts: bool = True
     """Whether workers make place for others where a pass says so."""
+    measures: bool = False
+    """Whether workers of rollouts are able to measure policies (:mod:`pipeline.workers.measuring`)."""
     max_attempts: int = 3
     check_seconds: float = 900.0
     """Most seconds between two driver jobs."""

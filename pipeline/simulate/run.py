@@ -22,6 +22,7 @@ from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.choosing import Step
 from pipeline.workers.claims import Attempt, Claim
 from pipeline.workers.handover import Handover
+from pipeline.workers.measuring import MEASURED, MEASURES
 from pipeline.workers.staying import ASK_SECONDS
 
 _ESTIMATE_AFTER = 0.2
@@ -107,7 +108,7 @@ class SimulatedRun:
         """A worker that has nothing to do looks for its next task."""
         if worker.is_warned:
             return self.leave(worker, Reason.WARNED)
-        choice = self.known.choose(worker)
+        choice = self.known.choose(worker, makes_place=self.is_to_leave(worker))
         if choice.step is Step.DONE or choice.task is None:
             self.leave(worker, Reason.DONE)
         elif choice.step is Step.TAKE:
@@ -120,10 +121,11 @@ class SimulatedRun:
     def wake(self, job_kinds: Iterable[str]) -> None:
         """Have workers look that wait, where there is something for them."""
         for job_kind in job_kinds:
-            number = len(self.progress.open.get(job_kind, ()))
-            idle = self.idle.get(job_kind, {})
-            if number and idle:
-                self.clock.after(0.0, self._look_some, job_kind)
+            if self.progress.open.get(job_kind):
+                if self.idle.get(job_kind):
+                    self.clock.after(0.0, self._look_some, job_kind)
+                elif job_kind == MEASURED and self.known.measures:
+                    self.clock.after(0.0, self._look_all, MEASURES)
 
     def _look_some(self, job_kind: str) -> None:
         """Have as many look as there are tasks, those first whose own these are."""
@@ -148,13 +150,13 @@ class SimulatedRun:
 
     def _take(self, worker: Worker, task: Task) -> None:
         if not self.known.has_time(worker, task):
-            return self.leave(worker, Reason.TIME)
+            return self._lacks_time(worker, task)
         number = 1 + max((claim.number for claim in self.progress.claims.get(task, ())), default=0)
         attempt = attempt_id(worker.name, task, number)
         claim = Claim(task, number, attempt, worker.name, self.now)
         self.progress.claim(claim)
         self._end_wait(worker)
-        worker.claim, worker.has_first = claim, False
+        worker.claim, worker.last, worker.has_first = claim, claim, False
         worker.change(Doing.BUSY, self.now)
         worker.computes = self.now + self._load_seconds(worker, task)
         seconds = max(0.0, self.plant.seconds_of(task) - self.saved.get(task, 0.0))
@@ -165,6 +167,12 @@ class SimulatedRun:
             self.clock.at(worker.computes + share * seconds, self._fail, worker, claim)
         self._look_at_end(worker.job_kind)
         return None
+
+    def _lacks_time(self, worker: Worker, task: Task) -> None:
+        if task.job_kind == worker.job_kind:
+            return self.leave(worker, Reason.TIME)
+        worker.measures = False
+        return self.look(worker)
 
     def _load_seconds(self, worker: Worker, task: Task) -> float:
         """Return how long it takes to read the policy that a task needs; who has made it has it."""
@@ -185,7 +193,7 @@ class SimulatedRun:
             done.commit(task, self.now)
             self.committed = self.now
             worker.loaded = task.iteration if task.stage is Stage.UPDATE else worker.loaded
-        self._count_task(worker, is_new)
+        self._count_task(worker, task, is_new)
         self.around.wish_for_pass()
         if is_new and self.plant.writes_state(task):
             self.clock.after(self.plant.state_seconds, self._has_saved, worker, claim)
@@ -195,16 +203,19 @@ class SimulatedRun:
             self._finish(worker, claim)
         self.wake(self.plant.kinds)
 
-    def _count_task(self, worker: Worker, is_new: bool) -> None:
-        beat = worker.beat
+    def _count_task(self, worker: Worker, task: Task, is_new: bool) -> None:
+        beat, is_own = worker.beat, task.job_kind == worker.job_kind
         loaded = 0.0 if beat.tasks else worker.computes - worker.since  # by its first task: it started up
-        self.known.done[worker.job_kind] += is_new
+        seconds = self.now - worker.since - loaded
+        self.known.done[task.job_kind] += is_new
         worker.failed = 0
         worker.beat = replace(
             beat,
             tasks=beat.tasks + is_new,
             startup_seconds=beat.startup_seconds + loaded,
-            busy_seconds=beat.busy_seconds + self.now - worker.since - loaded,
+            busy_seconds=beat.busy_seconds + seconds,
+            measured=beat.measured + (is_new and not is_own),
+            measuring_seconds=beat.measuring_seconds + (0.0 if is_own else seconds),
         )
 
     def _has_saved(self, worker: Worker, claim: Claim) -> None:

@@ -35,6 +35,8 @@ class Worker:
     since: float = 0.0
     claim: Claim | None = None
     """What it is at."""
+    last: Claim | None = None
+    """What it was at last, or is."""
     computes: float = 0.0
     """Time at which it has loaded what its task needs."""
     has_first: bool = True
@@ -46,6 +48,8 @@ class Worker:
     failed: int = 0
     """Tasks that have failed in a row."""
     is_warned: bool = False
+    measures: bool = True
+    """Whether it has time to measure policies besides."""
     wait: Wait | None = None
     awaited: Task | None = None
     reason: Reason | None = None
@@ -83,7 +87,9 @@ class Worker:
         self.begin, self.wanted, self.job.eligible = None, eligible, eligible
         self.claim, self.wait, self.unsaved, self.reason = None, None, None, None
         self.has_first, self.loaded, self.failed, self.is_warned = True, -1, 0, False
-        self.beat, self.spent = replace(self.beat, tasks=0), dict.fromkeys(SUMS, 0.0)
+        self.measures = True
+        self.beat = replace(self.beat, tasks=0, measured=0)
+        self.spent = dict.fromkeys(SUMS, 0.0)
 
 
 class Surroundings(Protocol):

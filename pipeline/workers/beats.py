@@ -83,6 +83,10 @@ class Beat:
     busy_seconds: float = 0.0
     waiting_seconds: float = 0.0
     """Sums so far; with the time since :attr:`since` they add up to its life."""
+    measured: int = 0
+    """Of its tasks, the evaluations that a worker of rollouts has done besides."""
+    measuring_seconds: float = 0.0
+    """Of its busy seconds, those at evaluations."""
     reason: Reason | None = None
     """Why it left."""
     iterations: tuple[int, int] = field(default=(0, 0))

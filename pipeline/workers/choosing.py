@@ -7,10 +7,15 @@ need a decision (other resources, an input to be examined, settings that cannot 
 passes: a pass counts failures by their kinds, and submits an element with the task as its first, or gives the
 task up and says so in control.json. An element may take its first task whatever the pass has
 counted that submitted it; of what another has tried since, that pass knew nothing.
+
+A worker of rollouts that would wait measures a policy meanwhile, where passes say that it may
+(:class:`Measuring`). Training does not wait for that, and an evaluation of which a first try came to nothing
+is left to a worker of its own.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 
@@ -30,6 +35,9 @@ LEFT_TO_PASSES = frozenset(
 """Failures after which no worker takes a task by itself: the same would happen again at once."""
 SLOW_FACTOR = 2
 """Medians after which a worker without anything to do takes a task over from one that shows no progress."""
+PATIENCE = 10
+"""What is measured of policies takes time of the chain of iterations once it has waited so many times what
+that costs: a tenth of the time is lost by it at most."""
 
 
 class Step(StrEnum):
@@ -78,6 +86,24 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Measuring:
+    """What a worker of rollouts knows that may measure policies; None where something is not known."""
+
+    seconds: float | None = None
+    """Seconds that an evaluation takes."""
+    own_seconds: float | None = None
+    """Seconds that a rollout takes."""
+    input_at: float | None = None
+    """Unix time at which its next rollout's input is expected at the earliest."""
+    others: int = 0
+    """Other workers of rollouts that are there for that."""
+    is_last: bool = False
+    """Whether it is the one that stays for evaluations when no rollout is left."""
+    ready_at: Mapping[Task, float] = field(default_factory=dict)
+    """Unix times at which the inputs of evaluations were there."""
+
+
+@dataclass(frozen=True)
 class View:
     """What a worker sees of a run."""
 
@@ -92,6 +118,14 @@ class View:
     """Unix time."""
     median_seconds: float | None = None
     """Median of the seconds that a task of this kind takes; None if unknown."""
+    measuring: Measuring | None = None
+    """None: the worker measures no policies."""
+
+    def usual_seconds(self, of_own: bool) -> float | None:
+        """Return what a task of the worker's own kind takes, or what an evaluation does; None if unknown."""
+        if of_own:
+            return self.median_seconds
+        return self.measuring.seconds if self.measuring else None
 
 
 def candidates(plan: Plan, frontier: Frontier, worker: Worker) -> tuple[Task, ...]:
@@ -101,12 +135,17 @@ def candidates(plan: Plan, frontier: Frontier, worker: Worker) -> tuple[Task, ..
     if stage is Stage.PREPARE:
         return (PREPARE,)
     if stage is Stage.EVALUATE:
-        return plan.evaluation_tasks()[frontier.evaluated : frontier.evaluated + 2]
+        return to_measure(plan, frontier)
     if stage is Stage.BENCHMARK:
         return plan.benchmark_tasks()[frontier.benchmarked : frontier.benchmarked + 2]
     at_hand = max(frontier.updated, plan.start) + 1
     number, pool = plan.num_shards if stage.is_sharded else 1, parts_of(worker.job_kind)[1]
     return _own_shard_first(plan.iterations, at_hand, stage, pool, number, worker.shard)
+
+
+def to_measure(plan: Plan, frontier: Frontier) -> tuple[Task, ...]:
+    """Return the next evaluation and the one that waits for it."""
+    return plan.evaluation_tasks()[frontier.evaluated : frontier.evaluated + 2]
 
 
 @lru_cache(maxsize=1024)
@@ -135,8 +174,50 @@ def claimed(plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
 
 def choose(view: View, worker: Worker) -> Choice:
     """Decide what a worker does next: its own shard, else any that is ready and free, of the earliest
-    iteration, and of those one that has failed last; else a task that another is slow at; else wait for the
-    inputs of the next."""
+    iteration, and of those one that has failed last; else a task that another is slow at; else measure a
+    policy, if it may; else wait for the inputs of the next."""
+    own = _choose_own(view, worker)
+    if own.step is Step.TAKE or view.measuring is None:
+        return own
+    return _measure(view, view.measuring, own)
+
+
+def _measure(view: View, known: Measuring, own: Choice) -> Choice:
+    """Decide whether a worker of rollouts that would wait measures a policy instead; or, where no rollout is
+    left for it, waits for one to measure. What has been tried in vain is for a worker of its own."""
+    undone = [task for task in to_measure(view.plan, view.frontier) if task not in view.committed]
+    is_over, first = own.step is Step.DONE, next(iter(undone), None)
+    if first is None:
+        return own
+    if is_ready(view, first):
+        may = not view.attempts.get(first) and (is_over or has_time_to_measure(view, known, first))
+        return Choice(Step.TAKE, first) if may else own
+    if is_over and known.is_last:
+        return Choice(Step.WAIT, first, (frozenset(missing(view, first)),))
+    return own
+
+
+def has_time_to_measure(view: View, known: Measuring, task: Task) -> bool:
+    """Whether an evaluation keeps no rollout waiting: it is over before the next one's input comes; or, where
+    that is not known, another worker is there for it; or the others need no more rounds without this one. One
+    that has waited for long is done all the same."""
+    if known.seconds is None or known.input_at is None:
+        has_time = known.others > 0
+    else:
+        is_over = view.now + known.seconds <= known.input_at
+        has_time = is_over or can_be_missed(view.plan.num_shards, known.others)
+    cost, ready = known.seconds or known.own_seconds, known.ready_at.get(task)
+    is_late = cost is not None and ready is not None and view.now - ready >= PATIENCE * cost
+    return has_time or is_late
+
+
+def can_be_missed(tasks: int, others: int) -> bool:
+    """Whether workers do so many tasks in as many rounds without one more beside them."""
+    return others > 0 and math.ceil(tasks / others) == math.ceil(tasks / (others + 1))
+
+
+def _choose_own(view: View, worker: Worker) -> Choice:
+    """Decide what a worker does next of the tasks of its kind."""
     ready: list[Task] = []
     waiting: list[Task] = []
     again: Task | None = None

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from pipeline.run.tasks import Stage
 from pipeline.workers.beats import Beat, Doing
 
 _RECENT = 16
@@ -94,10 +95,17 @@ def coming_back(beats: Sequence[Beat], job_kind: str) -> float | None:
 
 
 def task_seconds(beats: Iterable[Beat], job_kind: str) -> float | None:
-    """Return how long a task of a kind takes, by the median worker."""
-    newest = _newest((beat for beat in beats if beat.tasks), job_kind)
-    means = _spread(beat.busy_seconds / beat.tasks for beat in newest)
+    """Return how long a task of a kind takes, by the median worker that has done some."""
+    newest = _latest(beat for beat in beats if _work_of(beat, job_kind)[0])
+    means = _spread(seconds / tasks for tasks, seconds in (_work_of(beat, job_kind) for beat in newest))
     return None if means is None else means.median
+
+
+def _work_of(beat: Beat, job_kind: str) -> tuple[int, float]:
+    """Return how many tasks of a kind a worker has done, and the seconds that it was at them."""
+    if beat.job_kind == job_kind:
+        return beat.tasks - beat.measured, beat.busy_seconds - beat.measuring_seconds
+    return (beat.measured, beat.measuring_seconds) if job_kind == Stage.EVALUATE else (0, 0.0)
 
 
 def _newest(beats: Iterable[Beat], job_kind: str) -> list[Beat]:

@@ -36,6 +36,12 @@ class Told:
     handovers: tuple[Handover, ...] = ()
     is_contended: bool = False
     """Whether other people's jobs hold places on the nodes of the run."""
+    measures: bool = False
+    """Whether workers of rollouts that have nothing else to do measure policies."""
+
+    def has_to_leave(self, worker: str, now: float) -> bool:
+        """Whether a worker that has nothing to do makes place now."""
+        return any(one.worker == worker and one.at <= now for one in self.handovers)
 
 
 def tell(paths: RunPaths, told: Told) -> None:
@@ -54,7 +60,7 @@ def read_told(paths: RunPaths) -> Told:
 
 def is_to_leave(paths: RunPaths, worker: str, now: float) -> bool:
     """Whether a worker that has nothing to do makes place now."""
-    return any(one.worker == worker and one.at <= now for one in read_told(paths).handovers)
+    return read_told(paths).has_to_leave(worker, now)
 
 
 def file_of(paths: RunPaths) -> Path:

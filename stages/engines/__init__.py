@@ -16,6 +16,7 @@ from stages.engines.kept import Wanted as Wanted
 from stages.engines.kept import Weights
 from stages.engines.kept import engine as engine
 from stages.engines.kept import engines_closed as engines_closed
+from stages.engines.kept import release as release
 from stages.engines.kept import release_all as release_all
 from stages.files.node_folders import remove_node_folder
 from stages.files.policy import PolicyFiles

@@ -6,19 +6,16 @@ ones in the run directory, from commits and claims alone, until it pays more to 
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.run.commits import CorruptData, Record, read_record
-from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run
 from pipeline.run.durable import is_there
 from pipeline.run.failures import DISK_EXIT, is_of_disk
-from pipeline.run.owner import owner_of_job
-from pipeline.run.records import FrontierFinder, recorded
+from pipeline.run.records import Frontier, FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
 from pipeline.workers import choosing, estimates, staying
 from pipeline.workers.beats import Beat, Doing, Reason
@@ -42,8 +39,9 @@ from stages.attempts.arguments import Arguments
 from stages.logs import log
 from stages.workers.kept_trainer import has_kept_trainer
 from stages.workers.limit import TaskLimit
+from stages.workers.measuring import Besides, release_scorer
 from stages.workers.pulse import Pulse
-from stages.workers.surroundings import Bell, Output
+from stages.workers.surroundings import Bell, Output, control_of, is_called_off
 from stages.workers.waiting import Waiting
 
 _BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0
@@ -66,6 +64,7 @@ class Pulling:
     max_attempts: int = 3
     worker: choosing.Worker = field(init=False)
     waiting: Waiting = field(init=False)
+    besides: Besides = field(init=False)
     limit: TaskLimit = field(init=False)
     output: Output = field(default_factory=Output)
     reason: Reason | None = None
@@ -106,6 +105,7 @@ class Pulling:
             *(self.run, task.job_kind, self.settings, self.linger_max),
             *(self.outside, self.pulse, self.crew),
         )
+        self.besides = Besides(self.run, task.job_kind, self.outside.name, self.waiting, self.crew)
 
     @property
     def bell(self) -> Bell:
@@ -160,16 +160,7 @@ class Pulling:
         self._is_unsaid = exit_code == DISK_EXIT and not self._has_said_why(arguments)
         if self._is_unsaid:
             return
-        own = self._own_record(arguments) if exit_code == 0 else None
-        startup = own.metrics.get("startup_seconds", 0.0) if own and not self.pulse.beat.tasks else 0.0
-        self.pulse.note(doing=Doing.WAITING, task="", attempt="")
-        beat = self.pulse.beat
-        startup = min(startup, beat.busy_seconds)
-        self.pulse.note(
-            tasks=beat.tasks + (own is not None),
-            startup_seconds=beat.startup_seconds + startup,
-            busy_seconds=beat.busy_seconds - startup,
-        )
+        self._count(arguments.task, self._own_record(arguments) if exit_code == 0 else None)
         self.failures = self.failures + 1 if exit_code else 0
         if self.failures >= _MOST_FAILURES:
             self.leave(Reason.FAILED)
@@ -178,6 +169,32 @@ class Pulling:
             self.outside.failed(True)
         elif not self._is_over():  # else those who wait may be jobs of another cluster, which counts anew
             self.outside.committed(arguments.task)
+        if not self._is_own(arguments.task):
+            release_scorer()
+
+    def _count(self, task: Task, own: Record | None) -> None:
+        """Note that an attempt is over, and what it took.
+
+        Args:
+            own: its record, if it committed.
+        """
+        startup = own.metrics.get("startup_seconds", 0.0) if own and not self.pulse.beat.tasks else 0.0
+        before = self.pulse.beat.busy_seconds
+        self.pulse.note(doing=Doing.WAITING, task="", attempt="")
+        beat, is_done = self.pulse.beat, own is not None
+        startup = min(startup, beat.busy_seconds)
+        self.pulse.note(
+            tasks=beat.tasks + is_done,
+            startup_seconds=beat.startup_seconds + startup,
+            busy_seconds=beat.busy_seconds - startup,
+        )
+        if not self._is_own(task):
+            seconds = beat.measuring_seconds + beat.busy_seconds - before
+            self.pulse.note(measured=beat.measured + is_done, measuring_seconds=seconds)
+
+    def _is_own(self, task: Task) -> bool:
+        """Whether a task is of the worker's own kind, and not one that it does besides."""
+        return task.job_kind == self.worker.job_kind
 
     def leave(self, reason: Reason) -> None:
         """Have :meth:`next` give nothing more. The first reason counts."""
@@ -197,7 +214,8 @@ class Pulling:
             return
         self.pulse.say(doing=Doing.LEAVING, reason=self.reason, task="", attempt="", until=None)
         with contextlib.suppress(OSError):  # that its job has ended is seen all the same
-            if not self._is_cancelled():
+            control = control_of(self.run)
+            if control is None or not is_called_off(control):
                 is_last = self.frontier.find().is_committed(self.run.plan)
                 is_known = self.reason in (
                     Reason.DONE,
@@ -239,22 +257,36 @@ class Pulling:
         """Look at the run directory: how far the run is, what is committed, who works on what."""
         run, paths, began = self.run, self.run.paths, time.thread_time()
         frontier = self.frontier.find()
-        tasks = choosing.candidates(run.plan, frontier, self.worker)
+        own, besides = choosing.candidates(run.plan, frontier, self.worker), self._besides(frontier)
+        tasks = (*own, *besides)
         committed = frozenset(recorded(paths, choosing.relevant(run.plan, tasks)))
         self._invocation = self._look_at_control()
         seen = View(run.plan, frontier, committed, {}, self.max_attempts, time.time())
         due = [task for task in tasks if task not in committed and not choosing.missing(seen, task)]
         self._listed = claims = claims_of(paths, choosing.claimed(run.plan, due), self.known)
         if claims or time.monotonic() - self._looked > self._beats_seconds:
-            self._looked = time.monotonic()
-            self._live = self.crew.live(self._looked)
+            self._look_who_lives()
         attempts = {task: self._attempts(claims[task]) for task in claims}
         seconds = estimates.task_seconds(self.crew.beats.values(), self.worker.job_kind)
         view = replace(seen, attempts=attempts, median_seconds=seconds)
         slow = [task for task in attempts if self.worker.takes_over and choosing.is_slow(view, task)]
         saved = {task: with_saves(paths, attempts[task], self._saves, view.now) for task in slow}
+        view = replace(view, attempts={**attempts, **saved})
+        if besides and choosing.choose(view, self.worker).step is not Step.TAKE:
+            self._look_who_lives()
+            view = replace(view, measuring=self.besides.known(view, own, besides, self._live))
         self.waiting.look_seconds = time.thread_time() - began
-        return replace(view, attempts={**attempts, **saved})
+        return view
+
+    def _look_who_lives(self) -> None:
+        self._looked = time.monotonic()
+        self._live = self.crew.live(self._looked)
+
+    def _besides(self, frontier: Frontier) -> tuple[Task, ...]:
+        """Return the evaluations that it may do besides: whoever has started up does a task of its own
+        first."""
+        is_ready = self.has_loaded and self.worker.first is None
+        return self.besides.tasks(frontier) if is_ready else ()
 
     def _attempts(self, claims: Iterable[Claim]) -> tuple[Attempt, ...]:
         """Return what has become of claims, with how far their workers' clocks are ahead of this one."""
@@ -279,33 +311,17 @@ class Pulling:
     def _is_over(self) -> bool:
         """Whether nothing follows, as far as the disk says."""
         with contextlib.suppress(OSError):
-            return self._is_cancelled()
+            control = control_of(self.run)
+            return control is not None and is_called_off(control)
         return False
-
-    def _is_cancelled(self) -> bool:
-        """Whether people cancelled the run or took it over: nothing follows then, and Slurm soon kills who
-        has not ended."""
-        control = self._control()
-        return control is not None and (control.cancelled or self._is_taken_over(control))
-
-    def _control(self) -> Control | None:
-        try:
-            return read_control(self.run.paths)
-        except SpoiltControl:  # for people to mend; a pass will say so
-            return None
-
-    @staticmethod
-    def _is_taken_over(control: Control) -> bool:
-        """Whether the run is no longer of whoever submitted this worker."""
-        return control.is_taken_over_from(owner_of_job(os.environ))
 
     def _look_at_control(self) -> int:
         """Leave if people, or a pass that gave up, ended the run. Returns the invocation's number; the last
         known one where that cannot be read."""
-        control = self._control()
+        control = control_of(self.run)
         if control is None:
             return self._invocation
-        if control.cancelled or control.has_failed or self._is_taken_over(control):
+        if control.has_failed or is_called_off(control):
             self.leave(Reason.TURNED)
         return control.invocation
 
@@ -317,11 +333,12 @@ class Pulling:
         is_done, claims = standing(self.run.paths, task, self.known)
         if is_done or claims != self._listed.get(task, ()):
             return None
-        limit = self.limit.seconds(view.median_seconds, self._is_fresh)
+        is_own = self._is_own(task)
+        limit = self.limit.seconds(view.usual_seconds(is_own), self._is_fresh)
         # asked at the first one too: the answer is for the next
         has_time = self.waiting.has_time(view.now, self.limit.or_own(limit))
         if task != self.worker.first and not has_time:
-            self.leave(Reason.TIME)
+            self._lacks_time(is_own)
             return None
         number = next_number(self.run.paths, task, claims)
         if is_unlisted(self.run.paths, task, claims, number):
@@ -341,9 +358,15 @@ class Pulling:
             return None
         self.worker = replace(self.worker, first=None)
         self.waiting.end()
-        self._claim = claim
+        self._claim, self.besides.has_measured = claim, not is_own
         self.limit.begin(limit, claim)
         return self._begin(claim)
+
+    def _lacks_time(self, for_own: bool) -> None:
+        """Leave where there is no time for a task of its own; else do no evaluation from now on."""
+        if for_own:
+            self.leave(Reason.TIME)
+        self.besides.is_able = False
 
     @property
     def _is_fresh(self) -> bool:

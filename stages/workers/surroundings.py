@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run
 from pipeline.run.durable import make_folder
+from pipeline.run.owner import owner_of_job
 from pipeline.workers.outside import Queue
 from pipeline.workers.staying import ASK_SECONDS, QUEUE_SECONDS
 from stages.workers.noticing import Notices
@@ -144,6 +146,20 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+
+
+def control_of(run: Run) -> Control | None:
+    """Return what people and passes have said of a run; None where that is spoilt: a pass will say so."""
+    try:
+        return read_control(run.paths)
+    except SpoiltControl:
+        return None
+
+
+def is_called_off(control: Control) -> bool:
+    """Whether people cancelled the run, or took it over from whoever submitted this process: nothing follows
+    then, and Slurm soon kills what has not ended."""
+    return control.cancelled or control.is_taken_over_from(owner_of_job(os.environ))
 
 
 def is_network(folder: Path) -> bool:

@@ -68,8 +68,8 @@ class Waiting:
     package: Package = field(init=False)
     is_network: bool = field(init=False)
     keeps_listings: bool = field(init=False)
-    _estimated: tuple[Task, float] | None = None
-    """Task whose input was last estimated, and when (monotonic)."""
+    _estimated: tuple[Task, float, float | None] | None = None
+    """Task whose input was last estimated, when, and what came of it (monotonic)."""
     _rest: float = 0.0
     """Seconds after the last look for what is awaited in which there is no other."""
 
@@ -207,19 +207,38 @@ class Waiting:
         return staying.reason_to_leave(self.wait, time.monotonic())
 
     def _estimate(self, task: Task) -> None:
-        """Estimate, now and then, when the input of a task will come at the earliest."""
+        """Note when the input of a task will come at the earliest."""
         assert self.wait is not None
+        self.wait = replace(self.wait, expected=self._expected(task))
+
+    def input_at(self, task: Task) -> float | None:
+        """Return when the input of a task will come at the earliest (unix time); None if unknown."""
+        expected = self._expected(task)
+        return None if expected is None else time.time() + expected - time.monotonic()
+
+    def _expected(self, task: Task) -> float | None:
+        """Return the same by the monotonic clock; it is looked up now and then."""
         now = time.monotonic()
-        if self._estimated and self._estimated[0] == task and now - self._estimated[1] < ASK_SECONDS:
-            return
-        self._estimated = task, now
+        known = self._estimated
+        if known is None or known[0] != task or now - known[1] >= ASK_SECONDS:
+            known = self._estimated = task, now, self._look_up(task, now)
+        return known[2]
+
+    def _look_up(self, task: Task, now: float) -> float | None:
         with contextlib.suppress(OSError):
             seen = passages.passages(journal.read_tail(self.run.paths.spans, _SPANS_BYTES))
             moment = time.time()
             when = passages.expected_ready(
                 self.run.plan, task, self._committed_at, seen, moment, self._staying()
             )
-            self.wait = replace(self.wait, expected=None if when is None else now + when - moment)
+            return None if when is None else now + when - moment
+        return None
+
+    def ready_at(self, task: Task) -> float | None:
+        """Return when the last input of a task was committed (unix time); None while one is not."""
+        times = [self._committed_at(source) for source in self.run.plan.inputs(task)]
+        known = [moment for moment in times if moment is not None]
+        return max(known, default=None) if len(known) == len(times) else None
 
     def _ahead(self, waited: float) -> float:
         """Return the seconds until the input is expected, by the run's estimate or by the worker's own last

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run.directory import load_run
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import job_kind_of
 from pipeline.workers.beats import Doing, Reason
@@ -31,6 +32,7 @@ from tests.cluster.scenario import (
     wait_for_commit_by,
     worker_who,
 )
+from tests.support.measured import RULED, fingerprints, measured_apart
 
 TRIAL = pytest.mark.trial(1 / 2)
 ITERATIONS = 20
@@ -113,6 +115,23 @@ def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_ru
     left = read_beats(RunPaths(root)).values()
     for_other_runs = Reason.NEEDED  # those of these tests that were submitted before
     assert {b.reason for b in left if is_used(b)} <= {Reason.DONE, Reason.FAR, Reason.LONG, for_other_runs}
+
+
+@TRIAL
+def test_policies_are_measured_by_workers_of_rollouts_to_the_same_bytes(cluster, make_run, tmp_path):
+    """As they have nothing else to do, and all stages have places at once: no job of evaluations comes."""
+    root = room_on(cluster, tmp_path) / "run"
+    places = [f"scheduler.{stage}.gpus_per_node=null" for stage in (*STAGES, "evaluate")]
+    heldout = [f"data.heldout={make_run.inputs / 'heldout.jsonl'}", "evaluate.every=1"]
+    few = ["scheduler.rollout.array_parallelism=2", "scheduler.reward.array_parallelism=1"]
+    words = ["iterations=2", *RULED, *heldout, *places, *few, *STAYING, *take("2", "update")]
+    run = make_run(cluster, root, *words)
+    run.submit()
+    run.wait_until_complete()
+    assert fingerprints(load_run(root)) == measured_apart(root, tmp_path / "apart")
+    assert "evaluate" not in {job.stage for job in run.jobs_ever()}, run.story()
+    assert sum(beat.measured for beat in read_beats(RunPaths(root)).values()) == 3
+    assert not failed(run)
 
 
 @TRIAL

@@ -12,10 +12,11 @@ from pipeline.orchestrate.reconcile import Actions
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.simulate import keeper, knowledge, looks, passes
+from pipeline.simulate.plant import Plant
 from pipeline.simulate.simulation import simulate
 from pipeline.workers import choosing, estimates, looking, staying
 from pipeline.workers import passages as inputs
-from stages.workers import pulling, waiting
+from stages.workers import measuring, pulling, waiting
 from tests.support.plants import plant_with
 from tests.support.toyworkers import make_worker_world
 from tests.support.toyworld import Luck
@@ -28,9 +29,9 @@ def as_it_is() -> tuple[object, ...]:
     return outcome()
 
 
-def outcome() -> tuple[object, ...]:
+def outcome(plant: Plant = PLANT) -> tuple[object, ...]:
     """Return what came of a run: when each policy was there, and what each job held."""
-    found = simulate(PLANT, until=20_000)
+    found = simulate(plant, until=20_000)
     return found.iterations, found.seconds, [(job.name, job.held) for job in found.jobs]
 
 
@@ -100,6 +101,28 @@ def test_a_changed_rule_changes_the_simulation(rule, monkeypatch):
     assert outcome() != expected
 
 
+MEASURING = plant_with(8, every=2, startup=60.0, measures=True)
+BESIDES = {
+    "choosing: whether one measures": (choosing, "has_time_to_measure", lambda real: always(False)),
+    "measuring: who stays for the last": (knowledge, "stays_for_last", lambda real: always(False)),
+    "staffing: whether anybody measures": (staffing, "are_measuring", lambda real: always(False)),
+    "staffing: for what nobody is submitted": (
+        staffing,
+        "measured_besides",
+        lambda real: always(frozenset()),
+    ),
+}
+"""Rules of what workers of rollouts do besides."""
+
+
+@pytest.mark.parametrize("rule", BESIDES)
+def test_a_changed_rule_of_what_is_done_besides_changes_the_simulation(rule, monkeypatch):
+    where, name, change = BESIDES[rule]
+    expected = outcome(MEASURING)
+    monkeypatch.setattr(where, name, change(getattr(where, name)))
+    assert outcome(MEASURING) != expected
+
+
 TOLD = {
     "plan: what a reward waits for": (Plan, "inputs"),
     "reconcile: what is due": (driver, "reconcile"),
@@ -114,7 +137,8 @@ def test_what_decides_is_the_same():
     assert passes.held_tasks is worker_jobs.held_tasks
     assert passes.estimates_of is slurm_expectations.estimates_of
     assert knowledge.staying is waiting.staying
-    assert knowledge.choosing is pulling.choosing
+    assert knowledge.choosing is pulling.choosing is measuring.choosing
+    assert knowledge.stays_for_last is measuring.stays_for_last
     assert keeper.free_elements is launcher.free_elements
     assert keeper.most_elements is launcher.most_elements
 

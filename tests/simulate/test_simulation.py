@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.run.plan import Plan
 from pipeline.simulate.plant import Limits, Node, Others, Partition, Plant, Request, uniform
+from pipeline.simulate.results import Result
 from pipeline.simulate.simulation import Simulation, _partition_at, simulate
 from pipeline.simulate.strategies import job_for_each_task, never_leave
 from pipeline.workers.beats import Reason
@@ -55,6 +56,35 @@ def test_an_evaluation_runs_beside_training_and_is_waited_for_at_the_end():
     assert [job.job_kind for job in found.jobs].count("evaluate") >= 1
     assert sum(job.tasks for job in found.jobs if job.job_kind == "evaluate") == 4
     assert found.seconds > sum(found.iterations)
+
+
+def starts_of(found: Result, job_kind: str) -> int:
+    return sum(job.job_kind == job_kind for job in found.jobs)
+
+
+def test_workers_of_rollouts_measure_policies_while_they_would_wait():
+    """Of 35 s in which they have nothing to do an evaluation takes ten."""
+    plants = (plant_with(8, every=2, startup=60.0, measures=is_on) for is_on in (True, False))
+    found, apart = map(simulate, plants)
+    assert found.is_complete
+    assert starts_of(found, "evaluate") == 0 < starts_of(apart, "evaluate")
+    assert found.iterations == pytest.approx(apart.iterations, rel=0.02)
+    assert found.seconds <= apart.seconds
+    assert sum(job.held for job in found.jobs) < sum(job.held for job in apart.jobs)
+    assert found.spent("busy") == pytest.approx(apart.spent("busy"))
+
+
+def test_what_takes_longer_than_that_has_a_worker_of_its_own_once_it_is_known():
+    long = SECONDS | {"evaluate": 38.0}
+    found = simulate(plant_with(8, 12, every=1, seconds=long, measures=True))
+    assert found.is_complete
+    assert starts_of(found, "evaluate") == 1
+    assert found.iterations[7:] == pytest.approx([40.0] * 5)
+
+
+def test_stages_that_take_turns_are_kept_waiting_by_no_evaluation():
+    found, apart = (simulate(plant_with(2, shards=4, every=2, measures=is_on)) for is_on in (True, False))
+    assert found.iterations == apart.iterations
 
 
 @pytest.mark.parametrize(("startup", "queue"), [(38.0, 0.0), (3.0, 100.0)])

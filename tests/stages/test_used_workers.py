@@ -94,6 +94,18 @@ def test_rollouts_and_evaluations_take_turns(plain, tmp_path):
 
 
 @TRIAL
+def test_what_workers_of_rollouts_measure_besides_takes_the_engine_that_they_hold(plain, tmp_path):
+    """And no more memory afterwards: the reward model goes."""
+    run, fresh = plain
+    used = copy_of(run, tmp_path / "used")
+    steps = [f"besides {task}" if task.startswith("evaluate") else task for task in GENERATED]
+    said = done_by_one(used, steps)
+    assert outputs(used, GENERATED) == outputs(fresh, GENERATED)
+    measured = sum(task.startswith("evaluate") for task in GENERATED)
+    assert said["loads"][-1] == 1 + measured
+
+
+@TRIAL
 def test_what_was_loaded_ahead_is_what_the_task_computes_with(plain, tmp_path):
     """Also where it is an older policy, as the next one is still to come."""
     run, fresh = plain

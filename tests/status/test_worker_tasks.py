@@ -82,6 +82,16 @@ def test_a_lane_counts_what_workers_do_and_not_those_who_wait():
     assert (progress.jobs, progress.nodes) == (("47",), ("gpu07",))
 
 
+def test_a_worker_of_rollouts_that_measures_a_policy_is_in_the_lane_of_that():
+    plan, first, second = replace(PLAN, evaluate_every=1), Task(0, Stage.EVALUATE), Task(1, Stage.EVALUATE)
+    crew = Crew([submission(1)], Queue([element(0), element(1)]), [busy("47_0r0", "1/evaluate/0")])
+    records = DONE | {first: replace(make_record(first), ended=850.0)}
+    (found,) = lanes_of(task_states(plan, [second], crew, records, NOW), NOW)
+    assert found.shards == (ShardState.RUNNING,)
+    assert (found.progress.jobs, found.progress.nodes) == (("47",), ("gpu07",))
+    assert lane(crew).progress.running == 0
+
+
 def test_a_job_that_starts_early_is_at_nothing_until_its_input_is_there():
     early = {"name": "slurm-ppo.r.rollout.iter2.id.1.0", "reason": "BeginTime"}
     jobs = Queue([element(0, **early), element(1, SlurmState.PENDING, **early)])

@@ -5,7 +5,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ def start_worker(run: Run, first: Task, **environment: str) -> Any:
     process = fork_server().Process(target=_work, args=given)
     process.start()
     return process
+
+
+@contextmanager
+def crew(run: Run, *tasks: Task, **environment: str) -> Iterator[list[Any]]:
+    """Workers with these first tasks, none of which outlives the block."""
+    workers = [start_worker(run, task, **environment) for task in tasks]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
 
 
 def _work(root: str, first: Task, environment: Mapping[str, str]) -> None:

@@ -78,13 +78,14 @@ def make_inputs(folder: Path) -> Path:
 
 
 def overrides(inputs: Path, run_dir: Path, *more: str) -> list[str]:
-    """A complete run of two small iterations in two shards, of real models or light ones."""
+    """A complete run of two small iterations in two shards, of real models or light ones; with a reward model
+    unless ``more`` has a ``reward=``."""
     words = inputs / "words.json"  # what light inputs need
+    model = ("reward=model", f"reward.components.rm.path={inputs / 'reward_model'}")
     return [
         *(json.loads(words.read_text()) if words.exists() else ()),
-        "reward=model",
+        *(() if any(word.startswith("reward=") for word in more) else model),
         f"model.policy={inputs / 'policy'}",
-        f"reward.components.rm.path={inputs / 'reward_model'}",
         f"data.prompts={inputs / 'prompts.jsonl'}",
         "data.id_column=id",
         "data.prompts_per_iteration=8",

@@ -132,6 +132,8 @@ class ToySlurm:
     """Whether squeue shows when jobs were submitted, started and ended."""
     most_queued: int | None = None
     """Jobs that it takes; each element counts."""
+    nodes: str = ""
+    """Answer of ``sinfo -N``; empty: it knows none."""
     before: Callable[[str], None] = lambda program: None
     after: Callable[[str], None] = lambda program: None
     """Called before and after it carries a command out; may raise, and let things happen."""
@@ -301,7 +303,7 @@ class ToySlurm:
         return [element] if element.is_apart else list(together)
 
     def _sinfo(self, words: Sequence[str]) -> str:
-        return ""
+        return self.nodes if "-N" in words else ""
 
     def _sacctmgr(self, words: Sequence[str]) -> str:
         raise SlurmError(["sacctmgr"], 1, "no accounting")

@@ -152,7 +152,9 @@ class WorkerWorld(World):
         else:
             if self.record(claim.task) is None:
                 self.commit(claim.task, claim.attempt)
-            worker.beat = replace(worker.beat, tasks=worker.beat.tasks + 1)
+            measured = claim.task.job_kind != worker.first.job_kind
+            beat = worker.beat
+            worker.beat = replace(beat, tasks=beat.tasks + 1, measured=beat.measured + measured)
         self.say(worker, Doing.WAITING, claim.task)
         if not self.is_driving and self.chance.random() < 0.3:
             self.advance(f"{worker.name} has done {claim.task}, and a pass", is_worker=True)
@@ -200,7 +202,15 @@ class WorkerWorld(World):
             return worker.first
         free = [task for task in ready if not self.is_left(task)]
         own = [task for task in free if task.shard == worker.first.shard]
-        return next(iter((*own, *free)), None)
+        return next(iter((*own, *free, *self.to_measure(worker))), None)
+
+    def to_measure(self, worker: Worker) -> list[Task]:
+        """What a worker of rollouts does besides, where the last pass has said so and nobody has tried it."""
+        if worker.first.stage is not Stage.ROLLOUT or not read_told(self.run.paths).measures:
+            return []
+        undone = [task for task in self.run.plan.evaluation_tasks() if not self.exists(task)][:1]
+        is_able = worker.has_begun and worker.name not in self.making_place()
+        return [t for t in undone if is_able and self.has_inputs(t) and t not in self.claims]
 
     def exists(self, task: Task) -> bool:
         return self.run.paths.task(task).record.exists()
@@ -215,8 +225,16 @@ class WorkerWorld(World):
 
     def is_done(self, worker: Worker) -> bool:
         """Whether no task of its kind is left in the run."""
+        if self.has_to_measure(worker):
+            return False
         mine = (t for t in self.run.plan.all_tasks() if t.job_kind == worker.first.job_kind)
         return all(map(self.exists, mine))
+
+    def has_to_measure(self, worker: Worker) -> bool:
+        """Whether it is the one that stays for the last evaluations."""
+        measures = worker.first.stage is Stage.ROLLOUT and read_told(self.run.paths).measures
+        first = min((w.name for w in self.workers.values() if w.first.stage is Stage.ROLLOUT), default="")
+        return measures and worker.name == first and not self.exists(self.run.plan.evaluation_tasks()[-1])
 
     def tried_again(self, paths: object, tasks: Iterable[Task]) -> list[Task]:
         return [task for task in tasks if len(self.claims.get(task, ())) > 1]

@@ -55,8 +55,9 @@ def work(root: str, steps: list[str], said: str, environment: dict[str, str] | N
     """Do tasks in this process, which stays; write what happened into the file ``said``.
 
     A step is a task, ``loads TASK`` for loading ahead what one needs, ``breaks TASK`` for one that fails
-    when it has computed, ``only TASK`` for one whose result goes, or ``policy VERSION SEED ATTEMPT`` for
-    another policy in place of the one that is there.
+    when it has computed, ``only TASK`` for one whose result goes, ``besides TASK`` for an evaluation by a
+    worker of rollouts, or ``policy VERSION SEED ATTEMPT`` for another policy in place of the one that is
+    there.
     """
     os.environ.update(environment or {})
     from stages.engines import release_all
@@ -89,6 +90,11 @@ def _do(root: Path, step: str) -> None:
         from stages.attempts.execution import load
 
         load(Arguments(task_of(rest), root, "1-ahead", None, stays=True, loads=True))
+    elif word == "besides":
+        from stages.workers.measuring import release_scorer
+
+        _execute(root, task_of(rest))
+        release_scorer()
     elif word == "only":
         _execute(root, task_of(rest))
         load_run(root).paths.task(task_of(rest)).record.unlink()

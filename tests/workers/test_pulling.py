@@ -4,11 +4,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,7 +26,7 @@ from slurm.sealing import sealed
 from tests.support import processes, tiny
 from tests.support.killing import wait_for
 from tests.support.passes import take_turn
-from tests.support.pulling import beat_of, join, start_worker, wait_until
+from tests.support.pulling import beat_of, crew, join, wait_until
 
 SHAPE = ("iterations=3", "rollout.num_shards=4")
 ROLLOUTS, REWARDS = ([Task(1, stage, shard) for shard in (0, 1)] for stage in (Stage.ROLLOUT, Stage.REWARD))
@@ -51,18 +49,6 @@ def run(inputs, expected, tmp_path) -> Run:
     begin_invocation(made.paths)
     assert processes.stage(made, "prepare").code == 0
     return made
-
-
-@contextmanager
-def crew(run: Run, *tasks: Task, **environment: str) -> Iterator[list[Any]]:
-    """Workers with these first tasks, none of which outlives the block."""
-    workers = [start_worker(run, task, **environment) for task in tasks]
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
 
 
 def assert_same_bytes(run: Run, expected: Run) -> None:

@@ -59,9 +59,10 @@ from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
-from pipeline.workers.handover import Handover, Told, read_told, tell
+from pipeline.workers.handover import Told, read_told, tell
 from pipeline.workers.living import forget_old, mark_gone
 from pipeline.workers.looking import claim_place, look
+from pipeline.workers.measuring import measures_policies
 from slurm.commands import SlurmError
 from slurm.nodes import Node
 from slurm.ringing import elements_of, parse_worker
@@ -228,7 +229,7 @@ class WorkerJobs(SlurmJobs):
         self.refusal = launcher.submit_workers(
             decided.orders, self.table.seen.time, newest_numbers(self.claims)
         )
-        rung = self._hand_over(decided.handovers, at_hand.is_contended)
+        rung = self._hand_over(decided, at_hand.is_contended)
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
         self.watchdogs.watch_workers(self.table, sorted(self._arrays_to_watch(rung), key=int))
@@ -274,13 +275,13 @@ class WorkerJobs(SlurmJobs):
             self.table.note(submission, withdrawn=withdrawn)
         self.errands.withdraw(shown)
 
-    def _hand_over(self, decided: Sequence[Handover], is_contended: bool) -> set[str]:
+    def _hand_over(self, decided: Staffing, is_contended: bool) -> set[str]:
         """Publish who makes place, and ring those of them who have nothing to do. For a job that other runs
         see too only one makes place. Returns the names of those who were rung."""
         paths, now = self.run.paths, self.table.seen.time
-        handovers = [h for h in decided if not h.job or claim_place(paths, h.job, now)]
+        handovers = [h for h in decided.handovers if not h.job or claim_place(paths, h.job, now)]
         with contextlib.suppress(OSError):  # who cannot read it stays
-            tell(paths, Told(tuple(handovers), is_contended))
+            tell(paths, Told(tuple(handovers), is_contended, decided.measures))
         idle = {w.name for w in self.roster.crew.workers if w.doing is Doing.WAITING}
         leaving = idle.intersection(one.worker for one in handovers if one.at <= self.table.seen.time)
         self.errands.ring(elements_of(name for one in sorted(leaving) if (name := parse_worker(one))))
@@ -315,6 +316,8 @@ class WorkerJobs(SlurmJobs):
             foreign=lacking_room(self.table.seen.others),
             promised=read_told(self.run.paths).handovers,
             slots=slots,
+            measures=measures_policies(self.run.config),
+            tried={claim.task for claim in self.claims},
         )
 
     def _is_new(self, submission: Submission) -> bool:
