@@ -35,10 +35,9 @@ def main(argv: list[str]) -> None:
         _note(f"restart {restarts} of job {job}_{index}")
     if restarts > tasks.max_restarts:
         sys.exit(f"started {restarts} times without coming to an end; not started again")
-    if tasks.stays:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
-        environment[ELIGIBLE] = str(tasks.eligible)
-        environment[KNOWN] = str(tasks.known.get(index, 0))
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
+    environment[ELIGIBLE] = str(tasks.eligible)
+    environment[KNOWN] = str(tasks.known.get(index, 0))
     attempts = []
     for position, assignment in enumerate(tasks.elements[index]):
         attempt = attempt_id(tasks.number, job, index, restarts, position)
@@ -49,12 +48,7 @@ def main(argv: list[str]) -> None:
         sys.exit(run_in_turn(attempts, is_rank))
     _, sys.argv, variables = attempts[0]
     environment.update(variables)
-    with contextlib.ExitStack() as stack:
-        if tasks.releases:
-            from slurm.release import early_release  # no other element has a use for it
-
-            stack.enter_context(early_release(tasks.releases, job, environment))
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def run_in_turn(attempts: list[tuple[Assignment, list[str], dict[str, str]]], is_rank: bool) -> int:

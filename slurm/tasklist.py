@@ -1,4 +1,5 @@
-"""The task list of an array job: what each of its elements runs, as :mod:`slurm.element` reads it."""
+"""The task list of an array job: what each of its elements runs, as :mod:`slurm.element` reads it. The task of
+a worker's element is the first of several."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,12 +47,6 @@ class TaskList:
     """Number of the submission, which begins the ids of its attempts."""
     max_restarts: int
     """Number of times that an element may be restarted before it gives up."""
-    releases: tuple[tuple[str, ...], ...] = ()
-    """Groups of patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``)
-    and the ids of the arrays that its dependency names (``waits_for``). When its task rings COMMITTED, those
-    are released that wait for this array: of each group those of the first pattern that has any."""
-    stays: bool = False
-    """Whether an element is a worker: its task is the first of several."""
     eligible: float = 0.0
     """Unix time from which it could have started: its submission, or its begin time if that is later."""
 
@@ -71,8 +66,6 @@ class TaskList:
             elements={index: _assignments(given) for index, given in content["elements"].items()},
             number=content["number"],
             max_restarts=content["max_restarts"],
-            releases=tuple(tuple(patterns) for patterns in content.get("releases", ())),
-            stays=bool(content.get("stays", False)),
             eligible=max(float(content.get("created", 0.0)), float(content.get("begins") or 0.0)),
             known={index: int(number) for index, number in content.get("known", {}).items()},
         )

@@ -178,11 +178,20 @@ class Pulling:
         self.failures = self.failures + 1 if exit_code else 0
         if self.failures >= _MOST_FAILURES:
             self.leave(Reason.FAILED)
+        elif self.settings.does_one_task:
+            self._end_after_one()
         if exit_code:
             self.pulse.say()
             self.outside.failed(True)
         else:
             self.outside.committed(arguments.task)
+
+    def _end_after_one(self) -> None:
+        """Leave, even if another task is ready. Said before a pass is asked for, which then counts on it no
+        more; of one that is still to save what it has kept :meth:`next` says what it does."""
+        self.leave(Reason.ONE)
+        if not has_kept_trainer():
+            self.pulse.say(doing=Doing.LEAVING, reason=self.reason)
 
     def leave(self, reason: Reason) -> None:
         """Have :meth:`next` give nothing more. The first reason counts."""

@@ -99,6 +99,8 @@ class Situation:
     """What is expected of each job kind."""
     early: Collection[str] = ()
     """Job kinds whose workers start early."""
+    of_one_task: Collection[str] = ()
+    """Job kinds whose workers leave after one task."""
     begun_with: Collection[Task] = ()
     """Tasks that elements have been submitted for: one that left without its task is not sent early again."""
     left: Collection[Task] = ()
@@ -177,7 +179,8 @@ class Situation:
         mine = self.crew.staying.get(job_kind, ())
         idle = sum(worker.doing is not Doing.BUSY for worker in mine)
         each = self.estimates.get(job_kind, Estimate()).task
-        meanwhile = len(mine) * seconds / each if each and seconds is not None else 0.0
+        go_on = 0 if job_kind in self.of_one_task else len(mine)
+        meanwhile = go_on * seconds / each if each and seconds is not None else 0.0
         return max(0, math.ceil(len(self.open_tasks(job_kind)) - idle - meanwhile))
 
     def next_use(self, job_kind: str) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD, parts_of
+from pipeline.config.job_kinds import DRIVER, GUARD, parts_of
 from pipeline.executors.slurm.queue import look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import read_control
@@ -34,7 +34,7 @@ _PASSES = "passes"
 """Name of the log of passes that workers start, and of its folder."""
 _SLURM = "slurm"
 """Name of the log of what Slurm prints of driver jobs."""
-_DRIVERS = (DRIVER, EVALUATION_DRIVER, GUARD, _PASSES)
+_DRIVERS = (DRIVER, GUARD, _PASSES)
 _FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0

@@ -162,7 +162,7 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
             "no driver job is in the queue: what is queued will be done, and then nothing follows"
         )
     elif state == "running":
-        drivers = ", ".join(describe_driver(driver, "after iteration") for driver in status.drivers)
+        drivers = ", ".join(map(describe_driver, status.drivers))
         lines += wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
     return lines
 
@@ -272,10 +272,9 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def describe_driver(driver: "DriverJob", after: str) -> str:
-    """Describe a driver job: at work, ``after`` which iteration or any job, or by the clock."""
-    without = "by the clock" if driver.is_timed else "when jobs end"
-    waits = f"{after} {driver.iteration}" if driver.iteration else without
+def describe_driver(driver: "DriverJob") -> str:
+    """Describe a driver job: at work, or what it waits for."""
+    waits = "by the clock" if driver.is_timed else "when jobs end"
     return f"{driver.job} {'at work' if driver.is_running else waits}"
 
 

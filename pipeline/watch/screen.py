@@ -220,7 +220,7 @@ def _outlook(look: Status, width: int) -> list[str]:
         left = look.finish - look.time
         parts.append(f"{when}, in {duration(left)}" if left > 0 else f"{when}, late by {duration(-left)}")
     if look.slurm and look.state == "running" and not is_hidden(look.slurm):
-        drivers = ", ".join(describe_driver(driver, "after") for driver in look.slurm.drivers)
+        drivers = ", ".join(map(describe_driver, look.slurm.drivers))
         parts.append(f"driver jobs: {drivers}" if drivers else "no driver job is in the queue")
     together = "; ".join(parts)
     return parts if len(together) > width else [together] * bool(parts)
