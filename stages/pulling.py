@@ -96,6 +96,8 @@ class Pulling:
     """Error of the disk for which it leaves, if it came outside of a task."""
     _is_unsaid: bool = False
     """Whether only its exit code tells why its last attempt failed."""
+    _is_known: bool = False
+    """Whether the pass that its last attempt asked for sees that it leaves."""
 
     def __post_init__(self) -> None:
         task = self.first.task
@@ -190,7 +192,8 @@ class Pulling:
         """Leave, even if another task is ready. Said before a pass is asked for, which then counts on it no
         more; of one that is still to save what it has kept :meth:`next` says what it does."""
         self.leave(Reason.ONE)
-        if not has_kept_trainer():
+        self._is_known = not has_kept_trainer()
+        if self._is_known:
             self.pulse.say(doing=Doing.LEAVING, reason=self.reason)
 
     def leave(self, reason: Reason) -> None:
@@ -213,10 +216,8 @@ class Pulling:
         with contextlib.suppress(OSError):  # that its job has ended is seen all the same
             if not self._is_cancelled():
                 is_last = self.frontier.find().is_committed(self.run.plan)
-                is_known = self.reason in (
-                    Reason.DONE,
-                    Reason.NEEDED,
-                )  # a pass decided that, or nobody follows
+                # a pass decided that, or nobody follows
+                is_known = self._is_known or self.reason in (Reason.DONE, Reason.NEEDED)
                 self.outside.leaves(is_last or not is_known)
 
     def _lose_disk(self, error: OSError) -> None:

@@ -21,7 +21,8 @@ from pipeline.status.snapshot import read_status
 from pipeline.tracking.sync import sync
 from tests.support.copying import TOOLS, copied
 from tests.support.tables import sample
-from tests.support.toyworld import Luck, make_world
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck
 
 
 def id_of(root: Path) -> str:
@@ -129,7 +130,7 @@ def test_a_copy_whose_lease_is_held_is_cleaned_as_a_run_of_its_own(original, tmp
 @pytest.fixture
 def submitted(tmp_path, monkeypatch, clock):
     """A run on Slurm with jobs in the queue, and a copy of it."""
-    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     return world, Path(shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pipeline.config.conversion import plain
+from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.crew import wanted_by
 from pipeline.run.control import read_control
 from pipeline.run.endings import read_endings
@@ -72,9 +73,6 @@ class WorkerWorld(World):
         self.start(element) if element in free else self.step(element)
         return True
 
-    def is_guard(self, element: Element) -> bool:
-        return is_driver(element) and bool(element.job.begin)
-
     def start(self, element: Element) -> None:
         if is_driver(element):
             super().start(element)
@@ -137,7 +135,7 @@ class WorkerWorld(World):
         if self.may("rot", 0.05):
             self.spoil()
         if self.may("mishaps", 0.35):
-            what = self.chance.choice(sorted(set(MISHAPS) - {"commits nothing", "scancel"}))
+            what = self.chance.choice(sorted(MISHAPS))
             state, code, said = MISHAPS[what]
             self.story.append(f"mishap of {worker.name}: {what}")
             self.say_failure(claim, said)
@@ -153,6 +151,9 @@ class WorkerWorld(World):
             if self.record(claim.task) is None:
                 self.commit(claim.task, claim.attempt)
             worker.beat = replace(worker.beat, tasks=worker.beat.tasks + 1)
+        if resources_of(self.run.config.scheduler, claim.task.job_kind).does_one_task:
+            self.leave(element, Reason.ONE)
+            return
         self.say(worker, Doing.WAITING, claim.task)
         if not self.is_driving and self.chance.random() < 0.3:
             self.advance(f"{worker.name} has done {claim.task}, and a pass", is_worker=True)
@@ -250,7 +251,7 @@ def make_worker_world(
     root, monkeypatch: pytest.MonkeyPatch, seed: int, luck: Luck, **more: object
 ) -> WorkerWorld:
     """A run with workers that nobody has submitted."""
-    plain_world = make_world(root, monkeypatch, seed, luck, workers=True, **more)
+    plain_world = make_world(root, monkeypatch, seed, luck, **more)
     world = WorkerWorld(plain_world.run, plain_world.slurm, plain_world.chance, luck)
     slurm = world.slurm
     slurm.before, slurm.after, slurm.on_signal = world.command_comes, world.command_went, world.get_signal

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.choices import known_groups
-from pipeline.config.compose import to_mapping
 from pipeline.run.directory import create_run, load_run
 from pipeline.sweep.grid import SweepError, parse_grid
 from pipeline.sweep.manifest import Point, Sweep, is_sweep, read_sweep, without, write_sweep
 from pipeline.sweep.points import check_folder, config_of, drafts_of, extended, run_folder
 from tests.support import tiny
-from tests.support.reportrun import SLURM
 
 
 @pytest.fixture
@@ -136,7 +134,7 @@ def test_folders_of_dropped_runs_stay_theirs_when_the_fixed_settings_change(ask,
 
 
 def test_a_version_with_more_settings_knows_the_runs_of_the_one_before(ask, root):
-    """Its keys have their defaults there, or what they meant before there were any."""
+    """Its keys have their defaults there."""
     sweep = ask("seed=0,1")
     begin(root, sweep, 0)
     older = replace(sweep, points=tuple(map(_without_new_keys, sweep.points)))
@@ -144,14 +142,6 @@ def test_a_version_with_more_settings_knows_the_runs_of_the_one_before(ask, root
     assert again.points[:2] == older.points
     assert again.names == ("seed_0", "seed_1", "seed_2")
     assert config_of(root, older.points[0]) == config_of(root, sweep.points[0])
-
-    on_slurm = to_mapping(replace(config_of(root, sweep.points[0]), scheduler=SLURM))
-    del on_slurm["scheduler"]["workers"]
-    for stage in ("rollout", "reward", "update", "evaluate"):
-        del on_slurm["scheduler"][stage]["linger"]
-    config = config_of(root, Point("seed_0", {"seed": "0"}, on_slurm))
-    assert config.slurm is not None
-    assert not config.slurm.has_workers
 
 
 def _without_new_keys(point: Point) -> Point:
