@@ -28,7 +28,7 @@ from pipeline.run.plan import state_of
 from pipeline.run.records import find_frontier, recorded
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task, task_key
-from stages.bell import ring
+from stages.bell import policy_is_there, ring
 from stages.context import Context, Result, StateWriter
 from stages.engines import engines_closed, needs_torch
 from stages.logs import log
@@ -101,6 +101,8 @@ def compute_and_commit(
         record = replace(record_of(context, result, started, seed), metrics=metrics)
         record = commit(context, record, history)
     if context.state_writer is not None:
+        if record is not None:
+            policy_is_there()
         commit_state(context, context.state_writer, record, state_history)
 
 

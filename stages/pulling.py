@@ -42,6 +42,7 @@ from pipeline.workers.claims import (
 )
 from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside, of_environment, started_at
+from stages.bell import hear_of_policy
 from stages.kept_trainer import has_kept_trainer
 from stages.logs import log, set_up_log
 from stages.pulse import Pulse
@@ -360,6 +361,7 @@ class Pulling:
         return self.pulse.beat.tasks == 0 or self.failures > 0
 
     def _begin(self, claim: Claim) -> Arguments:
+        hear_of_policy(lambda: self.outside.committed(claim.task))
         files = self.run.paths.task(claim.task)
         self.output.turn_to(files.log(claim.number), self.run.paths.root)
         failure = files.failure(claim.number)

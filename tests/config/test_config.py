@@ -194,10 +194,8 @@ SLURM_MISTAKES = [
     ("scheduler.reward.partiton=rm", ["scheduler.reward.partiton", "did you mean 'partition'"]),
     ("+scheduler.reward.gpu_per_node=1", ["scheduler.reward.gpu_per_node", "did you mean 'gpus_per_node'"]),
     ("scheduler.linger_maxx=3", ["scheduler.linger_maxx", "did you mean 'linger_max'"]),
-    (
-        "scheduler.workers=false",
-        ["unknown key 'workers'", "linger and scheduler.rollout.start_early (of each"],
-    ),
+    ("scheduler.workers=false", ["unknown key 'workers'", "here: scheduler.rollout.linger and "]),
+    ("scheduler.horizon=2", ["unknown key 'horizon'", "here: scheduler.rollout.linger and "]),
     ("scheduler.slots=3", ["scheduler.slots", "unknown key 'slots'", "legal: account"]),
     ("scheduler.reward.slots=3", ["scheduler.reward.slots", "unknown key 'slots'", "partition"]),
     ("scheduler.reward=rm", ["scheduler.reward", "'rm'", "holds several keys", "partition"]),
@@ -258,10 +256,7 @@ def test_partitions_are_a_list_or_text(inputs, tmp_path):
     [
         ([], {"prepare", "benchmark"}),
         (["scheduler.rollout.linger=0"], {"prepare", "benchmark"}),
-        (
-            ["scheduler.rollout.linger=0", "scheduler.rollout.start_early=false"],
-            {"prepare", "benchmark", "rollout"},
-        ),
+        (["scheduler.rollout={linger: 0, start_early: false}"], {"prepare", "benchmark", "rollout"}),
         (ALONE, {"prepare", "benchmark", "rollout", "reward", "update", "evaluate"}),
         (["scheduler.prepare.linger=60", "scheduler.benchmark.linger=60"], {"prepare"}),
     ],
