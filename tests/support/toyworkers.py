@@ -44,6 +44,8 @@ class WorkerWorld(World):
     """Elements go on from task to task by claims; each that commits or leaves asks for a pass."""
 
     workers: dict[Element, Worker] = field(default_factory=dict)
+    every_worker: list[Worker] = field(default_factory=list)
+    """Those too that have ended."""
     claims: dict[Task, list[Claim]] = field(default_factory=dict)
     kinds: dict[str, FailureKind | None] = field(default_factory=dict)
     """What failed attempts said, by attempt."""
@@ -82,6 +84,7 @@ class WorkerWorld(World):
         ids = attempt_ids(element.job.id, str(element.index), element.restarts)
         worker = Worker(name, first, Beat(name, first.job_kind, "node", 1, self.now()), ids)
         self.workers[element] = worker
+        self.every_worker.append(worker)
         if self.chance.random() < 0.8:
             self.say(worker, Doing.STARTING)
 
