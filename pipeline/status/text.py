@@ -245,7 +245,7 @@ def _row(stage: "StageProgress") -> str:
         f"{stage.done}/{stage.total}",
         *(count or MISSING for count in (stage.running, stage.waiting, stage.failed)),
         *(time_or_dash(seconds) for seconds in (stage.queue_seconds, stage.run_seconds)),
-        stage.resubmitted + stage.requeued or MISSING,
+        stage.resubmitted or MISSING,
     )
 
 
@@ -260,10 +260,8 @@ def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
     if stage.reason:
         parts.append(f"{stage.reason} ({stage.helps})" if stage.helps else stage.reason)
-    if stage.resubmitted or stage.requeued:
-        told = ((stage.resubmitted, "submitted again"), (stage.requeued, "requeued by Slurm"))
-        again = " and ".join(f"{number} {words}" for number, words in told if number)
-        parts.append(f"{stage.attempts} attempts, {again}")
+    if stage.resubmitted:
+        parts.append(f"{stage.attempts} attempts, {stage.resubmitted} of them again")
     return parts
 
 

@@ -83,14 +83,14 @@ def progress(states: list[TaskState]) -> StageProgress:
 def test_a_stage_counts_what_is_done_runs_waits_and_failed():
     running, pending = element(1, SlurmState.RUNNING), element(2, SlurmState.PENDING)
     states = [
-        state(0, record=record(0), requeues=2, started=940.0, waited=30.0),
+        state(0, record=record(0), attempts=3, started=940.0, waited=30.0),
         state(1, element=running, is_running=True, started=970.0, waited=60.0),
         state(2, element=pending, is_waiting=True, waited=90.0),
         state(3, has_failed=True),
     ]
     found = progress(states)
     assert (found.total, found.done, found.running, found.waiting, found.failed) == (4, 1, 1, 1, 1)
-    assert (found.requeued, found.resubmitted, found.attempts) == (2, 0, 6)
+    assert (found.resubmitted, found.attempts) == (2, 6)
     assert (found.jobs, found.nodes) == (("36",), ("gpu07",))
     assert found.reason == "other jobs have a higher priority"
     assert found.queue_seconds == 90.0  # shard 2 still waits: its input was there at 910
@@ -188,8 +188,7 @@ STAGES = (
         4000.0,
         90061.0,
         20,
-        3,
-        1,
+        4,
         ("36", "41"),
         ("gpu07", "gpu08"),
     ),
@@ -206,11 +205,10 @@ STAGES = (
         None,
         16,
         0,
-        0,
         ("37",),
         (),
     ),
-    StageProgress(2, Stage.UPDATE, 1, 0, 0, 0, 0, None, None, None, 0, 0, 0, (), ()),
+    StageProgress(2, Stage.UPDATE, 1, 0, 0, 0, 0, None, None, None, 0, 0, (), ()),
 )
 DRIVERS = (DriverJob("46", False, "x", is_timed=False), DriverJob("61", True, None))
 RUNNING = SlurmStatus(None, 5, 20, STAGES, DRIVERS, None)
@@ -221,8 +219,8 @@ estimated finish: known once an iteration is done
 
 iter stage        done  running  waiting  failed       waited          ran again
    2 rollout      9/16        4        2       1    1 h 6 min      1 d 1 h     4
-      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 3
-      submitted again and 1 requeued by Slurm
+      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 4 of
+      them again
    2 reward       0/16        -       16       -            -            -     -
       job 37; waiting for the jobs it depends on
    2 update        0/1        -        -       -            -            -     -

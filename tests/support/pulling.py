@@ -34,7 +34,8 @@ def start_worker(run: Run, first: Task, **environment: str) -> Any:
     """Begin a worker in a fork; returns the process. Its output between tasks goes to ``worker-PID.log``.
 
     With GROWING in its environment it finds after each task that it holds twice as much memory; with TENDS it
-    looks after passes. LINGER and START_EARLY are its stage's, as JSON; TASK_TIME is what a task may take, ENDS the unix time at which Slurm will end the
+    looks after passes. LINGER and START_EARLY are its stage's, as JSON; TASK_TIME is what a task may take,
+    ENDS the unix time at which Slurm will end the
     worker, and WATCHFUL has it look at its package and configuration at every chance.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -85,7 +85,6 @@ def lane(iteration: int, stage: str, *shards: ShardState, **more: object) -> Lan
         run_seconds=None,
         attempts=len(shards),
         resubmitted=0,
-        requeued=0,
         jobs=(),
         nodes=(),
     )
@@ -110,7 +109,6 @@ def row(iteration: int) -> dict[str, float]:
     }
 
 
-DEPENDENCY = "waiting for the jobs it depends on"
 EVENTS = (
     {"time": NOON - 400, "event": "submitted", "job": "36", "array": "r1.abc.24.rollout.1.0", "elements": 64},
     {
@@ -142,10 +140,10 @@ LANES = (
         resubmitted=1,
         attempts=65,
     ),
-    lane(24, "score-judge", *[WAIT] * 8, reason=DEPENDENCY, jobs=("37",)),
+    lane(24, "score-judge", *[WAIT] * 8, jobs=("37",)),
     lane(24, "reward", *[WAIT] * 64, reason="other jobs have a higher priority", jobs=("38",)),
-    lane(24, "update", WAIT, reason=DEPENDENCY, jobs=("39",)),
-    lane(25, "rollout", *[WAIT] * 64, reason=DEPENDENCY, jobs=("42",)),
+    lane(24, "update", WAIT, jobs=("39",)),
+    lane(25, "rollout", *[WAIT] * 64, jobs=("42",)),
     lane(25, "update", IDLE),
     lane(20, "evaluate", RUN, jobs=("31",), nodes=("gpu02",), run_seconds=65.0),
 )
