@@ -269,7 +269,7 @@ lanes = st.builds(
     st.integers(0, 99_999),
     st.sampled_from(["rollout", "score-a_pool_of_a_long_name", "update"]),
     states,
-    st.sampled_from([None, DEPENDENCY, "other jobs have a higher priority"]),
+    st.sampled_from([None, "waiting for free resources", "other jobs have a higher priority"]),
     st.integers(0, 9),
 )
 

@@ -250,10 +250,6 @@ class JobTable:
         yield from (ending for ending in self.endings.values() if ending.invocation == invocation)
 
 
-_AFTER_COMMIT = (Stage.UPDATE, DRIVER)
-"""Job kinds of an iteration's jobs that may live when its update is committed."""
-
-
 def read_table(
     ledger: Ledger,
     seen: Snapshot,
@@ -264,13 +260,13 @@ def read_table(
     """Read the submissions of some iterations, and match them with the queue.
 
     Args:
-        newest: the newest committed update; its attempt and its driver job are of interest too.
+        newest: the newest committed update; its attempt, which may live, is of interest too.
         names: names of jobs that are of interest whatever iteration they were submitted for, and with them
             those that the queue may not show yet.
     """
     also = {newest.iteration} if newest else set()
     loaded = ledger.load({*iterations, *also})
-    wanted = [s for s in loaded if s.iteration in iterations or s.job_kind in _AFTER_COMMIT]
+    wanted = [s for s in loaded if s.iteration in iterations or s.job_kind == Stage.UPDATE]
     if names is not None:
         recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
         wanted += ledger.named({*names, *recent} - {s.name for s in wanted})
