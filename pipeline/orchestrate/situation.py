@@ -99,8 +99,6 @@ class Situation:
     """What is expected of each job kind."""
     early: Collection[str] = ()
     """Job kinds whose workers start early."""
-    of_one_task: Collection[str] = ()
-    """Job kinds whose workers leave after one task."""
     begun_with: Collection[Task] = ()
     """Tasks that elements have been submitted for: one that left without its task is not sent early again."""
     left: Collection[Task] = ()
@@ -119,6 +117,8 @@ class Situation:
     slots: int | None = None
     """Elements of stages that the run may have in the queue at once, those that run among them; None: any
     number."""
+    of_one_task: Collection[str] = ()
+    """Job kinds whose workers leave after one task."""
 
     @property
     def free_slots(self) -> float:
