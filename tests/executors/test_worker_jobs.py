@@ -89,11 +89,12 @@ ALONE = {stage: {"linger": 0, "start_early": False} for stage in ("rollout", "re
 def test_where_nobody_lingers_or_starts_early_each_task_has_a_job(worlds, luck):
     for world in worlds(trials(2), luck, **ALONE):
         live_to_the_end(world)
-        left = {worker.beat.reason for worker in world.every_worker if worker.beat.tasks}
-        assert left == {Reason.ONE}
-        assert max(worker.beat.tasks for worker in world.every_worker) == 1
-        started = sum(worker.has_begun for worker in world.every_worker)
-        assert started == sum(map(len, world.claims.values())), "none claimed twice"
+        alone = [worker for worker in world.every_worker if worker.first.job_kind in ALONE]
+        assert {worker.beat.reason for worker in alone if worker.beat.tasks} == {Reason.ONE}
+        assert max(worker.beat.tasks for worker in alone) == 1
+        claims = [claim for of_task in world.claims.values() for claim in of_task]
+        claimed = Counter(claim.worker for claim in claims if claim.task.job_kind in ALONE)
+        assert max(claimed.values()) == 1
 
 
 def test_only_driver_jobs_wait_for_others_each_for_all_arrays_that_somebody_is_in(worlds):
@@ -345,11 +346,13 @@ def test_array_parallelism_is_the_number_of_workers_that_share_the_shards(worlds
 
 
 def test_a_worker_that_left_has_an_end_that_says_why_and_is_no_failure(worlds):
-    for world in worlds(2, Luck()):
+    seen = 0
+    for world in worlds(2, Luck(mishaps=4)):
         live_to_the_end(world)
         everything = read_endings(world.run.paths, range(world.run.plan.iterations + 1))
         left = {name: ending for name, ending in everything.items() if ending.kind is None}
-        assert left, world.told()
+        seen += len(left)
         assert left.keys() <= {path.stem for path in (world.run.paths.slurm / "workers").glob("*.json")}
         assert all(ending.evidence is Evidence.BEAT for ending in left.values())
         assert all(ending.message.startswith(("it left: ", "what it took")) for ending in left.values())
+    assert seen
