@@ -16,7 +16,7 @@ from pipeline.run.endings import BY_EVIDENCE, Ending, Evidence, read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.records import Records
 from pipeline.run.submissions import Ledger
-from pipeline.run.tasks import PREPARE, parse_task, task_key
+from pipeline.run.tasks import PREPARE, parse_task
 from pipeline.workers.claims import Claim
 from slurm.states import SlurmState
 from tests.support.toyworkers import WorkerWorld, make_worker_world
