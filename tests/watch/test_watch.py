@@ -436,7 +436,9 @@ def test_a_look_shows_each_shard_as_it_goes_on_and_changes_nothing(world):
     world.start(second)
     world.step(second)
     world.slurm.end(second, SlurmState.FAILED, 1)
+    world.workers.pop(second)
     world.advance("a pass")
+    world.step(first)  # which has nothing else to do
     look = looker.read(look_at_queue(run, max_age=0.0), time.time())
     lanes = {lane.key: lane.shards for lane in look.lanes}
     assert lanes[1, "rollout"][:2] == (DONE, AGAIN)
