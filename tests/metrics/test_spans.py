@@ -160,7 +160,7 @@ def test_accounting_tells_of_every_start(slurm):
 
 def test_spans_and_row_have_the_same_hours_and_shares_that_are_described(slurm):
     of = submission("rollout")
-    commit(slurm, ROLLOUT, "1-40r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
+    commit(slurm, ROLLOUT, "1-40_0r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
     jobs = [
         job(of, 0, SlurmState.PREEMPTED, 15.0, 10.0),
         job(of, 0, SlurmState.COMPLETED, 30.0, 20.0, submitted=25.0, eligible=26.0),
@@ -218,8 +218,8 @@ def test_what_was_cancelled_with_all_jobs_of_the_run_is_no_failed_attempt_of_its
     of = submission("rollout")
     jobs = [job(of, index, SlurmState.CANCELLED, 12.0, 5.0) for index in (0, 1)]
     ours = {"kind": FailureKind.CANCELLED, "evidence": Evidence.CANCELLATION}
-    failed(slurm, "1/rollout/0", "1-40_0r0", 17.0, **ours)
-    failed(slurm, "1/rollout/1", "1-40_1r0", 17.0, message="cancelled (CANCELLED)")
+    failed(slurm, "1/rollout/0", "40_0r0", 17.0, number=1, **ours)
+    failed(slurm, "1/rollout/1", "40_1r0", 17.0, number=1, message="cancelled (CANCELLED)")
     first, second = found(slurm, Facts([of], jobs))
     assert (first.end, first.note) == (SpanEnd.ENDED, "")
     assert (second.end, second.note) == (SpanEnd.FAILED, "cancelled (CANCELLED)")
