@@ -75,16 +75,13 @@ def timed(what: str, act: Callable[[], object]) -> None:
 
 
 def measure_reconcile(root: Path, iterations: int, shards: int) -> None:
-    """Rollouts are committed, rewards run, and the next iterations are launched in advance."""
+    """Rollouts are committed, and rewards run."""
     plan = Plan(iterations, shards, 0)
-    for horizon in (1, 2):
-        done = {Task(6, Stage.ROLLOUT, shard): Committed("f", {"5/update/0": "f"}) for shard in range(shards)}
-        committed = {PREPARE: Committed("f", {}), Task(5, Stage.UPDATE): Committed("f", {}), **done}
-        live = {Task(6, Stage.REWARD, shard) for shard in range(shards)}
-        seen = Observation(plan.window(5, 0, horizon), committed, {}, live, {})
-        timed(
-            f"reconcile, {shards} shards, horizon {horizon}", lambda seen=seen: reconcile(plan, seen, 3, True)
-        )
+    done = {Task(6, Stage.ROLLOUT, shard): Committed("f", {"5/update/0": "f"}) for shard in range(shards)}
+    committed = {PREPARE: Committed("f", {}), Task(5, Stage.UPDATE): Committed("f", {}), **done}
+    live = {Task(6, Stage.REWARD, shard) for shard in range(shards)}
+    seen = Observation(plan.window(5, 0), committed, {}, live, {})
+    timed(f"reconcile, {shards} shards", lambda: reconcile(plan, seen, 3))
 
 
 def make_run(root: Path, iterations: int, shards: int) -> Run:
@@ -98,8 +95,6 @@ def make_run(root: Path, iterations: int, shards: int) -> Run:
         "scheduler": {
             "kind": "slurm",
             "python": "/py",
-            "workers": False,
-            "horizon": 1,
             "max_submitted": 10**6,
         },
     }
@@ -115,7 +110,7 @@ def commit(run: Run, task: Task) -> None:
 
 
 def submitted_run(root: Path, shards: int) -> Run:
-    """The first iteration: all is submitted, nine tenths of the rollouts are committed, one failed."""
+    """The first iteration: rollouts are submitted, nine tenths of them are committed, the others failed."""
     slurm = ToySlurm(has_accounting=False)
     slurm.max_array_size = 10**6
     commands._run_once, commands.begin_command = slurm.run, slurm.begin

@@ -16,8 +16,7 @@ turn, of:
 
     local        processes of this machine, as they are by default
     workers      jobs of Slurm that stay and start early, as they are by default
-    cold         jobs of Slurm, each of which starts, does one task and ends, queued behind one another
-    one-task     the same, but submitted by a pass once the input is there
+    cold         jobs of Slurm, each of which starts, does one task and ends
     local-fresh  processes of this machine, each of which does one task
     process      benchmarks/in_process.py, on the run before
 
@@ -66,8 +65,8 @@ from slurm.devcluster import Cluster, Layout, start  # noqa: E402
 from tests.support import light  # noqa: E402
 from tests.support.counting import put_in_front  # noqa: E402
 
-VARIANTS = ("local", "workers", "cold", "one-task", "local-fresh", "process")
-ON_SLURM = ("workers", "cold", "one-task")
+VARIANTS = ("local", "workers", "cold", "local-fresh", "process")
+ON_SLURM = ("workers", "cold")
 FIRST = 3
 """First iteration that counts: the ones before it fill caches."""
 ALL = "all"
@@ -165,12 +164,10 @@ def variant_words(variant: str, setup: Setup, has_pool: bool) -> list[str]:
         words.append("reward.components.rm.pool=models")
         if is_slurm:
             words.append("+scheduler.pools.models={partition: reward, gpus_per_node: 1, time: '0:10:00'}")
-    if variant in ("cold", "one-task", "local-fresh"):
+    if variant in ("cold", "local-fresh"):
         stages = (*EACH, "pools.models") if has_pool and is_slurm else EACH
         words += [f"scheduler.{stage}.linger=0" for stage in stages]
         words += [f"scheduler.{stage}.start_early=false" for stage in stages if is_slurm]
-    if variant == "one-task":
-        words.append("scheduler.benchmark.start_early=true")  # else jobs wait for each other
     return [*words, *setup.words]
 
 

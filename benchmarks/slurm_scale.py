@@ -32,9 +32,7 @@ from tests.support import tiny  # noqa: E402
 
 WORDS = (
     "scheduler=devcluster",
-    "scheduler.workers=false",
     "update.minibatches=1",
-    "scheduler.horizon=1",
     *(f"scheduler.{stage}.gpus_per_node=null" for stage in ("rollout", "reward", "update", "evaluate")),
 )
 

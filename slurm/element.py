@@ -8,14 +8,13 @@ import contextlib
 import os
 import runpy
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurm.sealing import unsealed
 from slurm.sharedfiles import is_there, read_shared
-from slurm.tasklist import ELIGIBLE, KNOWN, Assignment, TaskList, attempt_id
+from slurm.tasklist import ELIGIBLE, KNOWN, TaskList, attempt_id
 
 _MOST_RETURNS = 100
 """Number of times that a job is requeued because its task list cannot be read. Slurm holds it for two minutes
@@ -25,7 +24,7 @@ _MOST_RETURNS_OF_FORGOTTEN = 3
 
 
 def main(argv: list[str]) -> None:
-    """Find this element's tasks and run them: a single one in this process."""
+    """Find this element's task and run it in this process."""
     path, is_rank = Path(argv[0]), "--rank" in argv[1:]
     environment = os.environ
     tasks = read_tasks(path, environment)
@@ -35,61 +34,15 @@ def main(argv: list[str]) -> None:
         _note(f"restart {restarts} of job {job}_{index}")
     if restarts > tasks.max_restarts:
         sys.exit(f"started {restarts} times without coming to an end; not started again")
-    if tasks.stays:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
-        environment[ELIGIBLE] = str(tasks.eligible)
-        environment[KNOWN] = str(tasks.known.get(index, 0))
-    attempts = []
-    for position, assignment in enumerate(tasks.elements[index]):
-        attempt = attempt_id(tasks.number, job, index, restarts, position)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
+    environment[ELIGIBLE] = str(tasks.eligible)
+    environment[KNOWN] = str(tasks.known.get(index, 0))
+    attempt = attempt_id(tasks.number, job, index, restarts)
+    sys.argv = tasks.words(index, attempt)
+    if is_rank:
         meeting = path.with_suffix(f".{attempt.partition('-')[2]}.rendezvous")
-        variables = rank_variables(environment, meeting) if is_rank else {}
-        attempts.append((assignment, tasks.words(assignment, attempt), variables))
-    if len(attempts) > 1:
-        sys.exit(run_in_turn(attempts, is_rank))
-    _, sys.argv, variables = attempts[0]
-    environment.update(variables)
-    with contextlib.ExitStack() as stack:
-        if tasks.releases:
-            from slurm.release import early_release  # no other element has a use for it
-
-            stack.enter_context(early_release(tasks.releases, job, environment))
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-
-
-def run_in_turn(attempts: list[tuple[Assignment, list[str], dict[str, str]]], is_rank: bool) -> int:
-    """Run several tasks, each in a process with a log of its own. Returns the first exit code that is not 0.
-
-    After a failure the next task is tried, unless the job is being ended, the process was killed, which may
-    be the node's doing, or other ranks take part, which cannot know that this one went on.
-    """
-    warnings: list[int] = []
-    child: subprocess.Popen[bytes] | None = None
-
-    def pass_on(number: int, frame: object) -> None:
-        warnings.append(number)
-        if child is not None:
-            child.send_signal(number)
-
-    for number in (signal.SIGUSR2, signal.SIGTERM):
-        signal.signal(number, pass_on)
-    codes = []
-    for assignment, words, variables in attempts:
-        with contextlib.ExitStack() as stack:
-            log = stack.enter_context(open(assignment.log, "ab")) if assignment.log else None  # noqa: PTH123
-            command = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m", *words]
-            if warnings:
-                break
-            child = subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=log)
-            if warnings:  # it came while there was no process to pass it on to
-                child.send_signal(warnings[-1])
-            codes.append(child.wait())
-        if warnings or codes[-1] < 0 or (is_rank and codes[-1]):
-            break
-    if len(codes) < len(attempts) and not any(codes):
-        return 128 + warnings[0]
-    code = next((code for code in codes if code), 0)
-    return code if code >= 0 else 128 - code
+        environment.update(rank_variables(environment, meeting))
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 def read_tasks(path: Path, environment: Mapping[str, str]) -> TaskList:

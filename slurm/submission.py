@@ -245,12 +245,9 @@ def look_for(name: str, beat: Callable[[], None]) -> str | None:
     return None
 
 
-def update_dependency(elements: str, dependency: str) -> None:
-    """Change the dependency of a pending job, or of elements like ``12_[3-7]``; they keep their place.
-
-    Also revives those that could never start because what they waited for failed. Raises SlurmError.
-    """
-    run_command(["scontrol", "update", f"jobid={elements}", f"dependency={dependency}"])
+def update_dependency(job: str, dependency: str) -> None:
+    """Change the dependency of a pending job, which keeps its place. Raises SlurmError."""
+    run_command(["scontrol", "update", f"jobid={job}", f"dependency={dependency}"])
 
 
 def cancel(jobs: Sequence[str], only_pending: bool) -> None:

@@ -19,42 +19,21 @@ COMMITTED, RELEASED = b"c", b"r"
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """One task of an array element."""
-
-    arguments: tuple[str, ...]
-    """Arguments of this task alone; they name its own failure file."""
-    log: str = ""
-    """Path of the file for its output; empty: the output of the job."""
-
-
-@dataclass(frozen=True)
 class TaskList:
-    """Content of an array's task list, a JSON object.
-
-    An element of one task is a list of that task's arguments, and writes to the job's output. An element of
-    several is a list of objects with the fields of :class:`Assignment`; they run one after the other.
-    """
+    """Content of an array's task list, a JSON object. A worker goes on with other tasks after its own."""
 
     module: str
     """Module that is run for every task."""
     arguments: tuple[str, ...]
     """Arguments common to all tasks."""
-    elements: Mapping[str, tuple[Assignment, ...]]
-    """Tasks by array index."""
+    elements: Mapping[str, tuple[str, ...]]
+    """Arguments of each element's task alone, by array index."""
     number: int
     """Number of the submission, which begins the ids of its attempts."""
     max_restarts: int
     """Number of times that an element may be restarted before it gives up."""
-    releases: tuple[tuple[str, ...], ...] = ()
-    """Groups of patterns of files, each of which says of an array, in a sealed JSON object, its id (``job``)
-    and the ids of the arrays that its dependency names (``waits_for``). When its task rings COMMITTED, those
-    are released that wait for this array: of each group those of the first pattern that has any."""
-    stays: bool = False
-    """Whether an element is a worker: its task is the first of several."""
     eligible: float = 0.0
     """Unix time from which it could have started: its submission, or its begin time if that is later."""
-
     known: Mapping[str, int] = field(default_factory=dict)
     """Number of the newest claim on its task that the driver knew of, by array index; none is 0."""
 
@@ -68,37 +47,28 @@ class TaskList:
         return TaskList(
             module=content["module"],
             arguments=tuple(content["arguments"]),
-            elements={index: _assignments(given) for index, given in content["elements"].items()},
+            elements={index: tuple(words) for index, words in content["elements"].items()},
             number=content["number"],
             max_restarts=content["max_restarts"],
-            releases=tuple(tuple(patterns) for patterns in content.get("releases", ())),
-            stays=bool(content.get("stays", False)),
             eligible=max(float(content.get("created", 0.0)), float(content.get("begins") or 0.0)),
             known={index: int(number) for index, number in content.get("known", {}).items()},
         )
 
-    def words(self, assignment: Assignment, attempt: str) -> list[str]:
-        """Return the module and arguments of one attempt."""
-        words = (self.module, *self.arguments, *assignment.arguments)
+    def words(self, index: str, attempt: str) -> list[str]:
+        """Return the module and arguments of an attempt at an element's task."""
+        words = (self.module, *self.arguments, *self.elements[index])
         return [attempt if word == ATTEMPT else word for word in words]
 
 
-def _assignments(given: list[Any]) -> tuple[Assignment, ...]:
-    if given and isinstance(given[0], dict):
-        return tuple(Assignment(tuple(one["arguments"]), one.get("log", "")) for one in given)
-    return (Assignment(tuple(given)),)
-
-
 def attempt_id(number: int, job: str, index: str, restarts: int, position: int = 0) -> str:
-    """Return the id of an attempt like ``2-4711_3r0``: no other start of an element, and no other of its
-    tasks, has it.
+    """Return the id of an attempt like ``2-4711_3r0``: no other start of an element, and no other attempt of
+    its worker, has it.
 
     Args:
         number: number of the submission.
         job: Slurm's id of the array.
         index: index of the element in it.
         restarts: number of times that Slurm has restarted the element.
-        position: position of the task in its element, or of the attempt among its worker's; the first one's
-            id does not show it.
+        position: position of the attempt among its worker's; the first one's id does not show it.
     """
     return f"{number}-{job}_{index}r{restarts}" + (f".{position}" if position else "")

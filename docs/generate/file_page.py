@@ -122,10 +122,9 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.slurm_log, "what Slurm said of jobs of stages, and what these could write nowhere else"),
         (_RUN.log_root / "00000-prepare" / "worker-1" / "prompts.log", "the same of the one that prepares"),
         (
-            _RUN.log_root / "00007-driver" / "attempt-1" / "driver.log",
+            _RUN.log_root / "00000-driver" / "attempt-1" / "driver.log",
             "what a driver job printed, each line with time and level",
         ),
-        (_RUN.log_root / "00007-evaldriver" / "attempt-1" / "evaldriver.log", "the one after an evaluation"),
         (_RUN.log_root / "guard" / "guard.log", "driver jobs that start by the clock: see `check_minutes`"),
     ],
 }

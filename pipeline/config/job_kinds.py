@@ -8,14 +8,11 @@ BENCHMARK = "benchmark"
 """Job kind of evaluate.command: that of the stage."""
 
 
-EVALUATION_DRIVER = "evaldriver"
-
-
 GUARD = "guard"
 """Kind of the guard: a driver job with a start time, which runs whatever happens to the others."""
 
 
-DRIVERS = frozenset({DRIVER, EVALUATION_DRIVER, GUARD})
+DRIVERS = frozenset({DRIVER, GUARD})
 """Kinds of jobs that advance the run; those of all others are stages."""
 
 

@@ -371,4 +371,10 @@ TABLE = (
         note="with scheduler=slurm, for each stage",
     ),
     _row("scheduler.update.nodes", "trainer.nnodes", "actor_num_nodes", note="with scheduler=slurm"),
+    _row(
+        "scheduler.rollout.linger scheduler.rollout.start_early",
+        "",
+        loose="scheduler.workers scheduler.horizon scheduler.dependency",
+        note="of each stage; 0 and false: a job for each task",
+    ),
 )

@@ -203,8 +203,9 @@ class ResourcesConfig:
     """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
     long as coming back costs, at most linger_max; 0: not at all. Not for prepare and driver."""
     start_early: bool = True
-    """Submit the next job of a stage that has left so early that it has started when its input is there. Not
-    for prepare and driver."""
+    """Submit the next job of a stage that has left so early that it has started when its input is there.
+    false, with linger 0: each task has a job of its own, even if another is ready. Not for prepare and
+    driver."""
     task_time: TimeLimit | None = None
     """Time limit of one task of a job that does several. Default: ten times the median of the stage,
     and a minute at least."""
@@ -230,9 +231,9 @@ class ResourcesConfig:
         return self.gpus_per_node is not None or (self.gres is not None and "gpu" in self.gres)
 
     @property
-    def has_workers(self) -> bool:
-        """Whether its jobs stay after a task, or start before their input is there."""
-        return self.linger != 0 or self.start_early
+    def does_one_task(self) -> bool:
+        """Whether each of its jobs ends after one task, even if another is ready."""
+        return self.linger == 0 and not self.start_early
 
 
 SLURM_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "benchmark", "driver")
@@ -241,15 +242,6 @@ CLUSTERS = "clusters"
 """sbatch option that holds for every command of a run, and so is the run's and of no stage."""
 _ONE_TASK = ("prepare", "driver")
 """Jobs that have one task: there is nothing to stay or to start early for."""
-
-
-class StreamingDependency(StrEnum):
-    """Dependency of a shard's scoring on the rollout: when it may start."""
-
-    AFTERCORR = "aftercorr"
-    """As soon as that shard is generated, while others still are."""
-    AFTEROK = "afterok"
-    """When all shards of the iteration are generated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,16 +289,8 @@ class SlurmConfig:
     mail_type: MailTypes = ()
     """Events that Slurm sends mail about, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80].
     Default: none. Driver jobs are left out, unless driver.mail_type says otherwise."""
-    workers: bool = True
-    """Jobs may do several tasks, and start early, as linger and start_early of each stage say. Off: each task
-    has a job of its own, submitted ahead of time with dependencies, whatever they say."""
     linger_max: PositiveInt = 3600
     """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
-    horizon: PositiveInt = 2
-    """Iterations that wait in the queue at once, each behind the one before. No effect with workers."""
-    dependency: StreamingDependency = StreamingDependency.AFTERCORR
-    """aftercorr: a shard is scored as soon as it is generated; afterok: when all are. No effect with workers,
-    which score each shard as soon as it is generated."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
     lost nodes and missing inputs are not counted, up to five times as many."""
@@ -345,18 +329,6 @@ class SlurmConfig:
         """Seconds that an update may take."""
         return parse_duration(self.update.time) or math.inf
 
-    @property
-    def has_workers(self) -> bool:
-        """Whether the jobs of some stage may do several tasks or start early: then none waits for another by
-        a dependency."""
-        may_stay = (given for key, given in self.resources.items() if key not in _ONE_TASK)
-        return self.workers and any(given.has_workers for given in may_stay)
-
-    @property
-    def lookahead(self) -> int:
-        """Iterations that are launched before their inputs are there; 0 with workers."""
-        return 0 if self.has_workers else self.horizon
-
 
 SchedulerConfig = Annotated[LocalConfig | SlurmConfig | AllocationConfig, Field(discriminator="kind")]
 
@@ -373,7 +345,7 @@ def _without_cluster(options: Mapping[str, str | int | bool]) -> dict[str, str |
 def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
     """Return a job kind's resources (a stage, score-POOL, driver), the scheduler's settings filled in."""
     key = key_of(job_kind).removeprefix("scheduler.")
-    given, may_stay = config.resources[key], config.workers and key not in _ONE_TASK
+    given, may_stay = config.resources[key], key not in _ONE_TASK
     # Driver jobs call sbatch, which images for training do not have; and mail about each would be too much.
     container, mail_type = (None, ()) if job_kind == DRIVER else (config.container, config.mail_type)
     return dataclasses.replace(

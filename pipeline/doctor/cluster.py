@@ -1,6 +1,5 @@
 """Checks of Slurm for this user: commands, limits, partitions, and files as compute nodes see them."""
 
-import re
 import shutil
 import sys
 import time
@@ -165,16 +164,11 @@ def look_at_limits(config: Config | None) -> Iterator[Finding]:
 def judge_settings(text: str) -> Finding:
     """Judge the settings that matter in ``scontrol show config``. Pure."""
     limits = parse_limits(text)
-    settings = dict(re.findall(r"^(\w+)\s+=\s*(.*?)\s*$", text, re.MULTILINE))
-    dependency = settings.get("DependencyParameters", "(null)")
     told = (
         f"MaxArraySize {limits.max_array_size}, MaxJobCount {limits.max_jobs}, MinJobAge "
-        f"{limits.min_job_age:g} s, DependencyParameters {dependency}"
+        f"{limits.min_job_age:g} s"
     )
     numbers = {"max_array_size": limits.max_array_size, "max_jobs": limits.max_jobs}
-    if "kill_invalid_depend" in dependency:
-        advice = "jobs that wait for one that failed are cancelled and submitted again, at the queue's end"
-        return warning("limits", told, advice, **numbers)
     if limits.min_job_age < 60:
         advice = "ended jobs are forgotten at once: how they ended is known from accounting alone"
         return warning("limits", told, advice, **numbers)

@@ -36,7 +36,6 @@ class LocalJobs:
 
     run: Run
     executor: LocalExecutor
-    lookahead: int = 0
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
     _attempts: dict[str, tuple[Task, int]] = field(default_factory=dict)
     """Task and number of each attempt that runs, by the key of its job."""
@@ -83,6 +82,8 @@ class LocalJobs:
         self.failures.setdefault(failure.task, []).append(failure)
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
+        if not launches:
+            return
         jobs, rows = zip(*map(self._job, launches), strict=True)
         journal.append(self.run.paths.events, *rows)  # one flush, however many shards
         self.executor.submit(jobs)
@@ -100,9 +101,6 @@ class LocalJobs:
         log = paths.task(task).log(number)
         ranks = ranks_of(self.run.config, task)
         return Job(key, task.job_kind, arguments, log, priority=URGENCY[task.stage], ranks=ranks), event
-
-    def update_dependencies(self, seen: Observation) -> None:
-        """Do nothing: jobs of this machine have no dependencies."""
 
 
 def ranks_of(config: Config, task: Task) -> int:

@@ -89,7 +89,7 @@ def read_costs(run: Run, iterations: Iterable[int], timeout: float = 60.0) -> Co
     submissions = Ledger(run.paths).load(iterations)
     with on_cluster(run.cluster):
         records = read_records({s.state.job for s in submissions if s.state.job}, timeout)
-    staying = {s.name: s.job_kind for s in submissions if s.stays}
+    staying = {s.name: s.job_kind for s in submissions if s.is_of_stage}
     hours = worker_hours(read_beats(run.paths).values(), records, staying)
     return replace(costs_of(submissions, records), workers=hours)
 

@@ -45,7 +45,7 @@ class Span:
     """The attempt's id; of a driver job its kind and number."""
     end: SpanEnd
     ready: float | None = None
-    """Time from which only the scheduler kept it from starting: inputs committed, dependencies met."""
+    """Time from which only the scheduler kept it from starting: inputs committed."""
     started: float | None = None
     computing: float | None = None
     """Start of its model's compute; where no model computes, of the task's own code."""

@@ -102,10 +102,9 @@ def queue_bound(evidence: Evidence) -> Findings:
     else:
         return
     given = evidence.config.slurm
-    longer = f"raise scheduler.linger_max={given.linger_max}, so that jobs stay longer"
     remedy = (
         f"name several partitions in {key}.partition{others}, ask for less time ({key}.time) so that jobs "
-        f"fit into gaps, or {longer if given.has_workers else 'raise scheduler.horizon'}"
+        f"fit into gaps, or raise scheduler.linger_max={given.linger_max}, so that jobs stay longer"
     )
     yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
 

@@ -116,14 +116,9 @@ class Driver:
     def one_pass(self) -> Actions:
         """Observe the disk and the executor, decide, act, and keep books. Idempotent."""
         seen = self.observe()
-        config, in_advance = self.run.config, self.jobs.lookahead > 0
-        actions = reconcile(
-            self.run.plan,
-            seen,
-            config.scheduler.max_attempts,
-            in_advance,
-            config.attempts_of(Stage.BENCHMARK),
-        )
+        config = self.run.config
+        attempts = config.scheduler.max_attempts, config.attempts_of(Stage.BENCHMARK)
+        actions = reconcile(self.run.plan, seen, *attempts)
         self.act(actions, seen)
         self.keep_books(seen.tasks)
         self.watcher.progress(self.frontier, self.records, tuple(seen.tasks))
@@ -150,10 +145,8 @@ class Driver:
             self._take_back(actions.retract)
         for last in actions.leave_out:
             self._leave_out(last, seen)
-        if actions.launch:
-            self.jobs.launch(actions.launch, seen)
         if not actions.give_up:
-            self.jobs.update_dependencies(seen)
+            self.jobs.launch(actions.launch, seen)
 
     def keep_books(self, tasks: Sequence[Task]) -> None:
         """Write the rows that are due, remove what is not to be kept, and pack old iterations."""
@@ -247,7 +240,7 @@ class Driver:
         """Read new commits and move the frontier along. Returns the window: the tasks to consider now."""
         plan, records = self.run.plan, self.records
         while True:
-            tasks = self.frontier.window(plan, self.jobs.lookahead)
+            tasks = self.frontier.window(plan)
             records.refresh(around(plan, tasks))
             moved = self._find_moved()
             if moved == self.frontier:

@@ -27,10 +27,6 @@ class Ended:
 class Jobs(Protocol):
     """Attempts at tasks, as processes of one machine or as jobs of a cluster."""
 
-    @property
-    def lookahead(self) -> int:
-        """Number of iterations that are launched before their inputs are committed."""
-
     def query(self) -> None:
         """Ask what runs. Precedes reading commits, so that an ended job's commit is seen."""
 
@@ -59,7 +55,4 @@ class Jobs(Protocol):
         """
 
     def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
-        """Start attempts."""
-
-    def update_dependencies(self, seen: Observation) -> None:
-        """Correct the dependencies of pending jobs. Called after launching."""
+        """Start attempts. Called in each pass that gives nothing up, also where nothing is to be launched."""

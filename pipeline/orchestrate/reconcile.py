@@ -6,7 +6,7 @@
 2. A task that is committed or live is left alone.
 3. A task whose budget of attempts is spent is given up; some kinds of failure are free.
 4. A task whose inputs are all committed is launched, an update only once no attempt at the one before is
-   live; ``in_advance``, so is one whose inputs are live or launched with it: its executor lets it wait.
+   live.
 5. A trainer's state is a cache: it is retracted where it does not verify or belongs to another policy
    than there is, and nothing is launched or given up for it.
 6. An expendable task never stops the run, nor has anything made again for it: where its budget is spent,
@@ -113,7 +113,6 @@ def reconcile(
     plan: Plan,
     seen: Observation,
     max_attempts: int,
-    in_advance: bool = False,
     command_attempts: int | None = None,
 ) -> Actions:
     """Decide what to launch, retract, give up or leave out, by the rules above.
@@ -128,7 +127,7 @@ def reconcile(
     retracted |= _stale_states(needed, seen)
     lost = [task for task in needed if plan.is_given(task) and task not in seen.committed]
     given_up = [_give_up_given(task, retracted.pop(task, None)) for task in lost]
-    launches: dict[Task, Launch] = {}
+    launches: list[Launch] = []
     left_out: list[Failure] = []
     there = set(seen.done) - retracted.keys()
     for task in seen.tasks:
@@ -145,13 +144,9 @@ def reconcile(
             left_out.append(why)
         elif is_hopeless(failures, _budget(task, max_attempts, command_attempts)):
             (left_out if task.stage.is_expendable else given_up).append(failures[-1])
-        elif not in_advance and plan.must_have_ended(task) in seen.live:
-            continue
-        elif there.issuperset(inputs) or (
-            in_advance and all(i in there or i in seen.live or i in launches for i in inputs)
-        ):
-            launches[task] = Launch(task, reason_to_launch(failures))
-    launch = sorted(launches.values(), key=_launch_order)
+        elif there.issuperset(inputs) and plan.must_have_ended(task) not in seen.live:
+            launches.append(Launch(task, reason_to_launch(failures)))
+    launch = sorted(launches, key=_launch_order)
     retract = tuple(Retract(task, reason) for task, reason in sorted(retracted.items()))
     return Actions(() if given_up else tuple(launch), retract, tuple(given_up), tuple(left_out))
 

@@ -121,6 +121,8 @@ class Situation:
     """Whether workers of rollouts are able to measure policies (:mod:`pipeline.workers.measuring`)."""
     tried: Collection[Task] = ()
     """Tasks that workers have claimed, whatever came of it."""
+    of_one_task: Collection[str] = ()
+    """Job kinds whose workers leave after one task."""
 
     @property
     def free_slots(self) -> float:
@@ -181,7 +183,8 @@ class Situation:
         mine = self.crew.staying.get(job_kind, ())
         idle = sum(worker.doing is not Doing.BUSY for worker in mine)
         each = self.estimates.get(job_kind, Estimate()).task
-        meanwhile = len(mine) * seconds / each if each and seconds is not None else 0.0
+        go_on = 0 if job_kind in self.of_one_task else len(mine)
+        meanwhile = go_on * seconds / each if each and seconds is not None else 0.0
         return max(0, math.ceil(len(self.open_tasks(job_kind)) - idle - meanwhile))
 
     def next_use(self, job_kind: str) -> float:

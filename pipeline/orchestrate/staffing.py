@@ -1,6 +1,6 @@
 """Staffing: which workers to submit, and which make place for them. Pure: no clock, queue or disk is read.
 
-Where stages have workers, nothing is queued behind them. A worker finds its next task from records alone; a
+Nothing is queued behind workers. A worker finds its next task from records alone; a
 pass submits elements where no live worker will do what is ready, or early, so that they have started up when
 their input is expected. Where there are fewer places than workers, the same pass decides who leaves for whom:
 the worker whose own next task is furthest away, and for nothing that is wanted later than that.

@@ -317,7 +317,7 @@ def script_of(config: Config, given: SlurmConfig, job_kind: str) -> str:
     """Render the batch script of a job kind's job, with one element."""
     run = imagined_run(config)
     if job_kind == DRIVER:
-        submission = driver_submission(run, 1, 1, DRIVER, 1)
+        submission = driver_submission(run, 1, DRIVER, 1)
     else:
         iteration = 0 if job_kind == Stage.PREPARE else 1
         (submission,) = stage_submissions(run, 1, 1, [task_of(iteration, job_kind)], 1000)

@@ -146,28 +146,27 @@ class Plan:
         return (Task(iteration, Stage.BENCHMARK),) if is_due else ()
 
     def window(
-        self, updated: int, evaluated: int, lookahead: int = 0, benchmarked: int = 0
+        self, updated: int, evaluated: int, benchmarked: int = 0, is_ahead: bool = False
     ) -> tuple[Task, ...]:
         """Return the tasks that matter now, inputs before what reads them.
 
         Args:
             updated: the newest iteration whose update is committed; -1 before prepare is.
             evaluated: how many of :meth:`evaluations` are committed.
-            lookahead: iterations to include although their inputs are not there yet; 0 where nothing is
-                submitted in advance.
             benchmarked: how many of :meth:`benchmarks` are committed.
+            is_ahead: whether to include what waits for these: the first iteration beside prepare, and the
+                evaluation of the policy that is made now.
         """
-        if updated < 0 and not lookahead:
+        if updated < 0 and not is_ahead:
             return (PREPARE,)
         done = max(updated, self.start)
-        newest = min(done + lookahead, self.iterations)
         tasks = [PREPARE] if updated < 0 else []
-        for iteration in range(done + 1, max(newest, min(done + 1, self.iterations)) + 1):
-            tasks += [t for t in self.tasks(iteration) if t.stage is not Stage.EVALUATE]
+        if done < self.iterations:
+            tasks += [t for t in self.tasks(done + 1) if t.stage is not Stage.EVALUATE]
         # Benchmarks may lag far behind, and their queue must not fill that of training.
         measured = self.benchmark_tasks()[benchmarked : benchmarked + _BENCHMARKS_AT_ONCE]
         outstanding = (*self.evaluation_tasks()[evaluated:], *measured)
-        return (*tasks, *(t for t in outstanding if t.iteration <= newest))
+        return (*tasks, *(t for t in outstanding if t.iteration <= done + is_ahead))
 
 
 def _is_due(iteration: int, first: int, last: int, every: int) -> bool:

@@ -18,6 +18,8 @@ from slurm.sharedfiles import is_there, names_in
 
 _TAIL_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
+_MOST_UNWRITTEN = 100
+"""Finished iterations without a row that are looked at: more there are only where rows cannot be written."""
 _SEARCH_SECONDS = 10.0
 """Seconds for which what was committed a moment ago is taken to be followed by its next iterations alone."""
 
@@ -162,9 +164,9 @@ class Frontier:
         is_evaluated = self.evaluated == len(plan.evaluations())
         return self.updated >= plan.iterations and is_evaluated and self.benchmarked == len(plan.benchmarks())
 
-    def window(self, plan: Plan, lookahead: int = 0) -> tuple[Task, ...]:
+    def window(self, plan: Plan, is_ahead: bool = False) -> tuple[Task, ...]:
         """Return the tasks that matter now (:meth:`Plan.window`)."""
-        return plan.window(self.updated, self.evaluated, lookahead, self.benchmarked)
+        return plan.window(self.updated, self.evaluated, self.benchmarked, is_ahead)
 
     def is_complete(self, plan: Plan, newest_row: int) -> bool:
         """Whether everything is committed, and every iteration up to the last has its row."""
@@ -293,6 +295,23 @@ def newest_row(rows: Sequence[Mapping[str, Any]], start: int) -> int:
     """Return the iteration of the last row; without any the one that the run begins after (``start``)."""
     numbers = [row["iteration"] for row in rows[-1:] if isinstance(row.get("iteration"), int)]
     return max(numbers, default=start)
+
+
+def unwritten_tasks(plan: Plan, paths: RunPaths, newest: Task | None) -> list[Task]:
+    """Return the tasks of the last finished iterations that have no row yet, and those before the first
+    iteration. What was tried at them and failed is listed before their rows are written, with which the
+    claims go.
+
+    Args:
+        newest: the newest committed update; None: there is none.
+    """
+    last = newest.iteration if newest else 0
+    try:
+        first = newest_row(journal.read_tail(paths.metrics, _TAIL_BYTES), plan.start) + 1
+    except OSError:  # rows that cannot be read never stop what trains
+        return []
+    finished = range(max(first, last - _MOST_UNWRITTEN), last + 1)
+    return [task for iteration in (plan.start, *finished) for task in plan.tasks(iteration)]
 
 
 def _count_committed(paths: RunPaths, stage: Stage, iterations: Sequence[int]) -> int:

@@ -2,8 +2,9 @@
 
 ``<run>/slurm/00007/rollout-1-0.json`` says what is being submitted, and holds the task list that the array's
 elements read. It is made by hard link, so that of two drivers one gets the number. ``rollout-1-0.state.json``
-beside it says what became of it: the job id, what it waits for, how elements ended. A crash between sbatch
-and noting its answer leaves a submission without a job id, which is then looked for by its name.
+beside it says what became of it: the job id, what a driver job waits for, which elements were cancelled. A
+crash between sbatch and noting its answer leaves a submission without a job id, which is then looked for by
+its name.
 """
 
 import contextlib
@@ -43,9 +44,9 @@ class State:
     job: str | None = None
     """Slurm's id of the array."""
     waits_for: tuple[str, ...] = ()
-    """Ids of the arrays that its dependency expression has named, at first or later."""
+    """Ids of the arrays that the dependency of a driver job names."""
     is_withdrawn: bool = False
-    """Cancellation by slurm-ppo, to make room or since the run went back: its end is no failure."""
+    """Cancellation by slurm-ppo, as the run went back, or its job never came: its end is no failure."""
     withdrawn: tuple[int, ...] = ()
     """Indices of elements that slurm-ppo cancelled while they waited, whose end is no failure."""
     hurried: tuple[int, ...] = ()
@@ -74,10 +75,6 @@ class Submission:
     elements: Mapping[str, tuple[str, ...]]
     """Arguments of each array element alone, by array index."""
     max_restarts: int
-    releases: tuple[tuple[str, ...], ...] = ()
-    """Groups of patterns of state files; see :class:`slurm.tasklist.TaskList`."""
-    stays: bool = False
-    """Whether its elements are workers, which may go on with other tasks of their job kind."""
     begins: float | None = None
     """Unix time before which it does not start; None: as soon as there is room."""
     known: Mapping[str, int] = field(default_factory=dict)
@@ -104,10 +101,9 @@ class Submission:
         return task.shard - self.chunk * self.chunk_size
 
     def element_name(self, index: int) -> str:
-        """Return the id of an element's own attempt, without its restart: for a worker the element's id, as
-        what it claims is named by numbers of claims. One that never got a job is named by its file."""
-        element = f"{self.state.job or self.stem}_{index}"
-        return element if self.stays else f"{self.number}-{element}"
+        """Return the id of an element, without its restart: its attempts are named by numbers of claims. One
+        that never got a job is named by its file."""
+        return f"{self.state.job or self.stem}_{index}"
 
     @property
     def stem(self) -> str:
@@ -122,16 +118,15 @@ class Submission:
         """Return the folder of its elements' output: of workers apart from the logs of tasks, which are named
         by the numbers of claims."""
         folder = paths.log_root / f"{self.iteration:05d}-{self.job_kind}"
-        return folder / f"{'worker' if self.stays else 'attempt'}-{self.number}"
+        return folder / f"{'worker' if self.is_of_stage else 'attempt'}-{self.number}"
 
     def log(self, paths: RunPaths, task: Task) -> Path:
         """Return the file of the output of the element that begins with a task."""
         return self.log_folder(paths) / f"{task.file_stem}.log"
 
     def own_log(self, paths: RunPaths, task: Task) -> str:
-        """Return the path of the output of a worker that takes no task, relative to the run; empty where that
-        is in the log of its task's attempt."""
-        return paths.relative(self.log(paths, task)) if self.stays else ""
+        """Return the path of the output of a worker that takes no task, relative to the run."""
+        return paths.relative(self.log(paths, task))
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ class Terms:
     """Most workers by job kind."""
     early: Sequence[str]
     """Job kinds whose workers start early."""
+    of_one_task: Collection[str]
+    """Job kinds whose workers leave after one task."""
     needs: Mapping[str, Need]
 
     @staticmethod
@@ -63,7 +65,8 @@ class Terms:
         wanted = wanted_workers(plant.plan, lambda job_kind: _parallelism(plant, job_kind))
         wanted = {kind: number for kind, number in wanted.items() if kind in plant.kinds}
         early = [kind for kind in wanted if plant.kinds[kind].start_early]
-        return Terms(wanted, early, {kind: need_of(plant.kinds[kind]) for kind in wanted})
+        of_one_task = frozenset(kind for kind in wanted if plant.kinds[kind].does_one_task)
+        return Terms(wanted, early, of_one_task, {kind: need_of(plant.kinds[kind]) for kind in wanted})
 
 
 def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around: Around) -> Decision:
@@ -89,6 +92,7 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
         ready=[launch.task for launch in actions.launch],
         wanted=terms.wanted,
         early=terms.early,
+        of_one_task=terms.of_one_task,
         needs=terms.needs,
         nodes=around.nodes,
         others=around.others,

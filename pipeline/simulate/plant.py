@@ -66,6 +66,11 @@ class Kind:
     signal: float = 120.0
     """Seconds before its limit at which a job is warned."""
 
+    @property
+    def does_one_task(self) -> bool:
+        """Whether each of its jobs ends after one task, even if another is ready."""
+        return self.linger == 0 and not self.start_early
+
 
 @dataclass(frozen=True)
 class Others:

@@ -149,7 +149,7 @@ class Progress:
             self._look_around()
 
     def _look_around(self) -> None:
-        self.window = self.frontier.window(self.plan, 0)
+        self.window = self.frontier.window(self.plan)
         self.tasks = at_hand(self.plan, self.window)
         self._around = around(self.plan, self.tasks)
 

@@ -229,8 +229,15 @@ class SimulatedRun:
         self.progress.end(claim)
         worker.claim = None
         worker.change(Doing.WAITING, self.now)
-        self.look(worker)
+        self._go_on(worker)
         self.wake([claim.task.job_kind])
+
+    def _go_on(self, worker: Worker) -> None:
+        """A worker has done a task, or failed at one."""
+        if self.kind(worker.job_kind).does_one_task:
+            self.leave(worker, Reason.ONE)
+        else:
+            self.look(worker)
 
     def _fail(self, worker: Worker, claim: Claim) -> None:
         if worker.claim is not claim:
@@ -243,7 +250,7 @@ class SimulatedRun:
         if worker.failed >= _MOST_FAILURES:
             self.leave(worker, Reason.FAILED)
         else:
-            self.look(worker)
+            self._go_on(worker)
         self.wake([claim.task.job_kind])
 
     # --- waits ---

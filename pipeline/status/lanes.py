@@ -43,7 +43,6 @@ class TaskState(NamedTuple):
     """Whether its last attempt ended without a commit, and none is queued."""
     attempts: int = 0
     """Number of times that it was submitted or launched."""
-    requeues: int = 0
     started: float | None = None
     waited: float | None = None
     """Seconds in the queue since its inputs were there, until it started or until now."""
@@ -55,7 +54,7 @@ class TaskState(NamedTuple):
         if self.record:
             return ShardState.DONE
         if self.is_running or self.is_waiting:
-            if self.attempts > 1 or self.requeues:
+            if self.attempts > 1:
                 return ShardState.AGAIN
             return ShardState.RUNNING if self.is_running else ShardState.WAITING
         return ShardState.FAILED if self.has_failed else ShardState.IDLE
@@ -85,9 +84,9 @@ class StageProgress:
     run_seconds: float | None
     """Seconds from the first start to the last end, or until now."""
     attempts: int
-    """Starts that were requested: elements submitted, and requeues."""
+    """Attempts that were submitted or made."""
     resubmitted: int
-    requeued: int
+    """Those after the first of a shard."""
     jobs: tuple[str, ...]
     """Ids of the arrays in the queue."""
     nodes: tuple[str, ...]
@@ -119,7 +118,6 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
     waiting = [t.element for t in tasks if t.is_waiting]
     starts = [t.started for t in tasks if t.started is not None]
     end = now if running else max((t.record.ended for t in tasks if t.record), default=None)
-    requeued = sum(t.requeues for t in tasks)
     reason = _reason_of_most([e.reason for e in waiting if e])
     progress = StageProgress(
         iteration=iteration,
@@ -133,9 +131,8 @@ def _lane(iteration: int, job_kind: str, tasks: Sequence[TaskState], now: float)
         helps=_release([e for e in waiting if e]) or _help_with(reason),
         queue_seconds=max((t.waited for t in tasks if t.waited is not None), default=None),
         run_seconds=max(0.0, end - min(starts)) if starts and end is not None else None,
-        attempts=sum(t.attempts for t in tasks) + requeued,
+        attempts=sum(t.attempts for t in tasks),
         resubmitted=sum(max(0, t.attempts - 1) for t in tasks),
-        requeued=requeued,
         jobs=tuple(dict.fromkeys(e.array_id for e in (*running, *waiting) if e)),
         nodes=tuple(dict.fromkeys(e.node for e in running if e and e.node)),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.job_kinds import DRIVER, EVALUATION_DRIVER, GUARD, parts_of
+from pipeline.config.job_kinds import DRIVER, GUARD, parts_of
 from pipeline.run import journal
 from pipeline.run.identity import RunError
 from pipeline.run.packed import packed_below, read_packed
@@ -19,7 +19,7 @@ _PASSES = "passes"
 """Name of the log of passes that workers start, and of its folder."""
 _SLURM = "slurm"
 """Name of the log of what Slurm prints of driver jobs."""
-DRIVER_LOGS = (DRIVER, EVALUATION_DRIVER, GUARD, _PASSES)
+DRIVER_LOGS = (DRIVER, GUARD, _PASSES)
 """Kinds of logs that driver jobs, and passes, write."""
 _FOLDER = re.compile(rf"(\d+)-({JOB_KIND_PATTERN})")
 _LOOKED_AT = 3

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.config.scheduler import SlurmConfig
 from pipeline.orchestrate.reconcile import Actions, Launch, Observation, reconcile
 from pipeline.run.directory import Run, is_run
 from pipeline.run.plan import Plan
@@ -41,16 +40,15 @@ def look_ahead(run: Run) -> Outlook:
     """Read the iterations at hand, on Slurm also its queue; all others follow from the frontier."""
     plan, slurm, is_there = run.plan, run.config.slurm, is_run(run.paths.root)
     frontier = find_frontier(plan, run.paths) if is_there else Frontier(-1, 0)
-    lookahead = slurm.lookahead if slurm else 0
-    tasks = frontier.window(plan, lookahead)
+    tasks = frontier.window(plan)
     records = Records(run.paths)
     if is_there:
         records.refresh([*tasks, *(source for task in tasks for source in plan.inputs(task))])
     live, queue = set[Task](), None
     if is_there and slurm:
-        live, queue = _live_tasks(run, slurm, {task.iteration for task in tasks})
+        live, queue = _live_tasks(run, {task.iteration for task in tasks})
     seen = Observation(tasks, records.known, records.corrupt, live, {})
-    actions = reconcile(plan, seen, run.config.scheduler.max_attempts, in_advance=lookahead > 0)
+    actions = reconcile(plan, seen, run.config.scheduler.max_attempts)
     return Outlook(plan, frontier, seen, actions, _why_unknown(queue), queue is not None and queue.is_hidden)
 
 
@@ -60,20 +58,16 @@ def _why_unknown(queue: "Queue | None") -> str | None:
     return f"Slurm does not answer: {queue.unanswered}" if queue is not None and queue.unanswered else None
 
 
-def _live_tasks(run: Run, slurm: SlurmConfig, iterations: set[int]) -> "tuple[set[Task], Queue]":
+def _live_tasks(run: Run, iterations: set[int]) -> "tuple[set[Task], Queue]":
     """Return the tasks of some iterations that somebody does or will do, and the queue."""
-    from pipeline.executors.slurm.queue import is_live, look_at_queue
+    from pipeline.executors.slurm.queue import look_at_queue
     from pipeline.run.submissions import Ledger
-    from pipeline.status.slurm import match
     from pipeline.status.worker_tasks import Crew
     from pipeline.workers.reading import read_beats
 
     queue, submissions = look_at_queue(run), Ledger(run.paths).load(iterations)
-    if slurm.has_workers:
-        beats = read_beats(run.paths)
-        return Crew(submissions, queue.with_heard(beats), tuple(beats.values())).live, queue
-    elements = match(submissions, queue)
-    return {task for task, element in elements.items() if is_live(element)}, queue
+    beats = read_beats(run.paths)
+    return Crew(submissions, queue.with_heard(beats), tuple(beats.values())).live, queue
 
 
 def describe_plan(run: Run) -> Iterator[str]:

@@ -123,7 +123,7 @@ class StatusReader:
         holder = None if original else holder_of(run.paths.locks)  # the original's lease was copied
         self._refresh()
         rows, events = self._rows.rows, self._events.rows
-        tasks = frontier.window(plan, max(1, run.config.slurm.lookahead if run.config.slurm else 0))
+        tasks = frontier.window(plan, is_ahead=True)
         current = plan.tasks(min(frontier.updated + 1, plan.iterations))
         self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
         newest = newest_row(rows, plan.start)
@@ -287,14 +287,10 @@ class StatusReader:
             asked: unix time at which Slurm answered; None: it has not.
         """
         from pipeline.run.endings import read_endings
-        from pipeline.status import slurm as jobs
         from pipeline.status import worker_tasks as crews
 
         plan, known, now = self.run.plan, self._records.known, time.time()
         endings = read_endings(self.run.paths, {task.iteration for task in tasks})
-        if not slurm_settings(self.run).has_workers:
-            found = jobs.task_states(plan, tasks, submissions, endings, queue, known, now)
-            return found, lambda update: jobs.writer_of(update, submissions, queue, asked)
         crew = crews.Crew(submissions, queue, beats, endings, begun)
         found = crews.task_states(plan, tasks, crew, known, now)
         return found, lambda update: crews.writer_of(update, crew, asked)

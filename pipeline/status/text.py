@@ -164,7 +164,7 @@ def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
             "no driver job is in the queue: what is queued will be done, and then nothing follows"
         )
     elif state == "running":
-        drivers = ", ".join(describe_driver(driver, "after iteration") for driver in status.drivers)
+        drivers = ", ".join(map(describe_driver, status.drivers))
         lines += wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
     return lines
 
@@ -247,7 +247,7 @@ def _row(stage: "StageProgress") -> str:
         f"{stage.done}/{stage.total}",
         *(count or MISSING for count in (stage.running, stage.waiting, stage.failed)),
         *(time_or_dash(seconds) for seconds in (stage.queue_seconds, stage.run_seconds)),
-        stage.resubmitted + stage.requeued or MISSING,
+        stage.resubmitted or MISSING,
     )
 
 
@@ -262,10 +262,8 @@ def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
         parts.append(f"job {_some(stage.jobs)}" + (f" on {_some(stage.nodes)}" if stage.nodes else ""))
     if stage.reason:
         parts.append(f"{stage.reason} ({stage.helps})" if stage.helps else stage.reason)
-    if stage.resubmitted or stage.requeued:
-        told = ((stage.resubmitted, "submitted again"), (stage.requeued, "requeued by Slurm"))
-        again = " and ".join(f"{number} {words}" for number, words in told if number)
-        parts.append(f"{stage.attempts} attempts, {again}")
+    if stage.resubmitted:
+        parts.append(f"{stage.attempts} attempts, {stage.resubmitted} of them again")
     return parts
 
 
@@ -274,10 +272,9 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def describe_driver(driver: "DriverJob", after: str) -> str:
-    """Describe a driver job: at work, ``after`` which iteration or any job, or by the clock."""
-    without = "by the clock" if driver.is_timed else "when jobs end"
-    waits = f"{after} {driver.iteration}" if driver.iteration else without
+def describe_driver(driver: "DriverJob") -> str:
+    """Describe a driver job: at work, or what it waits for."""
+    waits = "by the clock" if driver.is_timed else "when jobs end"
     return f"{driver.job} {'at work' if driver.is_running else waits}"
 
 

@@ -1,4 +1,4 @@
-"""Where the tasks of a run with workers stand: jobs take tasks as they come, and say in beats which. Pure."""
+"""Where the tasks of a run on Slurm stand: workers take tasks as they come, and say in beats which. Pure."""
 
 import time
 from collections import Counter
@@ -21,7 +21,7 @@ from slurm.states import Phase, phase_of
 
 @dataclass(frozen=True)
 class Crew:
-    """Jobs of a run with workers: those that the queue shows, what they were submitted for, what they say."""
+    """Jobs of a run: those that the queue shows, what they were submitted for, what they say."""
 
     submissions: Sequence[Submission]
     queue: Queue

@@ -98,7 +98,6 @@ _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "driver_ended": "driver ended: {outcome}",
     "cancelled": "cancelled by a person: {arrays} jobs",
     "paused": "{cancelled} of {jobs} jobs were cancelled by hand (scancel): the run pauses",
-    "rewired": "{elements} now waits for {waits_for}",
     "row_without": "row {iteration} lacks a lost record: {message}",
     "rows_failed": "rows cannot be written: {message}",
     "no_accounting": "accounting does not answer: rows lack slurm/* numbers",

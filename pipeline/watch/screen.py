@@ -220,7 +220,7 @@ def _outlook(look: Status, width: int) -> list[str]:
         left = look.finish - look.time
         parts.append(f"{when}, in {duration(left)}" if left > 0 else f"{when}, late by {duration(-left)}")
     if look.slurm and look.state == "running" and not is_hidden(look.slurm):
-        drivers = ", ".join(describe_driver(driver, "after") for driver in look.slurm.drivers)
+        drivers = ", ".join(map(describe_driver, look.slurm.drivers))
         parts.append(f"driver jobs: {drivers}" if drivers else "no driver job is in the queue")
     together = "; ".join(parts)
     return parts if len(together) > width else [together] * bool(parts)
@@ -259,7 +259,6 @@ def _latest(look: Status, width: int, room: int) -> Lines:
 _COLUMNS = (("done", 11), ("run", 6), ("wait", 6), ("fail", 6), ("waited", 13), ("ran", 13))
 _NAME = 13
 _NARROW, _WIDE = 66, 100
-_DEPENDENCY = "waiting for the jobs it depends on"
 
 
 def chosen(look: Status | None, view: View) -> Lane | None:
@@ -311,13 +310,13 @@ def _lane(lane: Lane, is_selected: bool, width: int) -> Lines:
 
 
 def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
-    """Describe the selected lane in full; of others say why they wait, unless that is for one another."""
+    """Describe the selected lane in full; of others say why they wait."""
     progress = lane.progress
     if not is_selected:
         reason = progress.reason if progress.waiting else None
         if reason and progress.helps:
             return textwrap.wrap(f"{reason} ({progress.helps})", width - 6, max_lines=2, placeholder=" …")
-        return [reason] if reason and reason != _DEPENDENCY else []
+        return [reason] if reason else []
     parts = job_details(progress, len(f"{progress.iteration:4d} {progress.stage}") > _NAME)
     if width < _WIDE:
         times = (("waited", progress.queue_seconds), ("ran", progress.run_seconds))

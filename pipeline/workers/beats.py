@@ -35,6 +35,8 @@ class Reason(StrEnum):
 
     DONE = "done"
     """No task of its stage is left in the run."""
+    ONE = "one"
+    """It has done its task, and each task of its stage has a job of its own."""
     FAR = "far"
     """The next input is further away than coming back costs."""
     LONG = "long"

@@ -18,6 +18,7 @@ takes no longer."""
 
 REASONS: Mapping[Reason, str] = {
     Reason.DONE: "nothing was left to do",
+    Reason.ONE: "each task has a job of its own",
     Reason.FAR: "the next input was further away than coming back",
     Reason.LONG: "waited as long as coming back takes",
     Reason.NEEDED: "another job needed the place",

@@ -24,7 +24,7 @@ from stages.context import Context, Result, StateWriter
 from stages.engines import engines_closed, needs_torch
 from stages.logs import log
 from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
-from stages.process.bell import ring
+from stages.process.bell import policy_is_there, ring
 from stages.training import publish_state
 
 _POLL_SECONDS = 0.5
@@ -93,6 +93,8 @@ def compute_and_commit(
         record = replace(record_of(context, result, started, seed), metrics=metrics)
         record = commit(context, record, history)
     if context.state_writer is not None:
+        if record is not None:
+            policy_is_there()
         commit_state(context, context.state_writer, record, state_history)
 
 

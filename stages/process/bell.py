@@ -2,8 +2,26 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 
 from pipeline.run.environment import BELL
+
+_listener: Callable[[], None] | None = None
+
+
+def hear_of_policy(act: Callable[[], None]) -> None:
+    """Have a function called once the next policy is committed, before the state behind it is written: who
+    reads the policy need not wait for that."""
+    global _listener
+    _listener = act
+
+
+def policy_is_there() -> None:
+    """Call what :func:`hear_of_policy` was given, once."""
+    global _listener
+    act, _listener = _listener, None
+    if act is not None:
+        act()
 
 
 def ring(what: bytes) -> None:

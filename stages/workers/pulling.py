@@ -37,6 +37,7 @@ from pipeline.workers.living import Crew
 from pipeline.workers.outside import Outside
 from stages.attempts.arguments import Arguments
 from stages.logs import log
+from stages.process.bell import hear_of_policy
 from stages.workers.kept_trainer import has_kept_trainer
 from stages.workers.limit import TaskLimit
 from stages.workers.measuring import Besides, release_scorer
@@ -90,6 +91,8 @@ class Pulling:
     """Error of the disk for which it leaves, if it came outside of a task."""
     _is_unsaid: bool = False
     """Whether only its exit code tells why its last attempt failed."""
+    _is_known: bool = False
+    """Whether the pass that its last attempt asked for sees that it leaves."""
 
     def __post_init__(self) -> None:
         task = self.first.task
@@ -164,6 +167,8 @@ class Pulling:
         self.failures = self.failures + 1 if exit_code else 0
         if self.failures >= _MOST_FAILURES:
             self.leave(Reason.FAILED)
+        elif self.settings.does_one_task:
+            self._end_after_one()
         if exit_code:
             self.pulse.say()
             self.outside.failed(True)
@@ -196,6 +201,14 @@ class Pulling:
         """Whether a task is of the worker's own kind, and not one that it does besides."""
         return task.job_kind == self.worker.job_kind
 
+    def _end_after_one(self) -> None:
+        """Leave, even if another task is ready. Said before a pass is asked for, which then counts on it no
+        more; of one that is still to save what it has kept :meth:`next` says what it does."""
+        self.leave(Reason.ONE)
+        self._is_known = not has_kept_trainer()
+        if self._is_known:
+            self.pulse.say(doing=Doing.LEAVING, reason=self.reason)
+
     def leave(self, reason: Reason) -> None:
         """Have :meth:`next` give nothing more. The first reason counts."""
         self.reason = self.reason or reason
@@ -217,10 +230,8 @@ class Pulling:
             control = control_of(self.run)
             if control is None or not is_called_off(control):
                 is_last = self.frontier.find().is_committed(self.run.plan)
-                is_known = self.reason in (
-                    Reason.DONE,
-                    Reason.NEEDED,
-                )  # a pass decided that, or nobody follows
+                # a pass decided that, or nobody follows
+                is_known = self._is_known or self.reason in (Reason.DONE, Reason.NEEDED)
                 self.outside.leaves(is_last or not is_known)
 
     def _lose_disk(self, error: OSError) -> None:
@@ -374,6 +385,7 @@ class Pulling:
         return self.pulse.beat.tasks == 0 or self.failures > 0
 
     def _begin(self, claim: Claim) -> Arguments:
+        hear_of_policy(lambda: self.outside.committed(claim.task))
         files = self.run.paths.task(claim.task)
         self.output.turn_to(files.log(claim.number), self.run.paths.root)
         failure = files.failure(claim.number)

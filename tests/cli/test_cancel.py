@@ -8,11 +8,12 @@ import pytest
 from pipeline.cli.queue import CancelledLater, cancel_run
 from pipeline.run.control import read_control
 from slurm.commands import SlurmTimeout
-from tests.support.toyworld import Luck, make_world
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck
 
 
 def test_cancel_of_a_complete_run_does_not_advise_to_resume_it(tmp_path, monkeypatch, clock):
-    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     assert "to continue: slurm-ppo resume" in cancel_run(world.run)
     assert read_control(world.run.paths).cancelled
@@ -26,7 +27,7 @@ def test_cancel_of_a_complete_run_does_not_advise_to_resume_it(tmp_path, monkeyp
 
 def test_jobs_end_at_once_also_where_nobody_knows_who_holds_the_lease(tmp_path, monkeypatch, clock):
     """A lease that cannot be read is free only once nobody has renewed it for two minutes."""
-    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     (lease,) = world.run.paths.locks.glob("*.json")
     lease.write_text("{")
@@ -47,7 +48,7 @@ def test_jobs_end_at_once_also_where_nobody_knows_who_holds_the_lease(tmp_path, 
 
 def test_what_slurm_does_not_hear_of_is_said_as_it_is(tmp_path, monkeypatch, clock):
     """Nothing is submitted from then on, though the controller is away: it is not "ask again later"."""
-    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
 
     def is_away(program):

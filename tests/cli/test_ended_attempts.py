@@ -16,28 +16,36 @@ from pipeline.run.endings import BY_EVIDENCE, Ending, Evidence, read_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.records import Records
 from pipeline.run.submissions import Ledger
-from pipeline.run.tasks import PREPARE, parse_task, task_key
+from pipeline.run.tasks import PREPARE, parse_task
+from pipeline.workers.claims import Claim
 from slurm.states import SlurmState
-from tests.support.toyworld import Luck, World, is_driver, make_world
+from tests.support.toyworkers import WorkerWorld, make_worker_world
+from tests.support.toyworld import Luck, is_driver
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch, clock) -> World:
+def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
     """A run whose first task has just begun."""
-    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
-    world.start(preparing(world))
+    waiting = (e for e in world.slurm.elements(SlurmState.PENDING) if not is_driver(e))
+    element = next(element for element in waiting if world.task(element) == PREPARE)
+    world.start(element)
+    world.step(element)
     return world
 
 
-def preparing(world: World):
-    waiting = (e for e in world.slurm.elements(SlurmState.PENDING) if not is_driver(e))
-    return next(element for element in waiting if world.task(element) == PREPARE)
+def end(world: WorkerWorld, state: SlurmState, said: FailureKind | None = None) -> Claim:
+    """End the job that is at work, which may say why. Returns its claim."""
+    ((element, worker),) = world.workers.items()
+    world.say_failure(worker.claim, said)
+    world.slurm.end(element, state, int(state is not SlurmState.COMPLETED))
+    return worker.claim
 
 
-def running(world: World):
-    (element,) = (e for e in world.slurm.elements(SlurmState.RUNNING) if not is_driver(e))
-    return element
+def judged(world: WorkerWorld) -> list[Ending]:
+    """How attempts at the first task ended; not that their elements did."""
+    return [e for e in read_endings(world.run.paths, [0]).values() if e.kind is not None]
 
 
 def said_by(monkeypatch, capsys, *words: str) -> str:
@@ -59,11 +67,10 @@ def said_by(monkeypatch, capsys, *words: str) -> str:
 def test_status_logs_doctor_and_timeline_tell_the_same_end_of_an_attempt(
     world, monkeypatch, capsys, state, said, kind, evidence
 ):
-    run, element = world.run, running(world)
-    world.fail(element, state, 1, said)
+    run, claim = world.run, end(world, state, said)
     world.advance("a pass")
-    (ending,) = read_endings(run.paths, [0]).values()
-    assert ending.attempt == f"1-{element.job.id}_{element.index}r0"
+    (ending,) = judged(world)
+    assert ending.attempt == claim.attempt
     assert (ending.kind, ending.evidence) == (kind, evidence)
 
     (event,) = (e for e in journal.read_events(run.paths.events) if e["event"] == "failed")
@@ -81,7 +88,7 @@ def test_status_logs_doctor_and_timeline_tell_the_same_end_of_an_attempt(
     assert timeline(world) == [(ending.attempt, ending.message)]
 
 
-def timeline(world: World) -> list[tuple[str, str]]:
+def timeline(world: WorkerWorld) -> list[tuple[str, str]]:
     """Attempts that failed, without Slurm's accounting."""
     facts = Facts(Ledger(world.run.paths).load([0]))
     spans = attempts_of(world.run, 0, Records(world.run.paths).readable, facts, 0.0)
@@ -91,9 +98,9 @@ def timeline(world: World) -> list[tuple[str, str]]:
 def test_what_cancel_ended_is_no_failed_attempt_to_anybody(world, monkeypatch, capsys):
     run, control = world.run, read_control(world.run.paths)
     write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation))
-    world.slurm.end(running(world), SlurmState.CANCELLED)
+    end(world, SlurmState.CANCELLED)
     world.submit()
-    (ending,) = (e for e in read_endings(run.paths, [0]).values() if e.task == "0/prepare/0")
+    (ending,) = judged(world)
     assert (ending.kind, ending.evidence) == (FailureKind.CANCELLED, Evidence.CANCELLATION)
     status = json.loads(said_by(monkeypatch, capsys, "status", str(run.paths.root), "--json"))
     assert status["last_failure"] is None
@@ -104,13 +111,12 @@ def test_what_cancel_ended_is_no_failed_attempt_to_anybody(world, monkeypatch, c
 
 def test_an_attempt_whose_commit_is_taken_back_has_one_end(world):
     """By its own id; its job, which came to its end, is not judged once more."""
-    element = running(world)
-    task, attempt = world.task(element), f"1-{element.job.id}_{element.index}r0"
+    claim = end(world, SlurmState.COMPLETED)
+    task, attempt = claim.task, claim.attempt
     world.commit(task, attempt)
-    world.slurm.end(element, SlurmState.COMPLETED)
     (world.run.paths.root / world.record(task).outputs[0].path).write_text("")
     world.advance("a pass")
-    (ending,) = (e for e in read_endings(world.run.paths, [0]).values() if e.task == task_key(task))
+    (ending,) = judged(world)
     assert (ending.attempt, ending.evidence) == (attempt, Evidence.RETRACTION)
     assert not [e for e in journal.read_events(world.run.paths.events) if e["event"] == "failed"]
     world.live_on()
@@ -118,7 +124,7 @@ def test_an_attempt_whose_commit_is_taken_back_has_one_end(world):
 
 
 def test_doctor_names_a_file_of_ends_that_cannot_be_read_and_the_next_pass_writes_it_again(world):
-    world.fail(running(world), SlurmState.FAILED, 1, FailureKind.ERROR)
+    end(world, SlurmState.FAILED, FailureKind.ERROR)
     world.advance("a pass")
     world.run.paths.endings(0).write_text("{")
     finding = look_at_attempts(world.run)

@@ -145,7 +145,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("config FEW scheduler=slurm scheduler.update.gpus_per_node=four", "gpus_per_node: write"),
     ("config FEW scheduler=slurm scheduler.update.bla=1", "unknown key 'bla'"),
     ("config FEW scheduler=slurm scheduler.update.options=5", "scheduler.update.options"),
-    ("config FEW scheduler=slurm scheduler.horizon=0", "scheduler.horizon:"),
+    ("config FEW scheduler=slurm scheduler.linger_max=0", "scheduler.linger_max:"),
     ("config FEW 'name=${nothing}'", "nothing"),
     ("config FEW 'name=${oc.env:NOT_THERE_AT_ALL}'", "NOT_THERE_AT_ALL"),
     ("config FEW --config-dir NEW", "no such directory"),

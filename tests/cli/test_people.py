@@ -36,7 +36,6 @@ from tests.support.tables import sample
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be four users")
 
 GOLDEN = ROOT / "tests/golden/people.txt"
-WORKED = replace(reportrun.SLURM, workers=True)
 OURS = Owner(OWNER.name, OWNER.uid, GOLD)
 PEOPLE = (OWNER, MATE, READER, STRANGER, replace(OWNER, cluster=SILVER), replace(MATE, cluster=SILVER))
 STATES = ("live", "silent", "stopped", "failed", "cancelled", "paused", "complete", "fresh")
@@ -112,7 +111,7 @@ def make_scene(folder: Path) -> Scene:
 
 def make_run(scene: Scene, state: str) -> None:
     tracking = TrackingConfig(wandb=WandbConfig(mode=WandbMode.DISABLED))
-    run = reportrun.make_run(scene.root(state), scheduler=WORKED, iterations=1, tracking=tracking)
+    run = reportrun.make_run(scene.root(state), scheduler=reportrun.SLURM, iterations=1, tracking=tracking)
     for name in ("locks", "slurm/workers", "logs"):
         (run.paths.root / name).mkdir(parents=True, exist_ok=True)
     if state != "fresh":

@@ -100,7 +100,7 @@ def own_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OwnC
 
 @pytest.fixture(scope="session")
 def make_run(inputs: Path, environment: dict[str, str], slurm_ppo: Cli) -> Runs:
-    """Light runs of four shards, or ones of tasks that do nothing: ``make_run.of_noops``."""
+    """Light runs of four shards."""
     return Runs(inputs, environment, slurm_ppo)
 
 

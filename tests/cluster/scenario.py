@@ -13,16 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.noop import write_noops
-from pipeline.config.compose import compose
-from pipeline.config.resolve import resolve
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import is_job_of, job_kind_of, parse_job_name
 from pipeline.workers.beats import Beat, Doing
 from pipeline.workers.reading import read_beats
 from slurm.devcluster import Cluster
 from slurm.sharedfiles import is_there, read_newest, read_shared
-from tests.support import COLD, ROOT, light, tiny
+from tests.support import ROOT, light, tiny
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 STAGES = ("rollout", "reward", "update")
@@ -295,16 +292,6 @@ class Runs:
         return SlurmRun(
             cluster, root, words, self.environment | cluster.environment(), self.slurm_ppo, folder
         )
-
-    def of_noops(self, cluster: Cluster, root: Path, *more: str, seconds: float = 0.3) -> SlurmRun:
-        """A run of a job for each task, which only waits and commits: for dependencies between them."""
-        words = [*COLD, "rollout.num_shards=2", "scheduler.python=PYTHON"]
-        run = self(cluster, root, *words, f"scheduler.driver.python={sys.executable}", *more)
-        script = write_noops(root.parent / f"{root.name}-noops", resolve(compose(run.words)), root, seconds)
-        run.words = [
-            word.replace("scheduler.python=PYTHON", f"scheduler.python={script}") for word in run.words
-        ]
-        return run
 
 
 def failed(run: SlurmRun) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import re
 import time
+from collections import Counter
 
 import pytest
 
@@ -15,8 +16,9 @@ from pipeline.run.control import begin_invocation
 from pipeline.run.directory import create_run, load_run
 from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
-from tests.cluster.scenario import kill_job, policy_of, room_on
-from tests.support import COLD, light_training, tiny
+from slurm.sharedfiles import read_shared
+from tests.cluster.scenario import SHARDS, kill_job, policy_of, room_on, take
+from tests.support import ALONE, light_training, tiny
 
 TRIAL = pytest.mark.trial(0.4)
 ITERATIONS = 3
@@ -28,25 +30,23 @@ POOLS = [
 ]
 
 
-def test_a_run_goes_on_by_itself_and_leaves_nothing_behind(cluster, make_run, tmp_path):
-    # An iteration takes longer than a driver job, which would else have another submitted beside it.
+def test_where_nobody_lingers_or_starts_early_each_task_has_a_job(cluster, make_run, complete_run, tmp_path):
+    """With places for two of four shards: who ends takes no other, and a pass submits what is left."""
     root = room_on(cluster, tmp_path) / "run"
-    run = make_run.of_noops(cluster, root, f"iterations={ITERATIONS}", seconds=1.5)
+    run = make_run(cluster, root, "iterations=2", *ALONE, *take("0.3", "rollout"))
     run.submit()
     run.wait_until_complete()
-    assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
-    submitted = [job_kind_of(e["array"]) for e in run.events("submitted")]
-    # One array for each stage of each iteration, one driver job for each iteration, two guards.
-    assert {stage: submitted.count(stage) for stage in set(submitted)} == {
-        "prepare": 1,
-        "rollout": ITERATIONS,
-        "reward": ITERATIONS,
-        "update": ITERATIONS,
-        "driver": ITERATIONS,
-        "guard": 2,
-    }
+    assert [row["iteration"] for row in run.rows()] == [1, 2]
+    assert run.policy() == policy_of(complete_run)
     assert not run.events("failed")
-    assert not run.events("rewired")
+    elements = Counter[str]()
+    for event in run.events("submitted"):
+        elements[job_kind_of(event["array"])] += event["elements"]
+    of_stages = {stage: elements[stage] for stage in ("prepare", "rollout", "reward", "update")}
+    assert of_stages == {"prepare": 1, "rollout": 2 * SHARDS, "reward": 2 * SHARDS, "update": 2}
+    scripts = {file.name: read_shared(file).decode() for file in (root / "slurm").glob("*/*.sh")}
+    waiting = {name.partition("-")[0] for name, text in scripts.items() if "--dependency=" in text}
+    assert waiting == {"driver"}
 
 
 @TRIAL
@@ -81,47 +81,40 @@ def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_upd
     cluster, make_run, complete_run, tmp_path
 ):
     """With this variable a state is written only once the next iteration's rollouts have begun to commit."""
-    words = [*COLD, f"scheduler.update.environment={{{light_training.STATE_WAITS}: '1'}}"]
+    words = [*ALONE, f"scheduler.update.environment={{{light_training.STATE_WAITS}: '1'}}"]
     words += [f"data.heldout={make_run.inputs / 'prompts.jsonl'}", "evaluate.every=1"]
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
     run.submit()
     run.wait_until_complete()
     assert run.policy() == policy_of(complete_run)
     assert run.events("state_lost") == []
-    (log,) = run.logs("00001-update/*/*").values()
-    assert log.count("need not wait any longer") == 2, "rollouts and the evaluation"
     state = run.record(1, "state")
     assert run.record(2, "rollout")["started"] < state["ended"] < run.record(2, "update")["started"]
 
 
 @TRIAL
-def test_an_update_that_ends_or_is_requeued_while_it_writes_the_state_does_not_train_again(
+def test_an_update_that_ends_while_it_writes_the_state_does_not_train_again(
     cluster, make_run, complete_run, tmp_path
 ):
-    """No rollout is submitted in advance: the driver job that submits them does not wait for the state.
-    Nothing waits for the last one's, and the run is complete; that it was lost is said."""
-    words = [*COLD, f"scheduler.update.environment={{{light_training.STATE_SECONDS}: '600'}}"]
-    words += ["scheduler.horizon=1"]
+    """Nothing waits for the last one's, and the run is complete; that it was lost is said."""
+    words = [*ALONE, f"scheduler.update.environment={{{light_training.STATE_SECONDS}: '600'}}"]
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", *words)
     run.submit()
     first = run.wait_for(lambda: writing(run, 1), "an update's job that writes the state")
     lines = shown(run, "status")
     assert f"the trainer's state of iteration 1 is being written (job {first.id} on {first.node})" in lines
-    run.wait_for(lambda: run.has_committed(2, "rollout"), "the next rollout, while the state is written")
-    cluster.call("scontrol", "requeue", first.id)
-    second = run.wait_for(lambda: writing(run, 2), "the last update's job that writes the state")
     assert "is being written" in run.command("doctor", run.root).stdout
+    run.wait_for(lambda: run.has_committed(2, "rollout"), "the next rollout, while the state is written")
+    cluster.call("scancel", first.id)
+    second = run.wait_for(lambda: writing(run, 2), "the last update's job that writes the state")
     cluster.call("scancel", second.id)
     run.wait_until_complete()
     assert run.policy() == policy_of(complete_run)
     assert [event["iteration"] for event in run.events("state_lost")] == [1, 2]
-    assert not run.events("failed")
-    (log,) = run.logs("00001-update/*/*").values()
-    assert "iteration 1 update is committed already; nothing to do" in log
-    (log,) = run.logs("00002-update/*/*").values()
-    assert log.count("iteration 1 is learnt again") == 1
-    drivers = [e["array"] for e in run.events("submitted") if job_kind_of(e["array"]) == "driver"]
-    assert len(drivers) == 3, "one for each iteration, and one for the end of the first update's job"
+    learnt = [
+        log.count("iteration 1 is learnt again") for log in run.logs("00002-update/attempt-*/*").values()
+    ]
+    assert sum(learnt) == 1
     lost = "the trainer's state of iteration 2 was lost; no update follows that needs it"
     assert lost in shown(run, "status")
 
@@ -155,14 +148,14 @@ def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_
 @TRIAL
 def test_whatever_happens_to_jobs_the_run_ends(cluster, make_run, chance, tmp_path):
     """Elements are cancelled, killed and requeued at random, driver jobs too."""
-    run = make_run.of_noops(
+    run = make_run(
         cluster,
         room_on(cluster, tmp_path) / "run",
         f"iterations={ITERATIONS}",
-        "rollout.num_shards=4",
         "scheduler.max_attempts=20",
         *chance.choice([POOLS, []]),
-        seconds=0.5,
+        *chance.choice([ALONE, []]),
+        *take("0.3", "rollout", "reward", "update"),
     )
     run.submit()
     did = []
@@ -201,7 +194,6 @@ def count(inputs, prompts, folder, shards) -> dict:
         inputs,
         folder / "run",
         "scheduler=devcluster",
-        "scheduler.horizon=1",
         # Nothing may start: what is counted are two passes over a queue that stands still.
         *(f"scheduler.{s}.options={{begin: now+1hour}}" for s in ("rollout", "reward", "update", "driver")),
         f"data.prompts={prompts}",

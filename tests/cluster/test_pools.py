@@ -3,7 +3,7 @@
 import json
 import re
 
-from tests.cluster.scenario import SHARDS, kill_job, policy_of, take
+from tests.cluster.scenario import SHARDS, policy_of, take
 from tests.support import tiny
 
 RULES = """
@@ -53,33 +53,3 @@ def test_pools_score_in_arrays_and_partitions_of_their_own(cluster, inputs, make
         assert run.record(1, "reward", shard)["started"] >= max(score["ended"] for score in scores)
     (row,) = run.rows()
     assert {"seconds/score-models", "seconds/score-rules"} <= row.keys(), json.dumps(row)
-
-
-NOOPS = [
-    "+reward.components.rule={kind: rule, function: 'stages.rewards.ready:repetition_penalty', pool: late}",
-    "reward.components.rm.pool=big",
-    "scheduler.pools.big.partition=cpu",
-    "scheduler.pools.late.partition=cpu",
-    "scheduler.pools.late.options={begin: now+1hour}",
-]
-
-
-def test_after_a_killed_score_its_reward_waits_for_the_new_one_and_still_for_the_other_pool(
-    cluster, make_run, tmp_path
-):
-    run = make_run.of_noops(cluster, tmp_path / "run", "iterations=1", *NOOPS, seconds=3)
-    run.submit()
-    run.wait_for(lambda: any(map(kill_job, score_jobs(run))), "a score that is killed")
-    (rewired,) = run.wait_for(lambda: run.events("rewired"), "a reward that is told to wait for another")
-    arrays = {job.id.partition("_")[0]: job.stage for job in run.jobs_ever()}
-    kind, *waits_for = rewired["waits_for"].split(":")
-    assert (kind, sorted(arrays[job] for job in waits_for)) == ("aftercorr", ["score-big", "score-late"])
-    late = next(job for job, stage in arrays.items() if stage == "score-late")
-    assert cluster.call("scontrol", "update", f"jobid={late}", "StartTime=now").returncode == 0
-    run.wait_until_complete()
-    (failed,) = run.events("failed")
-    assert failed["task"].startswith("1/score-big/")
-
-
-def score_jobs(run) -> list:
-    return [job for job in run.jobs("RUNNING") if job.stage == "score-big"]

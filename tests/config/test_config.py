@@ -23,9 +23,9 @@ from pipeline.config.compose import compose, from_mapping, to_mapping, to_yaml
 from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure, resolve
-from pipeline.config.scheduler import resources_of
+from pipeline.config.scheduler import SLURM_STAGES, resources_of
 from pipeline.config.schema import Config
-from tests.support import ROOT, tiny
+from tests.support import ALONE, ROOT, tiny
 from tests.support.tables import sample
 
 COMPLETE = ("reward=rule", "reward.components.rule.function=a:b", "model.policy=x", "data.prompts=x")
@@ -193,7 +193,9 @@ SLURM_MISTAKES = [
     ("scheduler.reward.time=4h", ["scheduler.reward.time", "'4h'", "HH:MM:SS"]),
     ("scheduler.reward.partiton=rm", ["scheduler.reward.partiton", "did you mean 'partition'"]),
     ("+scheduler.reward.gpu_per_node=1", ["scheduler.reward.gpu_per_node", "did you mean 'gpus_per_node'"]),
-    ("scheduler.horizont=3", ["scheduler.horizont", "did you mean 'horizon'"]),
+    ("scheduler.linger_maxx=3", ["scheduler.linger_maxx", "did you mean 'linger_max'"]),
+    ("scheduler.workers=false", ["unknown key 'workers'", "here: scheduler.rollout.linger and "]),
+    ("scheduler.horizon=2", ["unknown key 'horizon'", "here: scheduler.rollout.linger and "]),
     ("scheduler.slots=3", ["scheduler.slots", "unknown key 'slots'", "legal: account"]),
     ("scheduler.reward.slots=3", ["scheduler.reward.slots", "unknown key 'slots'", "partition"]),
     ("scheduler.reward=rm", ["scheduler.reward", "'rm'", "holds several keys", "partition"]),
@@ -209,7 +211,7 @@ SLURM_MISTAKES = [
     ("scheduler.reward.cpus_per_task=0", ["scheduler.reward.cpus_per_task", "got 0", "greater than 0"]),
     ("scheduler.reward.environment={A-B:x}", ["scheduler.reward.environment.A-B", "'A-B'"]),
     ("scheduler.reward.options={--exclusive:true}", ["scheduler.reward.options", "'--exclusive'"]),
-    ("scheduler.dependency=afterany", ["scheduler.dependency", "'afterany'", "'aftercorr' or 'afterok'"]),
+    ("scheduler.dependency=afterok", ["scheduler.dependency", "0 and false: a job for each task"]),
     ("scheduler.setup=module", ["scheduler.setup", "'module'", "write a list"]),
     ("scheduler.reward.gres=gpu:1", ["scheduler.reward.gres=gpu:1", "gpus_per_node=1", "not both"]),
     ("scheduler.reward.nodes=2", ["scheduler.reward.nodes=2", "only the update", "rollout.num_shards"]),
@@ -249,34 +251,20 @@ def test_partitions_are_a_list_or_text(inputs, tmp_path):
         assert from_mapping(yaml.safe_load(to_yaml(composed))) == composed
 
 
-ALONE = [
-    f"scheduler.{stage}.{word}"
-    for stage in ("rollout", "reward", "update", "evaluate")
-    for word in ("linger=0", "start_early=false")
-]
-"""Words that switch workers off for each stage."""
-
-
 @pytest.mark.parametrize(
-    ("words", "has_workers"),
+    ("words", "alone"),
     [
-        ([], True),
-        (["scheduler.workers=false"], False),
-        (["scheduler.workers=false", "scheduler.rollout.linger=300"], False),
-        ([f"scheduler.{stage}.linger=0" for stage in ("rollout", "reward", "update", "evaluate")], True),
-        (ALONE, False),
-        ([*ALONE, "scheduler.evaluate.linger=60"], True),
-        ([*ALONE, "scheduler.pools.big.partition=rm"], True),
-        ([*ALONE, "scheduler.prepare.linger=60", "scheduler.driver.start_early=true"], False),
+        ([], {"prepare", "benchmark"}),
+        (["scheduler.rollout.linger=0"], {"prepare", "benchmark"}),
+        (["scheduler.rollout={linger: 0, start_early: false}"], {"prepare", "benchmark", "rollout"}),
+        (ALONE, {"prepare", "benchmark", "rollout", "reward", "update", "evaluate"}),
+        (["scheduler.prepare.linger=60", "scheduler.benchmark.linger=60"], {"prepare"}),
     ],
 )
-def test_jobs_on_slurm_do_several_tasks_and_start_early_unless_told_otherwise(words, has_workers):
+def test_a_stage_that_neither_lingers_nor_starts_early_has_a_job_for_each_task(words, alone):
     scheduler = compose(["experiment=quickstart", "scheduler=slurm", *words]).scheduler
-    assert scheduler.has_workers is has_workers
-    assert scheduler.lookahead == (0 if has_workers else scheduler.horizon)
-    for one_task in ("prepare", "driver"):
-        given = resources_of(scheduler, one_task)
-        assert (given.linger, given.start_early) == (0, False)
+    stages = set(SLURM_STAGES) - {"driver"}
+    assert {stage for stage in stages if resources_of(scheduler, stage).does_one_task} == alone
 
 
 @pytest.mark.parametrize(("word", "mode"), [("tracking=none", "disabled"), ("tracking=wandb", "auto")])

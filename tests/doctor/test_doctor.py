@@ -375,7 +375,6 @@ def test_a_controller_that_hangs(tmp_path):
 
 
 SETTINGS = """
-DependencyParameters    = {}
 MaxArraySize            = 1001
 MaxJobCount             = 10000
 MinJobAge               = {} sec
@@ -384,9 +383,8 @@ SLURM_VERSION           = 23.11.4
 
 
 def test_settings_of_a_cluster_that_matter():
-    assert judge_settings(SETTINGS.format("(null)", 300)).verdict is Verdict.OK
-    assert "submitted again" in judge_settings(SETTINGS.format("kill_invalid_depend", 300)).advice
-    assert judge_settings(SETTINGS.format("(null)", 2)).verdict is Verdict.WARNING
+    assert judge_settings(SETTINGS.format(300)).verdict is Verdict.OK
+    assert judge_settings(SETTINGS.format(2)).verdict is Verdict.WARNING
 
 
 @pytest.mark.parametrize(

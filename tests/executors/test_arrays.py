@@ -42,8 +42,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.claims import Claim, newest_numbers
 from slurm.query import expand
 from slurm.submission import Array, Refused, array_expression, literal, own_answer, render
-from slurm.tasklist import Assignment, TaskList, attempt_id
-from tests.support import COLD
+from slurm.tasklist import TaskList, attempt_id
 from tests.support.scripted import ID, imagined_run, pinned, rendered
 
 NASTY = 'it\'s 100% "é" $HOME `touch x` $(touch x) #!'
@@ -73,8 +72,6 @@ STAGE = {
 EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "driver"), STAGE) | {
     "rollout": STAGE | {"array_parallelism": 2},
     "update": STAGE | {"gres": None, "gpus_per_node": "h100:4", "nodes": 2, "ntasks_per_node": 4},
-    "dependency": "afterok",
-    "horizon": 1,
 }
 
 
@@ -87,12 +84,7 @@ def plain_run(*more: str) -> Run:
             *("data.heldout=/heldout", "evaluate.every=2"),
             "evaluate.command=[measure,'{policy}','{output}']",
             *("reward=rule", "reward.components.rule.function=a:b"),
-            *(
-                "scheduler=slurm",
-                "scheduler.reward.partition=rm",
-                "scheduler.account=lab",
-                "scheduler.horizon=1",
-            ),
+            *("scheduler=slurm", "scheduler.reward.partition=rm", "scheduler.account=lab"),
             "scheduler.python=/env/bin/python",
             *more,
         ]
@@ -102,7 +94,6 @@ def plain_run(*more: str) -> Run:
 
 # Jobs that stay: rollouts and updates in an image, where Slurm's commands may be missing.
 WORKERS = {
-    "workers": True,
     "rollout": {"container": STAGE["container"]},
     "reward": {"linger": 60, "start_early": False},
     "update": {"linger": 60, "nodes": 2, "container": STAGE["container"], "setup": ["module load apptainer"]},
@@ -110,7 +101,6 @@ WORKERS = {
 }
 RUNS = {
     "plain": plain_run(),
-    "cold": plain_run(*COLD),
     "everything": imagined_run(f"/runs/{NASTY}", EVERYTHING),
     "workers": imagined_run(f"/runs/{NASTY}", WORKERS),
 }
@@ -122,11 +112,8 @@ def test_the_scripts_are_what_they_were(kind):
     found = rendered(RUNS[kind])
     assert found == pinned(kind, found)
     stages = {name.split("-")[1] for name in found}
-    drivers = (
-        {"driver", "guard"} if RUNS[kind].config.scheduler.has_workers else {"driver", "evaldriver", "guard"}
-    )
     measures = {"benchmark"} if RUNS[kind].plan.benchmark_every else set()
-    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", *measures, *drivers}
+    assert stages == {"prepare", "rollout", "reward", "update", "evaluate", *measures, "driver", "guard"}
 
 
 # --- the shell ---
@@ -156,10 +143,11 @@ def run_script(bench: Path, text: str) -> tuple[list[str], list[str]]:
     (bench / "script.sh").write_text(text)
     environment = {"PATH": f"{bench}:{os.environ['PATH']}", "HOME": "/nowhere", "FOUND": str(bench / "found")}
     subprocess.run(["bash", "-n", bench / "script.sh"], check=True)
-    done = subprocess.run(
-        ["bash", bench / "script.sh"], cwd=bench / "empty", env=environment, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    with (bench / "output").open("w") as output:  # not a pipe, which what attends to a worker would keep open
+        command = ["bash", bench / "script.sh"]
+        where = {"cwd": bench / "empty", "env": environment, "stdin": subprocess.DEVNULL}
+        code = subprocess.run(command, **where, stdout=output, stderr=output, timeout=60).returncode
+    assert (code, (bench / "output").read_text()) == (0, "")
     arguments, variables = (
         (bench / "found" / n).read_text().split("\0")[:-1] for n in ("arguments", "environment")
     )
@@ -177,12 +165,13 @@ def test_nothing_that_is_given_is_split_or_expanded_by_the_shell(bench, job_kind
     config["update"] = stage | {"gres": None, "nodes": 2}
     run = imagined_run(f"/runs/{NASTY}", config)
     if job_kind == "driver":
-        submission = driver_submission(run, 1, 1, DRIVER, 1)
+        submission = driver_submission(run, 1, DRIVER, 1)
     else:
         (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(job_kind))], 1000)
     text = render(array_of(run, run.config.scheduler, submission, Escalation(), None))
     arguments, variables = run_script(bench, text)
-    tasks = f"/runs/{NASTY}/slurm/00001/{job_kind}-1-0.json"
+    folder = "00000" if job_kind == "driver" else "00001"
+    tasks = f"/runs/{NASTY}/slurm/{folder}/{job_kind}-1-0.json"
     assert arguments == ["-P", "-m", "slurm.element", tasks, *(["--rank"] if job_kind == "update" else [])]
     assert variables == [f"{NASTY} \\n", "", "a  $b", str(bench / "empty")]
     assert list((bench / "empty").iterdir()) == []
@@ -252,7 +241,7 @@ def test_every_script_is_valid_shell(kind, tmp_path):
         {"output": "/a\nb"},
         {"folder": Path("/a\nb")},
         {"name": "a\nb"},
-        {"dependency": "afterok:1\nb"},
+        {"dependency": "afterany:1\nb"},
         {"output": "/a\\b"},
         {"options": {"constraint": "a\\b"}},
         {"options": {"comment": "a\nb"}, "environment": {"comment": "harmless"}},
@@ -300,7 +289,7 @@ def read_by_sbatch(script: Path, folder: Path) -> dict[str, str]:
 def test_sbatch_itself_reads_every_option_as_it_was_meant(tmp_path, job_kind):
     run = RUNS["everything"]
     (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage(job_kind))], 1000)
-    array = array_of(run, run.config.scheduler, submission, Escalation(), None, "afterok:7")
+    array = array_of(run, run.config.scheduler, submission, Escalation(), None, "afterany:7")
     (tmp_path / "script.sh").write_text(render(array))
     found = read_by_sbatch(tmp_path / "script.sh", tmp_path)
     meant = {
@@ -311,7 +300,7 @@ def test_sbatch_itself_reads_every_option_as_it_was_meant(tmp_path, job_kind):
     assert meant.items() <= found.items()
     assert found["output"] == array.output
     assert found["chdir"] == "/home/u"
-    assert found["dependency"] == "afterok:7"
+    assert found["dependency"] == "afterany:7"
     assert found["comment"] == "a # b"
     assert "overcommit" not in found
 
@@ -334,7 +323,7 @@ def test_a_job_writes_its_tasks_log_where_the_run_looks_for_it(bench, tmp_path, 
     assert submission.task(index) == task
     said = as_on_a_node(bench, run, submission)
     assert not said.stdout + said.stderr
-    assert "slurm.element" in run.paths.task(task).log(2).read_text()
+    assert "slurm.element" in submission.log(run.paths, task).read_text()
 
 
 def as_on_a_node(bench: Path, run: Run, submission: Submission) -> subprocess.CompletedProcess[str]:
@@ -362,7 +351,7 @@ def test_a_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, job_
     """Slurm would not start it; so its log is its own business. Of driver jobs Slurm opens nothing."""
     python = {"python": "echo"}
     run = imagined_run(tmp_path / f"100%a {NASTY}", {"driver": python, "reward": python})
-    submission = driver_submission(run, 1, 3, job_kind, 2)
+    submission = driver_submission(run, 1, job_kind, 2)
     if job_kind == Stage.REWARD:
         (submission,) = stage_submissions(run, 1, 2, [Task(3, Stage.REWARD, 4)], 1000)
     folder = log_folder(run, submission)
@@ -381,7 +370,7 @@ def test_a_job_that_cannot_write_its_log_runs_all_the_same(bench, tmp_path, job_
 def test_a_job_whose_run_was_moved_makes_no_folder_in_its_place(bench, tmp_path):
     run = imagined_run(tmp_path / "run", {"driver": {"python": "echo"}})
     text = render(
-        array_of(run, run.config.scheduler, driver_submission(run, 1, 3, DRIVER, 2), Escalation(), None)
+        array_of(run, run.config.scheduler, driver_submission(run, 1, DRIVER, 2), Escalation(), None)
     )
     subprocess.run(["bash", "-c", text], cwd=bench, capture_output=True, check=True, timeout=60)
     assert not run.paths.root.exists()
@@ -485,21 +474,15 @@ def test_the_task_list_holds_no_state(tmp_path):
     assert stat.S_IMODE(Ledger(run.paths).file(submission).stat().st_mode) & 0o444
 
 
-def test_an_element_of_the_list_is_one_task_and_may_be_several():
+def test_an_element_of_the_list_is_one_task():
     run = imagined_run()
     (submission,) = stage_submissions(run, 1, 3, [Task(2, Stage.ROLLOUT, shard) for shard in (1, 4)], 10)
-    content = json.loads(json.dumps(plain(submission)))
-    tasks = TaskList.of(content)
-    assert tasks.elements == {index: (Assignment(words),) for index, words in submission.elements.items()}
-    words = tasks.words(tasks.elements["4"][0], attempt_id(tasks.number, "77", "4", 0))
-    assert words[:2] == ["stages", "rollout"]
+    tasks = TaskList.of(json.loads(json.dumps(plain(submission))))
+    assert tasks.elements == submission.elements
+    words = tasks.words("4", attempt_id(tasks.number, "77", "4", 0))
+    assert words[:2] == ["stages.workers", "rollout"]
     assert words[words.index("--attempt") + 1] == "3-77_4r0"
     assert words[-4:-2] == ["--shard", "4"]
-    both = [{"arguments": words, "log": f"/{index}"} for index, words in content["elements"].items()]
-    several = TaskList.of(content | {"elements": {"0": both}})
-    assert several.elements == {
-        "0": (Assignment(submission.elements["1"], "/1"), Assignment(submission.elements["4"], "/4"))
-    }
 
 
 def test_a_worker_is_told_which_attempts_at_its_task_were_counted():
@@ -507,7 +490,7 @@ def test_a_worker_is_told_which_attempts_at_its_task_were_counted():
     known = newest_numbers(
         [*(Claim(tasks[1], number, "", "", 0.0) for number in (2, 1)), Claim(PREPARE, 9, "", "", 0.0)]
     )
-    made = stage_submissions(run, 1, 1, tasks, 10, stays=True, known=known)
+    made = stage_submissions(run, 1, 1, tasks, 10, known=known)
     told = [TaskList.of(json.loads(json.dumps(plain(submission)))).known for submission in made]
     assert told == [{}, {"1": 2}]
 

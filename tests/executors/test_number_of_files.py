@@ -4,7 +4,6 @@ The toy's tasks and workers do all at once what they can, and write the files th
 """
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from slurm.states import SlurmState
 from tests.support.inodes import by_kind
 from tests.support.toyslurm import Element
 from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, World, is_driver, make_world
+from tests.support.toyworld import Luck, is_driver
 
 SHARDS, ITERATIONS = 64, 3
 MOST_RECENT, MOST_PACKED = 300, 20
@@ -37,9 +36,9 @@ SETTINGS = {
 }
 
 
-def lived(root: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., World]) -> World:
+def lived(root: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerWorld:
     """A run that has come to its end, undisturbed."""
-    world = make(root, monkeypatch, 2, Luck(), settings=SETTINGS)
+    world = make_worker_world(root, monkeypatch, 2, Luck(), settings=SETTINGS)
     world.slurm.max_array_size = 1001
     assert not world.run.plan.pools
     world.submit()
@@ -51,7 +50,7 @@ def lived(root: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., World
     return world
 
 
-def in_step(world: World) -> None:
+def in_step(world: WorkerWorld) -> None:
     """Everything that can start starts, every task that can be done is done, and a pass sees it."""
     world.slurm.look()
     for element in (e for e in free(world) if e.is_free):
@@ -60,21 +59,16 @@ def in_step(world: World) -> None:
     world.is_driving = True  # no pass after every task
     done = find_frontier(world.run.plan, world.run.paths).updated
     for element in world.slurm.elements(SlurmState.RUNNING):
-        if isinstance(world, WorkerWorld):
-            work(world, element, done)
-        else:
-            world.end(element)
-            commit_state(world, world.task(element))
+        work(world, element, done)
     world.is_driving = False
-    if isinstance(world, WorkerWorld):
-        world.advance("a worker", is_worker=True)
+    world.advance("a worker", is_worker=True)
 
 
-def free(world: World) -> list[Element]:
+def free(world: WorkerWorld) -> list[Element]:
     return [e for e in world.slurm.elements(SlurmState.PENDING) if e.is_free and not world.is_guard(e)]
 
 
-def begin_log(world: World, element: Element) -> None:
+def begin_log(world: WorkerWorld, element: Element) -> None:
     """As the batch script does."""
     name = parse_job_name(element.job.name)
     (submission,) = Ledger(world.run.paths).named([element.job.name])
@@ -111,7 +105,7 @@ def work(world: WorkerWorld, element: Element, done: int) -> None:
         commit_state(world, claim.task)
 
 
-def commit_state(world: World, task: Task) -> None:
+def commit_state(world: WorkerWorld, task: Task) -> None:
     """An update's attempt commits the trainer's state behind its policy."""
     if task.stage is Stage.UPDATE:
         paths, attempt = world.run.paths, world.record(task).attempt
@@ -123,11 +117,10 @@ def commit_state(world: World, task: Task) -> None:
         paths.task(state).record.write_text(json.dumps(record.to_json()))
 
 
-@pytest.mark.parametrize("make", [make_worker_world, make_world], ids=["workers", "a job for each task"])
 def test_a_recent_iteration_of_64_shards_has_at_most_300_files_and_a_packed_one_20(
-    make, tmp_path, monkeypatch, clock
+    tmp_path, monkeypatch, clock
 ):
-    world = lived(tmp_path / "run", monkeypatch, make)
+    world = lived(tmp_path / "run", monkeypatch)
     run, root = world.run, world.run.paths.root
     counts = {iteration: by_kind(root, iteration) for iteration in range(1, ITERATIONS + 1)}
     told = {iteration: (sum(of.values()), dict(of)) for iteration, of in counts.items()}

@@ -24,15 +24,13 @@ from slurm.query import QUEUE_FORMAT, Element, parse_queue
 from slurm.states import SlurmState
 from tests.support.toyslurm import Element as ToyElement
 from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck, World, is_driver, make_world
-
-WORLDS = {"workers": make_worker_world, "a job for each task": make_world}
+from tests.support.toyworld import Luck, World, is_driver
 
 
-@pytest.fixture(params=WORLDS)
-def world(request, tmp_path, monkeypatch, clock) -> World:
+@pytest.fixture
+def world(tmp_path, monkeypatch, clock) -> World:
     """A run that is at work."""
-    found = WORLDS[request.param](tmp_path / "run", monkeypatch, 3, Luck())
+    found = make_worker_world(tmp_path / "run", monkeypatch, 3, Luck())
     found.submit()
     for _ in range(6):
         found.happen()

@@ -3,8 +3,6 @@
 The driver is the real one, on a toy Slurm.
 """
 
-import pytest
-
 from pipeline.cli.summary import say_how_it_ended
 from pipeline.orchestrate.driver import Outcome
 from pipeline.orchestrate.reconcile import MOST_SETUPS
@@ -13,16 +11,15 @@ from pipeline.status.snapshot import read_status
 from slurm.setup_lines import SETUP_EXIT
 from slurm.states import SlurmState
 from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck, is_driver, make_world, pass_over
+from tests.support.toyworld import Luck, is_driver, pass_over
 
 _MOST = 20
 
 
-@pytest.mark.parametrize("make", [make_worker_world, make_world], ids=["workers", "a job for each task"])
 def test_a_run_whose_setup_fails_wherever_it_is_tried_fails_and_says_what_to_mend(
-    make, tmp_path, monkeypatch, clock, capsys
+    tmp_path, monkeypatch, clock, capsys
 ):
-    world = make(tmp_path / "run", monkeypatch, 3, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 3, Luck())
     world.submit()
     tries, done = 0, None
     while (done is None or done.outcome is None) and tries < _MOST:

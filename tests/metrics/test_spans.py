@@ -218,8 +218,8 @@ def test_what_was_cancelled_with_all_jobs_of_the_run_is_no_failed_attempt_of_its
     of = submission("rollout")
     jobs = [job(of, index, SlurmState.CANCELLED, 12.0, 5.0) for index in (0, 1)]
     ours = {"kind": FailureKind.CANCELLED, "evidence": Evidence.CANCELLATION}
-    failed(slurm, "1/rollout/0", "1-40_0r0", 17.0, **ours)
-    failed(slurm, "1/rollout/1", "1-40_1r0", 17.0, message="cancelled (CANCELLED)")
+    failed(slurm, "1/rollout/0", "40_0r0", 17.0, number=1, **ours)
+    failed(slurm, "1/rollout/1", "40_1r0", 17.0, number=1, message="cancelled (CANCELLED)")
     first, second = found(slurm, Facts([of], jobs))
     assert (first.end, first.note) == (SpanEnd.ENDED, "")
     assert (second.end, second.note) == (SpanEnd.FAILED, "cancelled (CANCELLED)")

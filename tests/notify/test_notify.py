@@ -32,7 +32,8 @@ from slurm.commands import SlurmTimeout
 from tests.support import tiny
 from tests.support.scripted import imagined_run
 from tests.support.services import Answer, Seen, service
-from tests.support.toyworld import Luck, Watcher, World, make_world
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck, Watcher, World
 
 TELL = """#!/bin/sh
 { cat; echo; } >>"${0%/*}/told.jsonl"
@@ -314,7 +315,7 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_being_told(run, command):
 
 @pytest.fixture
 def world(tmp_path, monkeypatch, clock) -> World:
-    made = make_world(tmp_path / "run", monkeypatch, 3, Luck())
+    made = make_worker_world(tmp_path / "run", monkeypatch, 3, Luck())
     quiet = TrackingConfig(wandb=WandbConfig(mode="disabled"))
     config = dataclasses.replace(made.run.config, tracking=quiet)
     made.run = dataclasses.replace(made.run, config=config)
@@ -384,14 +385,14 @@ def mails(run: Run) -> dict[str, list[str]]:
 
 
 def test_slurm_mails_once_of_each_array_of_a_stage_and_not_of_driver_jobs():
-    given = {"mail_user": "me@example.org", "mail_type": "fail,time_limit_80", "horizon": 1}
+    given = {"mail_user": "me@example.org", "mail_type": "fail,time_limit_80"}
     given["update"] = {"mail_type": ["END"]}
     given["reward"] = {"mail_type": []}
     found = mails(imagined_run(scheduler=given))
     assert found["rollout"] == ["type=FAIL,TIME_LIMIT_80", "user=me@example.org"]
     assert found["update"] == ["type=END", "user=me@example.org"]
     assert found["reward"] == found["driver"] == found["guard"] == []
-    asked = mails(imagined_run(scheduler={"driver": {"mail_type": ["FAIL"]}, "horizon": 1}))
+    asked = mails(imagined_run(scheduler={"driver": {"mail_type": ["FAIL"]}}))
     assert (asked["driver"], asked["rollout"]) == (["type=FAIL"], [])
 
 

@@ -32,7 +32,8 @@ from pipeline.tracking.state import Offline, write_state
 from pipeline.tracking.tracker import is_behind
 from tests.support import processes, tiny
 from tests.support.committed import commit
-from tests.support.toyworld import Luck, World, make_world
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck, World
 
 SECTIONS = ("policy", "state")
 forks = st.builds(
@@ -441,7 +442,7 @@ def as_fork(world: World, start: int) -> World:
 def test_a_fork_on_slurm_runs_to_its_end(tmp_path, monkeypatch, clock, luck):
     done = 0
     for seed in range(12):
-        world = make_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck)
+        world = make_worker_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck)
         if world.run.plan.iterations == 1:
             continue
         start = 1 + seed % (world.run.plan.iterations - 1)

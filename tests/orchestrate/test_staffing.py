@@ -148,6 +148,15 @@ def test_a_task_that_workers_leave_alone_gets_an_element_of_its_own():
     assert decided.orders == (Order((ROLLOUTS[1],)),)
 
 
+def test_where_each_task_has_a_job_who_is_at_work_will_not_take_what_is_left():
+    workers = [busy(f"7_{i}r0", ROLLOUTS[i]) for i in (0, 1)]
+    claims = [claim(ROLLOUTS[i], f"7_{i}r0") for i in (0, 1)]
+    quick = {"rollout": Estimate(queue_wait=30.0, startup=70.0, task=10.0)}
+    given = {"claims": claims, "ready": ROLLOUTS, "estimates": quick, "early": ()}
+    assert decide(workers, **given).orders == ()
+    assert decide(workers, **given, of_one_task={"rollout"}).orders == (Order((ROLLOUTS[2], ROLLOUTS[3])),)
+
+
 def test_where_there_is_no_place_an_idle_worker_makes_room_and_no_busy_one():
     idle, at_work = waiting("7_0r0", UPDATE), busy("7_1r0", ROLLOUTS[1])
     claims = [claim(ROLLOUTS[1], "7_1r0")]

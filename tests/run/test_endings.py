@@ -37,9 +37,9 @@ def run(tmp_path) -> Run:
     return imagined_run(tmp_path)
 
 
-def submitted(run: Run, stays: bool = False, number: int = 3, job: str | None = "7") -> Submission:
+def submitted(run: Run, number: int = 3, job: str | None = "7") -> Submission:
     tasks = [Task(2, Stage.ROLLOUT, shard) for shard in (0, 1)]
-    (made,) = stage_submissions(run, 1, number, tasks, 1000, stays)
+    (made,) = stage_submissions(run, 1, number, tasks, 1000)
     Ledger(run.paths).begin(made)
     return Ledger(run.paths).note(made, State(job))
 
@@ -90,7 +90,7 @@ def test_a_failure_names_log_job_and_node(run):
 
 def test_a_worker_that_took_no_task_is_named_apart_from_what_workers_claim(run):
     """Its submission's number, and that of a claim of its own later start, may be the same."""
-    crew = submitted(run, stays=True, number=1)
+    crew = submitted(run, number=1)
     own = replace(element_ending(run.paths, crew, 1), kind=FailureKind.LOST)
     claimed = replace(KILLED, attempt="1-7_0r0", number=1)
     note_endings(run.paths, [own, claimed])

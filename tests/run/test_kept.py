@@ -22,7 +22,8 @@ from slurm.commands import SlurmError
 from tests.support.damage import cut, flip_bit
 from tests.support.killing import events
 from tests.support.tables import sample
-from tests.support.toyworld import Luck, make_world
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck
 
 DAY = 86_400
 
@@ -113,7 +114,7 @@ def test_a_driver_writes_again_what_a_purge_takes_while_it_runs(resting):
 
 @pytest.fixture
 def submitted(tmp_path, monkeypatch, clock):
-    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     assert live(world)
     return world

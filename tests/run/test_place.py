@@ -21,7 +21,8 @@ from pipeline.status.snapshot import read_status
 from pipeline.tracking.sync import sync
 from tests.support.copying import TOOLS, copied
 from tests.support.tables import sample
-from tests.support.toyworld import Luck, make_world
+from tests.support.toyworkers import make_worker_world
+from tests.support.toyworld import Luck
 
 
 def id_of(root: Path) -> str:
@@ -78,7 +79,7 @@ def test_an_archive_that_is_put_back_leaves_the_jobs_of_the_run_alone_that_goes_
     tmp_path, monkeypatch, clock
 ):
     """It was moved by a copy, went on there, and an older archive is now in its former place."""
-    world = make_world(tmp_path / "moved here", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "moved here", monkeypatch, 0, Luck())
     former = load_run(Path(shutil.copytree(world.run.paths.root, tmp_path / "former", symlinks=True)))
     write_identity(former.paths, replace(former.identity, root=str(former.paths.root)))
     world.submit()
@@ -149,7 +150,7 @@ def test_a_copy_whose_lease_is_held_is_cleaned_as_a_run_of_its_own(original, tmp
 @pytest.fixture
 def submitted(tmp_path, monkeypatch, clock):
     """A run on Slurm with jobs in the queue, and a copy of it."""
-    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     return world, Path(shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True))
 

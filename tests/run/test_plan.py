@@ -154,12 +154,12 @@ def test_benchmarks_wait_for_a_policy_and_the_one_before_and_nothing_waits_for_t
     )
 
 
-@given(plans, st.integers(1, 12), st.data())
-def test_a_lookahead_widens_the_window_by_whole_iterations(plan, lookahead, data):
+@given(plans, st.data())
+def test_what_waits_for_the_window_is_shown_with_it(plan, data):
     updated = data.draw(st.integers(-1, plan.iterations))
     evaluated = data.draw(st.integers(0, sum(iteration <= updated for iteration in plan.evaluations())))
-    window = plan.window(updated, evaluated, lookahead)
-    newest = min(max(updated, 0) + lookahead, plan.iterations)
+    window = plan.window(updated, evaluated, is_ahead=True)
+    newest = min(max(updated, 0) + 1, plan.iterations)
     expected = [PREPARE] if updated < 0 else []
     for iteration in range(max(updated, 0) + 1, newest + 1):
         expected += [task for task in plan.tasks(iteration) if task.stage is not Stage.EVALUATE]
@@ -168,14 +168,6 @@ def test_a_lookahead_widens_the_window_by_whole_iterations(plan, lookahead, data
     assert set(plan.window(updated, evaluated)) <= set(window)
     for number, task in enumerate(window):  # an input that is in the window comes first
         assert not set(plan.inputs(task)) & set(window[number + 1 :])
-
-
-def test_what_is_submitted_first_reaches_as_far_as_the_lookahead():
-    plan = Plan(iterations=5, num_shards=1, evaluate_every=2)
-    stages = [task for k in (1, 2) for task in plan.tasks(k) if task.stage is not Stage.EVALUATE]
-    evaluations = [Task(0, Stage.EVALUATE), Task(2, Stage.EVALUATE)]
-    assert list(plan.window(-1, 0, lookahead=2)) == [PREPARE, *stages, *evaluations]
-    assert plan.window(5, len(plan.evaluations()), lookahead=2) == ()
 
 
 @given(plans)

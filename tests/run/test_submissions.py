@@ -174,7 +174,7 @@ def test_what_earlier_failures_ask_for_is_left_out_where_slurm_refuses_it(run, m
 
 
 def test_a_driver_job_carries_no_task(run):
-    made = driver_submission(run, 1, 2, DRIVER, 1)
+    made = driver_submission(run, 1, DRIVER, 1)
     assert not made.is_of_stage
     assert list(made.tasks()) == []
     assert (made.module, made.arguments) == ("pipeline", ("advance", str(run.paths.root)))
@@ -205,8 +205,9 @@ def test_the_cluster_is_asked_once_in_each_call(run, monkeypatch):
 
 
 def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
-    from pipeline.executors.slurm.jobs import SlurmJobs
+    from pipeline.executors.slurm.queue_reader import QueueReader
     from pipeline.executors.slurm.submitter import Submitter
+    from pipeline.executors.slurm.worker_jobs import WorkerJobs
 
     ledger = Ledger(run.paths)
     for call in (1, 2):
@@ -221,7 +222,7 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda *_: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)
-    jobs = SlurmJobs(submitter, limits, lambda text: None, Errands(lambda text: None))
+    jobs = WorkerJobs(submitter, limits, print, Errands(print), QueueReader(run))
     jobs.query()
     jobs.collect_ended([Task(1, Stage.ROLLOUT)], lambda tasks: ())
     of_first = [(f.attempt, f.message) for f in jobs.failures[Task(1, Stage.ROLLOUT, 0)]]

@@ -49,7 +49,7 @@ def everything(script) -> None:
     assert read_ended(["7"]) == {}
     assert read_limits().name == "q24"
     assert run_command(["sinfo", "-h"]) == ""
-    update_dependency("7_[0]", "afterok:6")
+    update_dependency("7", "afterany:6")
     cancel(["7"], only_pending=True)
     errands = signals.Errands(print)
     errands.ring(["7_0"])

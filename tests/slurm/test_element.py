@@ -1,11 +1,8 @@
 """What every array element runs, as a process: it finds its task, tells starts and ranks apart, and stops."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +12,6 @@ from pipeline.executors.slurm.arrays import stage_submissions
 from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import Stage, Task
 from slurm.sealing import sealed, unsealed
-from slurm.tasklist import ATTEMPT
 from tests.support import ROOT
 from tests.support.scripted import imagined_run
 
@@ -152,88 +148,6 @@ def test_a_job_whose_file_was_forgotten_does_not_come_back_for_ever(
     assert "Nothing was run" in done.stderr
 
 
-# --- several tasks in an element ---
-
-STORY = """
-import json, os, pathlib, signal, sys, time
-print(json.dumps({"argv": sys.argv, "meeting": os.environ.get("RENDEZVOUS_FILE")}), flush=True)
-match sys.argv[-1]:
-    case "fails": sys.exit(4)
-    case "killed": os.kill(os.getpid(), signal.SIGKILL)
-    case "waits":
-        signal.signal(signal.SIGUSR2, lambda *_: sys.exit(5))
-        pathlib.Path(sys.argv[1]).touch()
-        time.sleep(60)
-"""
-
-
-@pytest.fixture
-def several(tasks, tmp_path) -> Callable[..., list[Path]]:
-    """Makes element 4 one of several tasks, whose last words say what becomes of them. Returns their logs."""
-
-    def make(*fates: str) -> list[Path]:
-        (tmp_path / "told.py").write_text(STORY)
-        logs = [tmp_path / f"{position}.log" for position in range(len(fates))]
-        assignments = [
-            {"arguments": ["--failure-file", f"{log}.json", fate], "log": str(log)}
-            for fate, log in zip(fates, logs, strict=True)
-        ]
-        content = unsealed(tasks.read_bytes())
-        content |= {"arguments": [str(tmp_path / "ready"), ATTEMPT]}
-        content["elements"] |= {"4": assignments}
-        tasks.write_text(sealed(content))
-        return logs
-
-    return make
-
-
-def started(logs: list[Path]) -> list[str]:
-    """The ids of the attempts that were begun, by their logs."""
-    return [json.loads(log.read_text().splitlines()[0])["argv"][2] for log in logs if log.exists()]
-
-
-def test_each_task_of_an_element_has_an_id_a_log_and_a_failure_file_of_its_own(tasks, several):
-    logs = several("fine", "fine")
-    done = element(tasks, 4, SLURM_RESTART_COUNT=1)
-    assert (done.returncode, done.stdout) == (0, "restart 1 of job 77_4\n")
-    assert started(logs) == ["3-77_4r1", "3-77_4r1.1"]
-    files = [json.loads(log.read_text())["argv"][-2] for log in logs]
-    assert files == [f"{log}.json" for log in logs]
-    assert told(element(tasks, 1))["argv"][2] == "3-77_1r0", "another element of the array has one task"
-
-
-def test_a_task_that_fails_does_not_keep_the_next_from_being_tried(tasks, several):
-    logs = several("fine", "fails", "fine")
-    assert element(tasks, 4).returncode == 4
-    assert started(logs) == ["3-77_4r0", "3-77_4r0.1", "3-77_4r0.2"]
-
-
-def test_where_a_task_was_killed_the_node_is_left(tasks, several):
-    logs = several("killed", "fine")
-    assert element(tasks, 4).returncode == 128 + 9
-    assert started(logs) == ["3-77_4r0"]
-
-
-def test_after_a_warning_that_the_job_ends_no_further_task_begins(tasks, several, tmp_path):
-    logs = several("waits", "fine")
-    process = begin(tasks, 4)
-    until = time.monotonic() + 30
-    while not (tmp_path / "ready").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    process.send_signal(signal.SIGUSR2)
-    assert process.wait(timeout=30) == 5
-    assert started(logs) == ["3-77_4r0"]
-
-
-def test_ranks_meet_for_each_task_and_leave_together_when_one_fails(tasks, several):
-    variables = {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NTASKS": 2}
-    logs = several("fine", "fails", "fine")
-    assert element(tasks, 4, "--rank", **variables).returncode == 4
-    assert started(logs) == ["3-77_4r0", "3-77_4r0.1"]
-    assert len({json.loads(log.read_text())["meeting"] for log in logs[:2]}) == 2
-
-
 SCONTROL = """#!/bin/sh
 echo "$@" >> {told}
 exit {code}
@@ -302,6 +216,6 @@ def test_a_worker_knows_what_was_tried_and_since_when_it_could_start_and_no_hint
     content = unsealed(tasks.read_bytes()) | {"created": 50.0}
     earlier = {"begins": 70.0, "known": {"1": 3}}
     for more, expected in (({}, ["50.0", "0"]), (earlier, ["70.0", "3"])):
-        tasks.write_text(sealed(content | more | {"stays": True}))
+        tasks.write_text(sealed(content | more))
         done = element(tasks, 1)
         assert (done.returncode, done.stdout.split()) == (0, expected)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.executors.slurm.arrays import array_of, stage_submissions
+from pipeline.config.job_kinds import DRIVER
+from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.run.tasks import Stage, Task
 from slurm.requests import REQUESTS, find_requests, request_pass, request_ring
@@ -64,7 +65,7 @@ def script_of(bench: Path, container: str | None = "env IN_IMAGE=1") -> str:
     stage = {"linger": 60, "python": str(bench / "our python"), "container": container}
     driver = {"setup": ["OURS='driver '", "export OURS # ours"], "python": str(bench / "our python")}
     run = imagined_run(f"{bench}/a $(touch came) 'b'", {"rollout": stage, "driver": driver})
-    (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage.ROLLOUT)], 1000, stays=True)
+    (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage.ROLLOUT)], 1000)
     return render(array_of(run, run.config.scheduler, submission, Escalation(), None))
 
 
@@ -107,12 +108,12 @@ def test_where_there_is_no_temporary_folder_the_task_runs_all_the_same(bench):
 def test_only_workers_that_may_lack_slurms_commands_ask(bench):
     assert REQUESTS in script_of(bench)
     plain = imagined_run("/runs/r1", {"rollout": {"linger": 60}})
-    contained = imagined_run("/runs/r1", {"rollout": {"container": "env A=1"}})
-    for run, stays in ((plain, True), (contained, False)):
-        (submission,) = stage_submissions(run, 1, 1, [Task(1, Stage.ROLLOUT)], 1000, stays=stays)
+    contained = imagined_run("/runs/r1", {"driver": {"container": "env A=1"}})
+    (worker,) = stage_submissions(plain, 1, 1, [Task(1, Stage.ROLLOUT)], 1000)
+    for run, submission in ((plain, worker), (contained, driver_submission(contained, 1, DRIVER, 1))):
         assert "attend" not in render(array_of(run, run.config.scheduler, submission, Escalation(), None))
     other = imagined_run("/runs/r1", {"rollout": {"linger": 60, "python": "/images/python"}})
-    (submission,) = stage_submissions(other, 1, 1, [Task(1, Stage.ROLLOUT)], 1000, stays=True)
+    (submission,) = stage_submissions(other, 1, 1, [Task(1, Stage.ROLLOUT)], 1000)
     assert "attend" in render(array_of(other, other.config.scheduler, submission, Escalation(), None))
 
 

@@ -10,17 +10,15 @@ from pipeline.config.update import UpdateConfig
 from pipeline.executors.slurm.queue import Queue
 from pipeline.run.commits import Record
 from pipeline.run.control import ByHand, Control
-from pipeline.run.endings import Ending
-from pipeline.run.failures import FailureKind
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.journal_end import how_it_stopped, machine_state
 from pipeline.status.lanes import StageProgress, TaskState, lanes_of
-from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of, task_state, writer_of
+from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of
 from pipeline.status.snapshot import finish_of, read_status
 from pipeline.status.state import Status
 from pipeline.status.text import describe, describe_slurm, job_details
-from pipeline.status.trainer_state import Missing, in_words, missing_state
+from pipeline.status.trainer_state import Missing, Writer, in_words, missing_state
 from slurm.query import Element
 from slurm.states import SlurmState
 from tests.support.committed import commit
@@ -75,9 +73,7 @@ def record(shard: int, attempt: str = "1-36_0r0", started: float = 940.0, ended:
 
 
 def state(shard: int, **more: object) -> TaskState:
-    given = {"record": None, "element": None, "submissions": (submission(),), "ending": None}
-    given["ready"] = 910.0
-    return task_state(Task(2, Stage.ROLLOUT, shard), **(given | more), now=NOW)
+    return TaskState(Task(2, Stage.ROLLOUT, shard), **({"attempts": 1} | more))
 
 
 def progress(states: list[TaskState]) -> StageProgress:
@@ -86,49 +82,20 @@ def progress(states: list[TaskState]) -> StageProgress:
 
 
 def test_a_stage_counts_what_is_done_runs_waits_and_failed():
-    failed = Ending("1-36_3r0", "2/rollout/3", 1, 1, FailureKind.ERROR, message="boom")
+    running, pending = element(1, SlurmState.RUNNING), element(2, SlurmState.PENDING)
     states = [
-        state(0, record=record(0, "1-36_0r2")),
-        state(1, element=element(1, SlurmState.RUNNING)),
-        state(2, element=element(2, SlurmState.PENDING)),
-        state(3, ending=failed),
+        state(0, record=record(0), attempts=3, started=940.0, waited=30.0),
+        state(1, element=running, is_running=True, started=970.0, waited=60.0),
+        state(2, element=pending, is_waiting=True, waited=90.0),
+        state(3, has_failed=True),
     ]
     found = progress(states)
     assert (found.total, found.done, found.running, found.waiting, found.failed) == (4, 1, 1, 1, 1)
-    assert (found.requeued, found.resubmitted, found.attempts) == (2, 0, 6)
+    assert (found.resubmitted, found.attempts) == (2, 6)
     assert (found.jobs, found.nodes) == (("36",), ("gpu07",))
     assert found.reason == "other jobs have a higher priority"
     assert found.queue_seconds == 90.0  # shard 2 still waits: its input was there at 910
     assert found.run_seconds == 60.0  # from 940 until now
-
-
-@pytest.mark.parametrize(("kind", "has_failed"), [*((kind, True) for kind in FailureKind), (None, False)])
-def test_what_slurm_ppo_cancelled_itself_is_shown_as_no_failure(kind, has_failed):
-    """Whatever Slurm still shows of the job: how it ended is judged once, by a pass."""
-    ending = Ending("1-36_3r0", "2/rollout/3", 1, 1, kind)
-    shown = element(3, SlurmState.FAILED)
-    is_ours = kind is FailureKind.CANCELLED
-    assert state(3, ending=ending, element=shown).has_failed is (has_failed and not is_ours)
-    assert state(3, element=shown).has_failed, "not judged yet"
-
-
-def test_a_task_that_waits_for_its_input_is_not_waiting_in_the_queue():
-    assert progress([state(0, element=element(0, SlurmState.PENDING), ready=None)]).queue_seconds is None
-
-
-def test_waiting_counts_from_the_last_submission_and_the_last_requeue():
-    again = submission(number=2, created=950.0)
-    pending = element(0, SlurmState.PENDING)
-    assert state(0, element=pending, submissions=(submission(), again)).waited == 50.0
-    requeued = element(0, SlurmState.PENDING, submitted=990.0, restarts=1)
-    assert state(0, element=requeued).waited == 10.0
-
-
-@pytest.mark.parametrize("ended", [SlurmState.CANCELLED, SlurmState.COMPLETED])
-def test_what_was_cancelled_or_is_being_committed_has_not_failed(ended):
-    assert not state(0, element=element(0, ended)).has_failed
-    assert state(0, element=element(0, SlurmState.TIMEOUT)).has_failed
-    assert not state(0, submissions=()).has_failed
 
 
 @pytest.mark.parametrize(
@@ -146,7 +113,8 @@ def test_what_was_cancelled_or_is_being_committed_has_not_failed(ended):
 )
 def test_the_reason_is_that_of_those_in_front(reasons, shown):
     """Slurm says Priority of those behind them."""
-    states = [state(i, element=element(i, SlurmState.PENDING, reason=why)) for i, why in enumerate(reasons)]
+    pending = [element(i, SlurmState.PENDING, reason=why) for i, why in enumerate(reasons)]
+    states = [state(i, element=one, is_waiting=True) for i, one in enumerate(pending)]
     assert progress(states).reason == shown
 
 
@@ -165,7 +133,7 @@ def test_driver_jobs_are_told_apart_from_stages():
     driver = submission("driver", job="46", elements={"0": ()})
     queue = Queue([element(0, SlurmState.PENDING, "46", name=driver.name, reason="Dependency")])
     assert list(drivers_of([driver, submission()], queue)) == [
-        DriverJob("46", 2, False, "waiting for the jobs it depends on", is_timed=False)
+        DriverJob("46", False, "waiting for the jobs it depends on", is_timed=False)
     ]
 
 
@@ -221,8 +189,7 @@ STAGES = (
         4000.0,
         90061.0,
         20,
-        3,
-        1,
+        4,
         ("36", "41"),
         ("gpu07", "gpu08"),
     ),
@@ -239,15 +206,13 @@ STAGES = (
         None,
         16,
         0,
-        0,
         ("37",),
         (),
     ),
-    StageProgress(2, Stage.UPDATE, 1, 0, 0, 0, 0, None, None, None, 0, 0, 0, (), ()),
+    StageProgress(2, Stage.UPDATE, 1, 0, 0, 0, 0, None, None, None, 0, 0, (), ()),
 )
-RUNNING = SlurmStatus(
-    None, 5, 20, STAGES, (DriverJob("46", 2, False, "x"), DriverJob("61", 0, True, None)), None
-)
+DRIVERS = (DriverJob("46", False, "x", is_timed=False), DriverJob("61", True, None))
+RUNNING = SlurmStatus(None, 5, 20, STAGES, DRIVERS, None)
 
 TABLE = """\
 in the queue: 5 running, 20 waiting
@@ -255,13 +220,13 @@ estimated finish: known once an iteration is done
 
 iter stage        done  running  waiting  failed       waited          ran again
    2 rollout      9/16        4        2       1    1 h 6 min      1 d 1 h     4
-      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 3
-      submitted again and 1 requeued by Slurm
+      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 4 of
+      them again
    2 reward       0/16        -       16       -            -            -     -
       job 37; waiting for the jobs it depends on
    2 update        0/1        -        -       -            -            -     -
 
-driver jobs: 46 after iteration 2, 61 at work"""
+driver jobs: 46 when jobs end, 61 at work"""
 
 
 def test_the_table_fits_80_columns():
@@ -390,38 +355,11 @@ def test_a_run_of_this_machine_that_gave_up_has_failed():
 
 # --- the trainer's state behind the newest policy ---
 
-UPDATE = Task(2, Stage.UPDATE)
-OF_UPDATE = submission("update", elements={"0": ()})
 
-
-def committed(attempt: str = "1-36_0r0") -> Record:
-    return replace(record(0), task=UPDATE, attempt=attempt, ended=960.0)
-
-
-def job_of_update(state: SlurmState, **more: object) -> Element:
-    return element(0, state, name=OF_UPDATE.name, **more)
-
-
-@pytest.mark.parametrize(
-    ("elements", "is_at_work"),
-    [
-        ([job_of_update(SlurmState.RUNNING)], True),
-        ([job_of_update(SlurmState.PENDING, restarts=1)], False),
-        ([job_of_update(SlurmState.RUNNING, restarts=1)], False),
-        ([job_of_update(SlurmState.CANCELLED)], False),
-        ([], False),
-    ],
-    ids=["writes it", "is requeued", "was requeued and finds the commit", "ended", "forgotten"],
-)
-def test_a_state_is_written_by_the_attempt_that_committed_the_policy_and_by_no_other(elements, is_at_work):
-    assert writer_of(committed(), [OF_UPDATE], Queue(elements), NOW).is_at_work is is_at_work
-
-
-def test_what_the_queue_cannot_say_of_a_state_is_not_said():
-    for asked in (None, 950.0):
-        writer = writer_of(committed(), [OF_UPDATE], Queue(), asked)
-        assert missing_state(committed(), writer, is_said_lost=False) is None
-        assert missing_state(committed(), writer, is_said_lost=True) == Missing(2, is_lost=True)
+def test_what_is_not_known_of_a_state_is_not_said():
+    update = replace(record(0), task=Task(2, Stage.UPDATE))
+    assert missing_state(update, Writer(None), is_said_lost=False) is None
+    assert missing_state(update, Writer(None), is_said_lost=True) == Missing(2, is_lost=True)
 
 
 def test_a_state_that_is_missing_takes_one_line():

@@ -23,7 +23,7 @@ from tests.support.toyworkers import make_worker_world
 from tests.support.toyworld import Luck
 
 NOW = 1000.0
-PLAN = imagined_run(scheduler={"workers": True}).plan
+PLAN = imagined_run(scheduler={}).plan
 ROLLOUTS = [Task(2, Stage.ROLLOUT, shard) for shard in range(PLAN.num_shards)]
 DONE = {task: replace(make_record(task), ended=800.0) for task in (PREPARE, Task(1, Stage.UPDATE))}
 """What the rollouts of the second iteration read."""
@@ -50,7 +50,6 @@ def submission(iteration: int, job_kind: str = "rollout", **more: object) -> Sub
         arguments=(),
         elements={str(index): () for index in range(PLAN.num_shards)},
         max_restarts=20,
-        stays=True,
         state=State("47"),
     )
     return replace(given, **more)

@@ -35,7 +35,8 @@ def start_worker(run: Run, first: Task, **environment: str) -> Any:
     """Begin a worker in a fork; returns the process. Its output between tasks goes to ``worker-PID.log``.
 
     With GROWING in its environment it finds after each task that it holds twice as much memory; with TENDS it
-    looks after passes. TASK_TIME is what a task may take, ENDS the unix time at which Slurm will end the
+    looks after passes. LINGER and START_EARLY are its stage's, as JSON; TASK_TIME is what a task may take,
+    ENDS the unix time at which Slurm will end the
     worker, and WATCHFUL has it look at its package and configuration at every chance.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -73,10 +74,20 @@ def _work(root: str, first: Task, environment: Mapping[str, str]) -> None:
         outside["waits"] = _tends(run)
     if "ENDS" in environment:
         outside["ask_queue"] = lambda: Queue(ends=float(environment["ENDS"]))
+    outside["committed"] = lambda task: _note(run, task)
     settings = ResourcesConfig(
-        linger=json.loads(environment.get("LINGER", "60")), task_time=environment.get("TASK_TIME")
+        linger=json.loads(environment.get("LINGER", "60")),
+        start_early=json.loads(environment.get("START_EARLY", "true")),
+        task_time=environment.get("TASK_TIME"),
     )
     sys.exit(loop.work(source_of(run, first, settings, **outside)))
+
+
+def _note(run: Run, task: Task) -> None:
+    """Note, where a pass would be asked for after a commit, what the worker's beat says by then."""
+    beat = next(beat for beat in read_beats(run.paths).values() if beat.pid == os.getpid())
+    with (run.paths.root / "committed.txt").open("a") as lines:
+        lines.write(f"{task_key(task)} {beat.doing}\n")
 
 
 def _tends(run: Run) -> Callable[[], None]:

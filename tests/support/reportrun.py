@@ -24,7 +24,6 @@ START = 1_790_000_000.0
 ITERATION_SECONDS = 100.0
 STAGES = {"rollout": 41.0, "reward": 12.0, "update": 33.0}
 SLURM = SlurmConfig(
-    workers=False,
     prepare=ResourcesConfig(partition=("cpu",)),
     rollout=ResourcesConfig(partition=("gpu",)),
     reward=ResourcesConfig(partition=("small",)),

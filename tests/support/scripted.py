@@ -24,7 +24,7 @@ def imagined_run(
     folder: str = "/home/u",
     **more: Any,
 ) -> Run:
-    """Not on disk. Unless ``scheduler`` says otherwise, each task has a job of its own."""
+    """Not on disk."""
     config = {
         "name": "r1",
         "run_dir": str(root),
@@ -34,7 +34,7 @@ def imagined_run(
         "rollout": {"num_shards": 4},
         "reward": {"components": {"r": {"kind": "rule", "function": "a:b"}}},
         "evaluate": {"every": 2},
-        "scheduler": {"kind": "slurm", "workers": False, "python": "/env/bin/python", **(scheduler or {})},
+        "scheduler": {"kind": "slurm", "python": "/env/bin/python", **(scheduler or {})},
         **more,
     }
     return Run(RunPaths(Path(root)), from_mapping(config), Identity(ID, "r1", 0.0, "", "1", folder))

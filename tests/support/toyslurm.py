@@ -1,6 +1,6 @@
 """A Slurm of a few rules, behind the words of its commands: no daemons, no time, everything at one's will.
 
-It has array jobs, dependencies as Slurm 22.05 decides them, requeues, ``scontrol update``, an accounting that
+It has array jobs, dependencies on the end of others, requeues, ``scontrol update``, an accounting that
 may be missing, and a memory from which ended jobs vanish. What elements do when they run is the caller's.
 """
 
@@ -18,13 +18,12 @@ from slurm.commands import SlurmError
 from slurm.query import expand
 from slurm.states import Phase, SlurmState, phase_of
 
-NEVER = "DependencyNeverSatisfied"
 CONFIG = "SLURM_VERSION = 22.05.8\nMaxArraySize = {size}\nMaxJobCount = {jobs}\nMinJobAge = 300 sec\n"
 
 
 @dataclass
 class Condition:
-    """One ``afterok:12``. What was decided once stays decided."""
+    """One ``afterany:12``. What was decided once stays decided."""
 
     kind: str
     job: str
@@ -67,15 +66,8 @@ class Element:
         return self.is_pending and (not verdicts or (any if self.is_either else all)(verdicts))
 
     @property
-    def is_stuck(self) -> bool:
-        verdicts = [condition.verdict is False for condition in self.waits_for]
-        return bool(verdicts) and (all if self.is_either else any)(verdicts)
-
-    @property
     def reason(self) -> str:
-        if not self.is_pending or self.is_free:
-            return "None"
-        return NEVER if self.is_stuck else "Dependency"
+        return "None" if not self.is_pending or self.is_free else "Dependency"
 
     @property
     def dependency(self) -> str:
@@ -103,10 +95,6 @@ class Job:
     @property
     def has_ended(self) -> bool:
         return all(element.has_ended for element in self.elements)
-
-    @property
-    def is_fine(self) -> bool:
-        return all(element.state is SlurmState.COMPLETED for element in self.elements)
 
 
 @dataclass
@@ -178,18 +166,11 @@ class ToySlurm:
         for element in self.elements(SlurmState.PENDING):
             for condition in element.waits_for:
                 if condition.verdict is None:
-                    condition.verdict = self._decide(condition, element.index)
+                    condition.verdict = self._decide(condition)
 
-    def _decide(self, condition: Condition, index: int) -> bool | None:
+    def _decide(self, condition: Condition) -> bool | None:
         job = self.jobs[condition.job]
-        if condition.kind == "aftercorr":
-            peer = next((e for e in job.elements if e.index == index), None)
-            if peer is None:
-                return False
-            return peer.state is SlurmState.COMPLETED if peer.has_ended else None
-        if not job.has_ended:
-            return None
-        return {"afterany": True, "afterok": job.is_fine, "afternotok": not job.is_fine}[condition.kind]
+        return True if job.has_ended else None
 
     def forget_ended(self) -> None:
         """MinJobAge has passed."""
@@ -200,7 +181,7 @@ class ToySlurm:
         found = []
         for part in re.split("[?,]", text) if text else ():
             kind, *ids = part.split(":")
-            assert kind in ("afterok", "afterany", "afternotok", "aftercorr"), text
+            assert kind == "afterany", text
             assert all(job in self.jobs for job in ids), text
             if self.refuses_unknown and set(ids) & self.forgotten:
                 raise refusal("Job dependency problem")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from pipeline.config.conversion import plain
+from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.crew import wanted_by
 from pipeline.run.control import read_control
 from pipeline.run.endings import read_endings
@@ -43,6 +44,8 @@ class WorkerWorld(World):
     """Elements go on from task to task by claims; each that commits or leaves asks for a pass."""
 
     workers: dict[Element, Worker] = field(default_factory=dict)
+    every_worker: list[Worker] = field(default_factory=list)
+    """Those too that have ended."""
     claims: dict[Task, list[Claim]] = field(default_factory=dict)
     kinds: dict[str, FailureKind | None] = field(default_factory=dict)
     """What failed attempts said, by attempt."""
@@ -72,9 +75,6 @@ class WorkerWorld(World):
         self.start(element) if element in free else self.step(element)
         return True
 
-    def is_guard(self, element: Element) -> bool:
-        return is_driver(element) and bool(element.job.begin)
-
     def start(self, element: Element) -> None:
         if is_driver(element):
             super().start(element)
@@ -84,6 +84,7 @@ class WorkerWorld(World):
         ids = attempt_ids(element.job.id, str(element.index), element.restarts)
         worker = Worker(name, first, Beat(name, first.job_kind, "node", 1, self.now()), ids)
         self.workers[element] = worker
+        self.every_worker.append(worker)
         if self.chance.random() < 0.8:
             self.say(worker, Doing.STARTING)
 
@@ -137,7 +138,7 @@ class WorkerWorld(World):
         if self.may("rot", 0.05):
             self.spoil()
         if self.may("mishaps", 0.35):
-            what = self.chance.choice(sorted(set(MISHAPS) - {"commits nothing", "scancel"}))
+            what = self.chance.choice(sorted(MISHAPS))
             state, code, said = MISHAPS[what]
             self.story.append(f"mishap of {worker.name}: {what}")
             self.say_failure(claim, said)
@@ -155,6 +156,9 @@ class WorkerWorld(World):
             measured = claim.task.job_kind != worker.first.job_kind
             beat = worker.beat
             worker.beat = replace(beat, tasks=beat.tasks + 1, measured=beat.measured + measured)
+        if resources_of(self.run.config.scheduler, worker.first.job_kind).does_one_task:
+            self.leave(element, Reason.ONE)
+            return
         self.say(worker, Doing.WAITING, claim.task)
         if not self.is_driving and self.chance.random() < 0.3:
             self.advance(f"{worker.name} has done {claim.task}, and a pass", is_worker=True)
@@ -268,7 +272,7 @@ def make_worker_world(
     root, monkeypatch: pytest.MonkeyPatch, seed: int, luck: Luck, **more: object
 ) -> WorkerWorld:
     """A run with workers that nobody has submitted."""
-    plain_world = make_world(root, monkeypatch, seed, luck, workers=True, **more)
+    plain_world = make_world(root, monkeypatch, seed, luck, **more)
     world = WorkerWorld(plain_world.run, plain_world.slurm, plain_world.chance, luck)
     slurm = world.slurm
     slurm.before, slurm.after, slurm.on_signal = world.command_comes, world.command_went, world.get_signal

@@ -1,4 +1,7 @@
-"""A run on the toy Slurm, with the real driver and its files: tasks and Slurm do what chance decides."""
+"""A run on the toy Slurm, with the real driver and its files: tasks and Slurm do what chance decides.
+
+What workers do is in tests/support/toyworkers.py.
+"""
 
 import contextlib
 import json
@@ -22,13 +25,11 @@ from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_recor
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run, create_run
 from pipeline.run.failures import FailureKind
-from pipeline.run.plan import state_of
 from pipeline.run.submissions import chunk_size_for, parse_job_name
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from pipeline.workers.looking import Look
 from slurm.commands import SlurmTimeout
 from slurm.query import QUEUE_FORMAT
-from slurm.release import release
 from slurm.signals import Errands
 from slurm.states import SlurmState
 from slurm.submission import Refused
@@ -45,8 +46,6 @@ MISHAPS = {
     "preempted": (SlurmState.PREEMPTED, 0, FailureKind.TIMEOUT),
     "node lost": (SlurmState.NODE_FAIL, 0, None),
     "launch failed": (SlurmState.LAUNCH_FAILED, 0, None),
-    "scancel": (SlurmState.CANCELLED, 0, None),
-    "commits nothing": (SlurmState.COMPLETED, 0, None),
 }
 
 
@@ -99,12 +98,6 @@ class World:
     is_driving: bool = False
     guards: int = 0
     """How often nothing but the guard could go on. Only a driver that was killed may be the cause."""
-    early: int = 0
-    """Tasks that started although an input was not committed."""
-    writing: set[Task] = field(default_factory=set)
-    """Updates that committed their policy, and rang before their state was written."""
-    lied: set[Task] = field(default_factory=set)
-    """Tasks that ended well for Slurm without having committed."""
     looks: list[Look] = field(default_factory=list)
     """Looks at the queue that others have taken, of which passes may use one."""
     spent: Counter[str] = field(default_factory=Counter)
@@ -180,19 +173,7 @@ class World:
 
     def happen(self) -> bool:
         """One thing. False if nothing but a guard could go on."""
-        self.slurm.look()
-        self.disturb()
-        self.slurm.look()
-        self.look()
-        running = [e for e in self.slurm.elements(SlurmState.RUNNING) if not is_driver(e)]
-        free = [e for e in self.slurm.elements(SlurmState.PENDING) if e.is_free and not self.is_guard(e)]
-        if self.is_driving:  # there is one driver at a time
-            free = [e for e in free if not is_driver(e)]
-        if not running and not free:
-            return False
-        element = self.chance.choice(running + free)
-        self.start(element) if element in free else self.end(element)
-        return True
+        raise NotImplementedError
 
     def is_guard(self, element: Element) -> bool:
         """Whether it waits for its time, and not for a moment as what Slurm could not start."""
@@ -228,56 +209,11 @@ class World:
         return element
 
     def start(self, element: Element) -> None:
+        """A driver job starts."""
         self.slurm.start(self.tell("starts", element))
-        if not is_driver(element):
-            missing = [source for source in self.inputs(element) if self.record(source) is None]
-            self.early += not set(missing) <= self.lied
-            return
         with in_job(element):
             is_fine = self.advance(str(element.job.name))
         self.slurm.end(element, SlurmState.COMPLETED if is_fine else SlurmState.FAILED, not is_fine)
-
-    def end(self, element: Element) -> None:
-        """A task comes to its end, one way or another."""
-        self.tell("ends", element)
-        task = self.task(element)
-        if self.may("rot", 0.05):
-            self.spoil()
-        unreadable = [source for source in self.inputs(element) if self.record(source) is None]
-        if self.may("mishaps", 0.35):
-            what = self.chance.choice(sorted(MISHAPS))
-            self.story.append(f"mishap: {what}")
-            state, code, said = MISHAPS[what]
-            self.lied |= {task} if what == "commits nothing" else set()
-            self.fail(element, state, code, said)
-        elif self.record(task) is not None:
-            if task in self.writing:
-                self.commit_state(task, f"{element.job.id}-{element.attempt}")
-            self.slurm.end(element, SlurmState.COMPLETED)
-        elif unreadable:
-            self.fail(element, SlurmState.FAILED, 4, FailureKind.INPUTS, unreadable[0])
-        elif self.fails_benchmarks and task.stage is Stage.BENCHMARK:
-            self.fail(element, SlurmState.FAILED, 1, FailureKind.ERROR)
-        else:
-            self.commit(task, f"{element.job.id}-{element.attempt}")
-            if task.stage is Stage.UPDATE and self.chance.random() < 0.7:
-                self.ring(element)
-            else:
-                self.slurm.end(element, SlurmState.COMPLETED)
-
-    def ring(self, element: Element) -> None:
-        """An update has committed its policy, says so, and writes the trainer's state for a while."""
-        self.writing.add(self.task(element))
-        self.tell("rings", element)
-        was_driving, self.is_driving = self.is_driving, False  # it is not the driver who calls Slurm
-        release(element.job.work["releases"], element.job.id)
-        self.is_driving = was_driving
-
-    def commit_state(self, task: Task, attempt: str) -> None:
-        record, paths = replace(make_record(state_of(task.iteration)), attempt=attempt), self.run.paths
-        path = paths.task(record.task).record
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record.to_json()))
 
     # --- what tasks do ---
 
@@ -325,18 +261,6 @@ class World:
             self.story.append(f"spoilt: {record.task}")
             (self.run.paths.root / record.outputs[0].path).write_text("")
 
-    def fail(
-        self,
-        element: Element,
-        state: SlurmState,
-        code: int,
-        said: FailureKind | None,
-        suspect: Task | None = None,
-    ) -> None:
-        self.slurm.end(element, state, code)
-        if said is not None:
-            self.write_failure(self.task(element), element.job.work["number"], said, suspect)
-
     def write_failure(self, task: Task, number: int, said: FailureKind, suspect: Task | None) -> None:
         """What a failed attempt says of itself."""
         path = self.run.paths.task(task).failure(number)
@@ -347,11 +271,8 @@ class World:
     # --- what must hold ---
 
     def check_once_at_a_time(self) -> None:
-        alive = [e for e in self.slurm.elements() if not e.has_ended and not is_driver(e)]
-        counts = Counter(map(self.task, alive))
-        assert max(counts.values(), default=1) == 1, self.told()
-        updates = [e for e in alive if not e.is_pending and self.task(e).stage is Stage.UPDATE]
-        assert len(updates) <= 1, self.told()
+        """Nothing is done twice at once."""
+        raise NotImplementedError
 
     def check_is_complete(self) -> None:
         assert self.outcome is Outcome.COMPLETE, self.told()
@@ -434,16 +355,14 @@ def make_world(
     settings: Mapping[str, Any] | None = None,
     **scheduler: object,
 ) -> World:
-    """A run of a few iterations that nobody has submitted. By default its tasks have a job each.
+    """A run of a few iterations that nobody has submitted.
 
     Args:
         measured_every: iterations between policies that a program measures; 0: none.
         settings: what chance does not decide, by section.
     """
     chance = random.Random(seed)
-    given = {"kind": "slurm", "workers": False, "python": "/py", "max_attempts": 40}
-    given["horizon"] = chance.randint(1, 3)
-    given["dependency"] = chance.choice(["aftercorr", "afterok"])
+    given = {"kind": "slurm", "python": "/py", "max_attempts": 40}
     slurm = ToySlurm(has_accounting=chance.random() < 0.7, refuses_unknown=chance.random() < 0.5)
     slurm.max_array_size = chance.choice([1001, 1001, 2])
     slurm.take_the_place(monkeypatch)

@@ -40,9 +40,12 @@ from pipeline.watch.plain import changes
 from pipeline.watch.reading import Reading
 from pipeline.watch.screen import LogEnd, Page, View, chosen, marks_of, screen, to_ascii
 from pipeline.watch.terminal import pressed, split_keys
+from slurm.states import SlurmState
 from tests.support import ROOT, light, tiny
 from tests.support.sweeps import make_sweep
-from tests.support.toyworld import Luck, World, make_world
+from tests.support.toyslurm import Element
+from tests.support.toyworkers import WorkerWorld, make_worker_world
+from tests.support.toyworld import Luck
 
 GOLDEN = ROOT / "tests/golden"
 NOON = 1_700_049_600.0
@@ -83,7 +86,6 @@ def lane(iteration: int, stage: str, *shards: ShardState, **more: object) -> Lan
         run_seconds=None,
         attempts=len(shards),
         resubmitted=0,
-        requeued=0,
         jobs=(),
         nodes=(),
     )
@@ -108,7 +110,6 @@ def row(iteration: int) -> dict[str, float]:
     }
 
 
-DEPENDENCY = "waiting for the jobs it depends on"
 EVENTS = (
     {
         "time": NOON - 400,
@@ -152,10 +153,10 @@ LANES = (
         resubmitted=1,
         attempts=65,
     ),
-    lane(24, "score-judge", *[WAIT] * 8, reason=DEPENDENCY, jobs=("37",)),
+    lane(24, "score-judge", *[WAIT] * 8, jobs=("37",)),
     lane(24, "reward", *[WAIT] * 64, reason="other jobs have a higher priority", jobs=("38",)),
-    lane(24, "update", WAIT, reason=DEPENDENCY, jobs=("39",)),
-    lane(25, "rollout", *[WAIT] * 64, reason=DEPENDENCY, jobs=("42",)),
+    lane(24, "update", WAIT, jobs=("39",)),
+    lane(25, "rollout", *[WAIT] * 64, jobs=("42",)),
     lane(25, "update", IDLE),
     lane(20, "evaluate", RUN, jobs=("31",), nodes=("gpu02",), run_seconds=65.0),
 )
@@ -179,7 +180,7 @@ LOOK = Status(
         jobs_running=14,
         jobs_waiting=137,
         stages=tuple(lane.progress for lane in LANES),
-        drivers=(DriverJob("46", 24, False, "x"), DriverJob("40", 0, False, "y")),
+        drivers=(DriverJob("46", False, "x", is_timed=False), DriverJob("40", False, "y")),
         finish=NOON + 70_000,
     ),
 )
@@ -281,7 +282,7 @@ lanes = st.builds(
     st.integers(0, 99_999),
     st.sampled_from(["rollout", "score-a_pool_of_a_long_name", "update"]),
     states,
-    st.sampled_from([None, DEPENDENCY, "other jobs have a higher priority"]),
+    st.sampled_from([None, "waiting for free resources", "other jobs have a higher priority"]),
     st.integers(0, 9),
 )
 
@@ -406,11 +407,10 @@ def test_lines_say_what_changed_and_nothing_twice():
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Three shards, four iterations, two ahead."""
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerWorld:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("pipeline.executors.slurm.passes._AGAIN_SECONDS", 0.0)
-    world = make_world(tmp_path / "run", monkeypatch, 11, Luck(), horizon=2, dependency="aftercorr")
+    world = make_worker_world(tmp_path / "run", monkeypatch, 11, Luck())
     assert world.run.plan.num_shards > 1
     world.submit()
     return world
@@ -421,40 +421,46 @@ def snapshot(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in files}
 
 
-def of_stage(world: World, stage: str) -> list[object]:
+def of_stage(world: WorkerWorld, stage: str) -> list[Element]:
     return [e for e in world.slurm.elements() if f".{stage}." in str(e) and not e.has_ended]
 
 
-def prepare(world: World) -> None:
+def prepare(world: WorkerWorld) -> None:
+    """Have the prompts prepared, and a pass made."""
     world.slurm.look()
     (element,) = of_stage(world, "prepare")
     world.start(element)
-    world.end(element)
+    world.step(element)
+    world.step(element)
+    world.advance("a pass")
     world.slurm.look()
 
 
 def test_a_look_shows_each_shard_as_it_goes_on_and_changes_nothing(world):
     looker, run = StatusReader(world.run), world.run
     prepare(world)
-    rollouts = [e for e in of_stage(world, "rollout") if world.task(e).iteration == 1]
-    world.start(rollouts[0])
+    rollouts = of_stage(world, "rollout")
+    first, second = rollouts[:2]
+    world.start(first)
+    world.step(first)
     before = snapshot(run.paths.root)
     look = looker.read(look_at_queue(run, max_age=0.0), time.time())
     lanes = {lane.key: lane.shards for lane in look.lanes}
     assert look.state == "running"
     assert lanes[1, "rollout"] == (RUN, *[WAIT] * (len(rollouts) - 1))
-    assert set(lanes[1, "update"]) == {WAIT}
+    assert set(lanes[1, "update"]) == {IDLE}
     assert look.slurm.drivers
     assert snapshot(run.paths.root) == before
-    world.end(rollouts[0])
-    world.start(rollouts[1])
-    world.fail(rollouts[1], "FAILED", 1, None)
-    world.advance("somebody")
-    (again,) = [e for e in of_stage(world, "rollout") if world.task(e) == world.task(rollouts[1])]
+    world.step(first)
+    world.start(second)
+    world.step(second)
+    world.slurm.end(second, SlurmState.FAILED, 1)
+    world.workers.pop(second)
+    world.advance("a pass")
+    world.step(first)  # which has nothing else to do
     look = looker.read(look_at_queue(run, max_age=0.0), time.time())
     lanes = {lane.key: lane.shards for lane in look.lanes}
     assert lanes[1, "rollout"][:2] == (DONE, AGAIN)
-    assert again.is_pending
     assert any("attempt 1" in one.text for one in event_lines(look.events, look.rows, 0, 1))
 
 
@@ -471,9 +477,10 @@ def test_a_run_without_an_answer_of_slurm_is_unknown_and_goes_on_to_be_looked_at
 def test_a_commit_that_is_taken_back_is_seen_to_be_gone(world):
     looker = StatusReader(world.run)
     prepare(world)
-    rollout = next(e for e in of_stage(world, "rollout") if world.task(e).iteration == 1)
+    rollout = of_stage(world, "rollout")[0]
     world.start(rollout)
-    world.end(rollout)
+    world.step(rollout)
+    world.step(rollout)
     assert DONE in looker.read(look_at_queue(world.run, max_age=0.0)).lanes[0].shards
     record = world.record(world.task(rollout))
     (world.run.paths.root / record.outputs[0].path).write_text("spoilt")

@@ -83,6 +83,28 @@ def test_two_workers_of_a_stage_share_four_shards_to_the_same_bytes(run, expecte
     assert sum(beat_of(run.paths, worker).tasks for worker in workers[:2]) == 12
 
 
+def test_where_each_task_has_a_job_a_worker_leaves_what_else_is_ready(run):
+    """It says so before it asks for a pass, which then counts on it no more."""
+    with crew(run, ROLLOUTS[1], LINGER="0", START_EARLY="false") as (worker,):
+        assert join(worker) == [0]
+    beat = beat_of(run.paths, worker)
+    assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.ONE, 1)
+    done = [read_record(run.paths, Task(1, Stage.ROLLOUT, shard)) is not None for shard in range(4)]
+    assert done == [False, True, False, False]
+    assert (run.paths.root / "committed.txt").read_text() == f"1/rollout/1 {Doing.LEAVING}\n"
+
+
+def test_after_a_policy_a_pass_is_asked_for_before_the_state_behind_it_is_written(run, expected):
+    with crew(run, *ROLLOUTS, *REWARDS, UPDATE, LIGHT_STATE_SECONDS="0.2") as workers:
+        assert join(*workers) == [0] * 5
+    lines = (run.paths.root / "committed.txt").read_text().splitlines()
+    assert [line for line in lines if line.startswith("1/update")] == [
+        f"1/update/0 {Doing.BUSY}",
+        f"1/update/0 {Doing.BUSY}",
+    ]
+    assert_same_bytes(run, expected)
+
+
 def test_whoever_is_killed_at_work_or_while_waiting_others_go_on(run, expected):
     with crew(run, ROLLOUTS[0], LIGHT_SECONDS="100") as (computing,), crew(run, REWARDS[0]) as (waiting,):
         wait_until(run, computing, Doing.BUSY, ROLLOUTS[0])

@@ -11,7 +11,6 @@ from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.config.schema import NO_NAME
 from pipeline.executors.slurm.resources import Escalation, command_words, python_words, sbatch_options
-from pipeline.orchestrate.reconcile import Launch
 from pipeline.run.bookkeeping import passes_log
 from pipeline.run.directory import Run
 from pipeline.run.invocation import common_arguments, own_arguments
@@ -36,14 +35,12 @@ def stage_submissions(
     number: int,
     tasks: Sequence[Task],
     chunk_size: int,
-    stays: bool = False,
     begins: float | None = None,
     known: Mapping[Task, int] | None = None,
 ) -> list[Submission]:
     """Make an array for tasks of one job kind and iteration; several where arrays are too short.
 
     Args:
-        stays: whether its elements are workers. Then no array waits for one of them.
         begins: unix time before which they do not start.
         known: number of the newest claim on each task that has any.
     """
@@ -55,12 +52,10 @@ def stage_submissions(
                 run,
                 *(invocation, tasks[0].iteration, tasks[0].job_kind, number, chunk),
                 chunk_size=chunk_size,
-                module="stages.workers" if stays else "stages",
+                module="stages.workers",
                 arguments=(*common_arguments(run, tasks[0], ATTEMPT), "--patience", INPUT_SECONDS),
                 elements={str(index): own_arguments(run, task, number) for index, task in mine.items()},
                 max_restarts=_MAX_RESTARTS,
-                releases=() if stays else released_by(run, tasks[0]),
-                stays=stays,
                 begins=begins,
                 known={str(index): known[task] for index, task in mine.items() if task in known},
             )
@@ -68,50 +63,11 @@ def stage_submissions(
     return made
 
 
-def released_by(run: Run, task: Task) -> tuple[tuple[str, ...], ...]:
-    """Return patterns of the state files of arrays that may start as soon as ``task`` is committed, in groups
-    of which the first that is in the queue counts.
-
-    Rollouts, the evaluation and the benchmark need only the policy, and an update's job goes on to write the
-    trainer's state. Where no rollout was submitted in advance, the iteration's driver job may submit some.
-    """
-    if task.stage is not Stage.UPDATE:
-        return ()
-    ours, following = (run.paths.submissions(task.iteration + further) for further in (0, 1))
-    rollouts = (_state_files(following, Stage.ROLLOUT), _state_files(ours, DRIVER))
-    groups = [rollouts] if task.iteration < run.plan.iterations else []
-    plan, iteration = run.plan, task.iteration
-    is_due = {Stage.EVALUATE: plan.evaluates(iteration), Stage.BENCHMARK: bool(plan.benchmark_of(iteration))}
-    return (*groups, *((_state_files(ours, stage),) for stage, is_wanted in is_due.items() if is_wanted))
-
-
-def _state_files(folder: Path, job_kind: str) -> str:
-    return str(folder / f"{job_kind}-*.state.json")
-
-
-def in_order(launches: Sequence[Launch]) -> list[list[Task]]:
-    """Group tasks by job kind and iteration; groups that others wait for come first."""
-    groups: dict[tuple[Position, str], list[Task]] = {}
-    for launch in launches:
-        groups.setdefault((position(launch.task), launch.task.pool), []).append(launch.task)
-    return [sorted(groups[key]) for key in sorted(groups)]
-
-
-Position = tuple[bool, int, int]
-"""Place of a task among those of a run."""
-
-
-def position(task: Task) -> Position:
-    """Return a key that orders tasks by iteration and stage, benchmarks after all others. A task never waits
-    for one with a larger key."""
-    return task.stage.is_expendable, task.iteration, task.stage.position
-
-
-def driver_submission(run: Run, invocation: int, iteration: int, job_kind: str, number: int) -> Submission:
+def driver_submission(run: Run, invocation: int, job_kind: str, number: int) -> Submission:
     """Make the submission of a driver job, which advances the run."""
     return _submission(
         run,
-        *(invocation, iteration, job_kind, number, 0),
+        *(invocation, 0, job_kind, number, 0),
         chunk_size=1,
         module="pipeline",
         arguments=("advance", str(run.paths.root)),
@@ -153,11 +109,11 @@ def array_of(
         options=sbatch_options(given, escalation, longest),
         parallelism=given.array_parallelism,
         setup=(
-            *(_OF_WORKERS if submission.stays else ()),
+            *(_OF_WORKERS if submission.is_of_stage else ()),
             *into_log(run, submission),
             # A driver job goes on: a run that none advances has nobody to tell what went wrong.
             *checked(given.setup or (), ends_job=submission.is_of_stage),
-            *(attending_to(run, config, given) if submission.stays else ()),
+            *(attending_to(run, config, given) if submission.is_of_stage else ()),
         ),
         environment=given.environment,
         dependency=dependency,

@@ -1,23 +1,24 @@
 """The workers of a run at one moment: what Slurm shows of their jobs, and what their beats say."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
-from pipeline.executors.slurm.dependencies import ArrayElement
 from pipeline.executors.slurm.exit_reasons import Gone
-from pipeline.executors.slurm.job_table import JobTable, Live
+from pipeline.executors.slurm.job_table import ArrayElement, JobTable, Live
 from pipeline.executors.slurm.queue import as_heard_of, is_live, is_pending, newest_starts, worker_of
 from pipeline.orchestrate.crew import Crew, Pending, Worker, wanted_workers
 from pipeline.orchestrate.places import Held, Need
 from pipeline.orchestrate.situation import Foreign
+from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission, is_driver_job
 from pipeline.run.tasks import Task, parse_task
 from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.claims import Claim
+from pipeline.workers.claims import Claim, said
 from pipeline.workers.reading import read_beats
 from slurm.limits import parse_gres, parse_memory
 from slurm.nodes import node_names
@@ -29,7 +30,7 @@ from slurm.states import SlurmState
 SILENT_SECONDS = 300.0
 """Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
 BLAMELESS = frozenset(
-    {Reason.DONE, Reason.FAR, Reason.LONG, Reason.NEEDED, Reason.TIME, Reason.WARNED}
+    {Reason.DONE, Reason.ONE, Reason.FAR, Reason.LONG, Reason.NEEDED, Reason.TIME, Reason.WARNED}
     | {Reason.CHANGED, Reason.TURNED}
 )
 """Reasons to leave without having done a task that are no failure of it."""
@@ -41,6 +42,11 @@ Beats = Mapping[str, Beat]
 def wanted_by(config: SlurmConfig, plan: Plan) -> dict[str, int]:
     """Return the number of workers that a run is to have by its settings, by job kind. Pure."""
     return wanted_workers(plan, lambda job_kind: resources_of(config, job_kind).array_parallelism)
+
+
+def kinds_of_one_task(config: SlurmConfig, job_kinds: Iterable[str]) -> frozenset[str]:
+    """Return the job kinds of which each task has a job of its own. Pure."""
+    return frozenset(kind for kind in job_kinds if resources_of(config, kind).does_one_task)
 
 
 def beats_of(paths: RunPaths, elements: Collection[str]) -> dict[str, Beat]:
@@ -172,6 +178,28 @@ def silent_workers(queue: Iterable[Element], beats: Beats, now: float) -> dict[s
         if element.state is SlurmState.RUNNING and beat and now - beat.beat > SILENT_SECONDS:
             found[worker_of(element).element] = beat.beat
     return found
+
+
+def find_broken(
+    paths: RunPaths,
+    claims: Sequence[Claim],
+    beats: Beats,
+    committed: Collection[Task],
+    judged: Collection[str],
+) -> set[str]:
+    """Find the attempts that failed at tasks which others have done since the last pass.
+
+    Args:
+        judged: ids of the attempts whose end is known already.
+    """
+    claimed = Counter(claim.task for claim in claims)
+    winners = {}
+    for task in (task for task, count in claimed.items() if count > 1 and task in committed):
+        with contextlib.suppress(CorruptData):
+            if record := read_record(paths, task):
+                winners[task] = record.attempt
+    unjudged = (claim for claim in claims if claim.attempt not in judged)
+    return broken_attempts(unjudged, beats, winners, lambda claim: said(paths, claim) is not None)
 
 
 def broken_attempts(

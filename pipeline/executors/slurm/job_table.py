@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVER, DRIVERS
-from pipeline.executors.slurm.dependencies import ArrayElement, Waiting
 from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, run_queue
 from pipeline.orchestrate.jobs import CommittedOf
 from pipeline.run import journal
@@ -144,6 +143,15 @@ def recently_submitted(paths: RunPaths, since: float) -> set[str]:
 
 
 @dataclass(frozen=True)
+class ArrayElement:
+    """Array element that carries a live task."""
+
+    array: str
+    """Job id of the array."""
+    index: int
+
+
+@dataclass(frozen=True)
 class Live:
     """An array element that waits or runs."""
 
@@ -161,8 +169,7 @@ class Live:
 class JobTable:
     """Submissions of the current iterations, and which of their elements wait or run.
 
-    What the pass itself submits, cancels or redirects is entered at once, so that the rest of the pass counts
-    on it.
+    What the pass itself submits or redirects is entered at once, so that the rest of the pass counts on it.
     """
 
     ledger: Ledger
@@ -173,20 +180,9 @@ class JobTable:
     """How attempts ended, of the iterations of the submissions."""
 
     @property
-    def elements(self) -> dict[Task, ArrayElement]:
-        """Elements of live tasks whose job ids are known."""
-        return {task: live.carrier for task, live in self.live.items() if live.carrier.array}
-
-    @property
     def is_unsure(self) -> bool:
         """Whether a job may have been submitted that the queue does not show yet."""
         return any(not live.carrier.array for live in self.live.values())
-
-    def waiting(self) -> Iterator[Waiting]:
-        """Live tasks that the queue shows as pending."""
-        for task, live in self.live.items():
-            if live.element is not None and live.is_pending:
-                yield Waiting(task, live.carrier, live.element.reason, live.submission.state.waits_for)
 
     def find_gone(self, committed_of: CommittedOf) -> list[tuple[Submission, int]]:
         """Find elements that have ended without a commit and are not accounted for yet."""
@@ -204,11 +200,11 @@ class JobTable:
                 if index not in here and not _is_over(submission, index, self.endings):
                     yield submission, index
 
-    def pending_driver(self, iteration: int, job_kind: str) -> Submission | None:
-        """Return the driver job of an iteration that waits in the queue: the newest, as older ones may have
-        started since squeue was called."""
+    def pending_driver(self) -> Submission | None:
+        """Return the driver job that waits in the queue for the end of workers: the newest, as older ones may
+        have started since squeue was called."""
         for submission in reversed(self.submissions):
-            is_asked_for = (submission.iteration, submission.job_kind) == (iteration, job_kind)
+            is_asked_for = (submission.iteration, submission.job_kind) == (0, DRIVER)
             if is_asked_for and any(map(is_pending, self.seen.queue.get(submission.name, ()))):
                 return submission
         return None
@@ -224,10 +220,6 @@ class JobTable:
         """Change what the ledger says of a submission."""
         noted = self.ledger.note(submission, replace(submission.state, **state))  # type: ignore[arg-type]
         self.submissions = [noted if s.name == noted.name else s for s in self.submissions]
-
-    def drop(self, submission: Submission) -> None:
-        """Forget the live elements of a submission that was cancelled."""
-        self.live = {t: live for t, live in self.live.items() if live.submission.name != submission.name}
 
     def files_in_use(self) -> set[str]:
         """Return the files, by paths relative to the run, that jobs which wait or run may read or write: of
@@ -267,10 +259,6 @@ class JobTable:
         yield from (ending for ending in self.endings.values() if ending.invocation == invocation)
 
 
-_AFTER_COMMIT = (Stage.UPDATE, DRIVER)
-"""Job kinds of an iteration's jobs that may live when its update is committed."""
-
-
 def read_table(
     ledger: Ledger,
     seen: Snapshot,
@@ -281,13 +269,13 @@ def read_table(
     """Read the submissions of some iterations, and match them with the queue.
 
     Args:
-        newest: the newest committed update; its attempt and its driver job are of interest too.
+        newest: the newest committed update; its attempt, which may live, is of interest too.
         names: names of jobs that are of interest whatever iteration they were submitted for, and with them
             those that the queue may not show yet.
     """
     also = {newest.iteration} if newest else set()
     loaded = ledger.load({*iterations, *also})
-    wanted = [s for s in loaded if s.iteration in iterations or s.job_kind in _AFTER_COMMIT]
+    wanted = [s for s in loaded if s.iteration in iterations or s.job_kind == Stage.UPDATE]
     if names is not None:
         recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
         wanted += ledger.named({*names, *recent} - {s.name for s in wanted})

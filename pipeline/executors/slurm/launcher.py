@@ -1,4 +1,4 @@
-"""Array jobs for tasks that are due, as many as the queue takes."""
+"""Arrays of workers, as many as the queue takes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,22 +6,13 @@ from functools import cached_property
 from typing import TypeVar
 
 from pipeline.config.job_kinds import DRIVERS
-from pipeline.executors.slurm.arrays import in_order, position, stage_submissions
-from pipeline.executors.slurm.dependencies import (
-    ArrayElement,
-    IsCommitted,
-    committed_in,
-    dependency_of,
-    elements_of,
-    ended_before,
-)
+from pipeline.executors.slurm.arrays import stage_submissions
 from pipeline.executors.slurm.fullness import note_full, shown_to_fit
 from pipeline.executors.slurm.job_table import JobTable
 from pipeline.executors.slurm.queue import is_live
 from pipeline.executors.slurm.resources import Escalation, escalate
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.orchestrate.elements import free_elements, most_elements
-from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.situation import Order
 from pipeline.run.failures import Failure
 from pipeline.run.submissions import Submission, chunk_size_for, job_kind_of
@@ -29,7 +20,7 @@ from pipeline.run.tasks import Task
 from slurm.limits import ClusterLimits
 from slurm.query import Element
 from slurm.sharedfiles import make_folder
-from slurm.submission import QueueFull, Refused, cancel
+from slurm.submission import QueueFull, Refused
 
 _Group = TypeVar("_Group")
 
@@ -46,20 +37,10 @@ class Launcher:
     entered: list[Submission] = field(default_factory=list)
     """Arrays that it has submitted."""
 
-    def launch(self, launches: Sequence[Launch], seen: Observation) -> Refused | None:
-        """Submit an array for each job kind of each iteration, what others depend on first.
-
-        Returns:
-            What Slurm refused first; the others were submitted all the same.
-        """
-
-        groups = (some for tasks in in_order(launches) for some in self._apart(tasks))
-        return self._as_far_as_possible(groups, lambda some: self._launch_somehow(some, seen))
-
     def submit_workers(
         self, orders: Sequence[Order], now: float, known: Mapping[Task, int]
     ) -> Refused | None:
-        """Submit arrays of workers, which no job waits for and which wait for none.
+        """Submit arrays of workers.
 
         Args:
             now: unix time.
@@ -125,33 +106,6 @@ class Launcher:
         self.table.enter(submission)
         self.entered.append(submission)
 
-    def _launch_somehow(self, tasks: Sequence[Task], seen: Observation) -> None:
-        """In a full queue, what can only start later makes room for what it waits for."""
-        while tasks:
-            try:
-                return self._launch_stage(tasks, seen)
-            except QueueFull:
-                tasks = self._without_entered(tasks)
-                if not self._withdraw_last_after(tasks[0]):
-                    return self._in_pieces(tasks, lambda few: self._launch_stage(few, seen))
-
-    def _launch_stage(self, tasks: Sequence[Task], seen: Observation) -> None:
-        """Submit what fits and has its inputs in sight."""
-        run, is_committed, elements = self.submitter.run, committed_in(seen), self.table.elements
-        waits = {task: self._elements_of(task, is_committed) for task in tasks}
-        fitting = [task for task in tasks if waits[task] is not None][: self._free_elements()]
-        if not fitting:
-            return
-        first, size = fitting[0], chunk_size_for(self.limits.max_array_size)
-        number = self.table.ledger.next_number(first.iteration, first.job_kind)
-        # NFS remembers for a while that a folder was not there: so it is there before anybody looks.
-        make_folder(run.paths.task(first).folder, run.paths.root)
-        for new in stage_submissions(run, self.table.seen.control.invocation, number, fitting, size):
-            wanted = [(task, index, waits[task] or ()) for index, task in new.tasks()]
-            ended = ended_before(run.plan, first, elements)
-            dependency, arrays = dependency_of(wanted, self.submitter.config.dependency, ended)
-            self._enter(self.submitter.submit(new, self._escalation(fitting), dependency, arrays))
-
     def _submit_order(self, order: Order, now: float, known: Mapping[Task, int]) -> None:
         """Submit the workers of an order that fit."""
         tasks = order.tasks[: self._free_elements()]
@@ -162,36 +116,12 @@ class Launcher:
         make_folder(run.paths.task(first).folder, run.paths.root)
         size, invocation = chunk_size_for(self.limits.max_array_size), self.table.seen.control.invocation
         begin = 0.0 if order.begin is None else order.begin - now
-        for new in stage_submissions(run, invocation, number, tasks, size, True, order.begin, known):
-            self._enter(self.submitter.submit(new, self._escalation(tasks), "", (), begin))
-
-    def _elements_of(self, task: Task, is_committed: IsCommitted) -> tuple[ArrayElement, ...] | None:
-        """Return the elements that ``task`` has to wait for; None if one cannot be named yet."""
-        plan, elements = self.submitter.run.plan, self.table.elements
-        before = plan.must_have_ended(task)
-        if before in self.table.live and before not in elements:
-            return None
-        return elements_of(plan, task, is_committed, elements)
+        for new in stage_submissions(run, invocation, number, tasks, size, order.begin, known):
+            self._enter(self.submitter.submit(new, self._escalation(tasks), begin=begin))
 
     def _escalation(self, tasks: Sequence[Task]) -> Escalation:
         everywhere = (failure for of_task in self.failures.values() for failure in of_task)
         return escalate((f for task in tasks for f in self.failures.get(task, ())), everywhere)
-
-    def _withdraw_last_after(self, task: Task) -> bool:
-        """Cancel the array that waits furthest behind ``task``. False if there is none."""
-        lives = self.table.live.items()
-        waiting = {live.submission.name: live.submission for t, live in lives if position(t) > position(task)}
-        started = {live.submission.name for _, live in lives if not live.is_pending}
-        behind = [s for name, s in waiting.items() if name not in started and s.state.job]
-        if not behind:
-            return False
-        last = max(behind, key=lambda s: position(s.task(s.indices[0])))
-        # Before it is done: of a pass that is killed between, it would look like a person's act.
-        self.table.note(last, is_withdrawn=True)
-        cancel([str(last.state.job)], only_pending=True)
-        self.table.drop(last)
-        self.note(f"the queue is full: job {last.state.job} makes room for what it waits for")
-        return True
 
     @property
     def num_submitted(self) -> int:
@@ -206,8 +136,7 @@ class Launcher:
     def _bounds(self) -> tuple[int, int | None]:
         config, now = self.submitter.config, self.table.seen.time
         own_bound = config.max_submitted or self.limits.max_jobs // 2
-        # Where each task has a job, sbatch is asked each time: what it refuses makes later arrays leave.
-        shown = shown_to_fit(self.submitter.run.paths, now) if config.has_workers else None
+        shown = shown_to_fit(self.submitter.run.paths, now)
         return own_bound if shown is None else min(own_bound, shown), self.limits.max_submit
 
     def _free_elements(self) -> int:

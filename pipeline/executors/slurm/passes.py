@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from pipeline.executors.slurm.by_hand import Paused
 from pipeline.executors.slurm.exit_reasons import Accounts, Unanswered
-from pipeline.executors.slurm.jobs import SlurmJobs
 from pipeline.executors.slurm.queue import is_pending
+from pipeline.executors.slurm.queue_reader import QueueReader
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
 from pipeline.metrics.costs import Accountant
@@ -220,9 +220,8 @@ def leased_pass(
         return Pass(Outcome.PAUSED if control.paused else Outcome.CANCELLED)
     run = settle(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
-    kind = WorkerJobs if config.has_workers else SlurmJobs
-    jobs = kind(submitter, read_limits_of(run.paths, config.qos_named), watcher.note, errands, accounts)
-    jobs.first_look, jobs.is_alone = seen, is_alone
+    limits, reader = read_limits_of(run.paths, config.qos_named), QueueReader(run, seen, is_alone)
+    jobs = WorkerJobs(submitter, limits, watcher.note, errands, reader, accounts)
     facts = Accountant(run, watcher.note, lambda: jobs.elements).facts_of
     books = Publisher(run, NoTracker(), facts, lambda: jobs.table.files_in_use())
     with within(PASS_SECONDS):
@@ -232,7 +231,7 @@ def leased_pass(
             return _pause(run, jobs, found.by_hand)
 
 
-def _pause(run: Run, jobs: SlurmJobs, act: ByHand) -> Pass:
+def _pause(run: Run, jobs: WorkerJobs, act: ByHand) -> Pass:
     """Have the run rest, as somebody has cancelled its jobs: what is left of them ends too, with what was
     submitted since, until a person goes on."""
     control = read_control(run.paths)
@@ -242,7 +241,7 @@ def _pause(run: Run, jobs: SlurmJobs, act: ByHand) -> Pass:
     return Pass(Outcome.PAUSED)
 
 
-def _act(driver: Driver, jobs: SlurmJobs) -> Pass:
+def _act(driver: Driver, jobs: WorkerJobs) -> Pass:
     run, books = driver.run, driver.books
     jobs.needs_watchdogs, known = not driver.is_complete, books.newest
     actions = driver.one_pass()
@@ -259,7 +258,7 @@ def _act(driver: Driver, jobs: SlurmJobs) -> Pass:
         jobs.withdraw()
     elif jobs.refusal and not done.is_unsettled:
         raise jobs.refusal
-    elif jobs.submitter.config.has_workers and known < newest <= run.plan.start + _FIRST_ROWS:
+    elif known < newest <= run.plan.start + _FIRST_ROWS:
         # Workers start early by what rows say, and rows are written after they are submitted.
         with contextlib.suppress(OSError):  # else the next pass does
             ask_for_pass(run.paths, at_once=True)

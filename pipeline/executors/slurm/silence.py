@@ -7,12 +7,15 @@ difference between clocks matters.
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pipeline.config.conversion import converted
 from pipeline.executors.slurm.crew import SILENT_SECONDS
+from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
 from slurm.sealing import sealed, unsealed
@@ -57,6 +60,27 @@ class Silence:
 
 Silences = Mapping[str, Silence]
 """Silences by the workers' elements."""
+
+
+def silent_twice(
+    paths: RunPaths, silent: Mapping[str, float], still_running: Callable[[Sequence[str]], list[str]]
+) -> list[str]:
+    """Note who is silent, and return the elements to cancel, whose workers another pass has seen as silent;
+    else have one come. By a clock that is as far behind all seem to: who beats before the second look lives.
+
+    Args:
+        silent: times of the newest beats of the workers that are silent now, by element.
+        still_running: returns those of some elements that run on with the same workers.
+    """
+    ended, silences = look_again(silent, read_silences(paths), socket.gethostname(), time.time())
+    with contextlib.suppress(OSError):  # then a later pass begins anew
+        note_silences(paths, silences)
+    if still := still_running(ended):
+        with contextlib.suppress(OSError):  # then it looks like anybody's cancellation
+            note_silences(paths, as_cancelled(silences, still))
+    if len(ended) < len(silent):
+        ask_for_pass_later(paths, LOOK_AGAIN_SECONDS)
+    return still
 
 
 def look_again(

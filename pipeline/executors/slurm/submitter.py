@@ -36,13 +36,15 @@ class Submitter:
         self,
         submission: Submission,
         escalation: Escalation,
-        dependency: str,
-        arrays: tuple[str, ...],
+        dependency: str = "",
+        arrays: tuple[str, ...] = (),
         begin: float = 0.0,
     ) -> Submission:
         """Submit an array job. Returns the submission with its job id.
 
         Args:
+            dependency: of a driver job, when it starts.
+            arrays: ids of the arrays that its dependency names.
             begin: seconds before which it does not start.
 
         Raises:

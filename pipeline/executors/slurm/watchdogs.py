@@ -1,4 +1,4 @@
-"""Driver jobs in the queue: one that starts when an iteration needs a pass; watchdogs that always start."""
+"""Driver jobs in the queue: one that starts when a worker's job has ended; watchdogs that always start."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.executors.slurm.arrays import driver_submission
-from pipeline.executors.slurm.dependencies import Watch, watch_expression, watches
 from pipeline.executors.slurm.job_table import JobTable, Snapshot
 from pipeline.executors.slurm.resources import Escalation
 from pipeline.executors.slurm.submitter import Submitter
@@ -15,6 +14,12 @@ from slurm.submission import QueueFull, update_dependency
 
 WATCHDOGS = 2
 _KEPT = 4
+
+
+def watch_expression(arrays: Sequence[str]) -> str:
+    """Return the dependency of a driver job that starts once any of these arrays has ended, in success or
+    failure."""
+    return "?".join(f"afterany:{array}" for array in arrays)
 
 
 @dataclass(frozen=True)
@@ -34,26 +39,18 @@ class Watchdogs:
         try:
             for waiting in range(seen.count_pending(GUARD), WATCHDOGS):
                 begin = 60.0 * self.submitter.config.check_minutes * (waiting + 1)
-                self._submit(seen, Watch(0, GUARD, (), ()), begin)
+                self._submit(seen, GUARD, (), begin)
         except QueueFull as error:
             self.note(f"the queue takes no guard now ({error})")
         # There is one every few minutes: what is kept of them must not grow with the run.
         self._forget_old(GUARD, seen)
-
-    def watch(self, table: JobTable) -> None:
-        """Have a driver job wait for the arrays of each iteration."""
-        try:
-            for watch in watches((task, live.carrier.array) for task, live in table.live.items()):
-                self._ensure_driver(table, watch)
-        except QueueFull as error:
-            self.note(f"the queue takes no driver job now; the guard does its work ({error})")
 
     def watch_workers(self, table: JobTable, arrays: Sequence[str]) -> None:
         """Have a driver job wait for the end of any of these arrays: of workers that died before they could
         make a pass, say."""
         try:
             if arrays:
-                self._ensure_driver(table, Watch(0, DRIVER, tuple(arrays), ()))
+                self._ensure_driver(table, tuple(arrays))
         except QueueFull as error:
             self.note(f"the queue takes no driver job now; the guard does its work ({error})")
         self._forget_old(DRIVER, table.seen)
@@ -66,24 +63,21 @@ class Watchdogs:
             if not seen.live_elements(submission):
                 self.submitter.ledger.forget(submission)
 
-    def _ensure_driver(self, table: JobTable, watch: Watch) -> None:
+    def _ensure_driver(self, table: JobTable, arrays: tuple[str, ...]) -> None:
         """One driver job waits for just these arrays: one that waits already, redirected, or a new one."""
-        driver = table.pending_driver(watch.iteration, watch.job_kind)
-        if driver is not None and set(driver.state.waits_for) == set(watch.arrays):
+        driver = table.pending_driver()
+        if driver is not None and set(driver.state.waits_for) == set(arrays):
             return
         if driver is not None:
             assert driver.state.job is not None
             with contextlib.suppress(SlurmError):  # it has started since it was seen: another has to watch
-                update_dependency(driver.state.job, watch_expression(watch.last, watch.earlier))
-                table.note(driver, waits_for=watch.arrays)
+                update_dependency(driver.state.job, watch_expression(arrays))
+                table.note(driver, waits_for=arrays)
                 return
-        self._submit(table.seen, watch)
+        self._submit(table.seen, DRIVER, arrays)
 
-    def _submit(self, seen: Snapshot, watch: Watch, begin: float = 0.0) -> None:
-        number = self.submitter.ledger.next_number(watch.iteration, watch.job_kind)
-        new = driver_submission(
-            self.submitter.run, seen.control.invocation, watch.iteration, watch.job_kind, number
-        )
-        expression = watch_expression(watch.last, watch.earlier)
-        submission = self.submitter.submit(new, Escalation(), expression, watch.arrays, begin)
+    def _submit(self, seen: Snapshot, job_kind: str, arrays: tuple[str, ...], begin: float = 0.0) -> None:
+        number = self.submitter.ledger.next_number(0, job_kind)
+        new = driver_submission(self.submitter.run, seen.control.invocation, job_kind, number)
+        submission = self.submitter.submit(new, Escalation(), watch_expression(arrays), arrays, begin)
         self.submitted.append(submission.state.job or "")

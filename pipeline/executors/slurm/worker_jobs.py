@@ -1,16 +1,17 @@
-"""The attempts at a run's tasks where stages have workers: arrays without dependencies, which stay or start
-early, and find their next task from records alone. A pass is bookkeeping: it counts what failed, and submits
-workers where none will do what is ready (:mod:`pipeline.orchestrate.staffing`).
+"""The attempts at a run's tasks as Slurm's array jobs: workers, which find their tasks from records alone.
+
+A pass is bookkeeping: it counts what failed, and submits workers where none will do what is ready
+(:mod:`pipeline.orchestrate.staffing`). No array waits for another by a dependency, but for driver jobs
+(:class:`Watchdogs`).
 """
 
 import contextlib
-import socket
 import time
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from pipeline.config.job_kinds import DRIVERS
 from pipeline.config.scheduler import resources_of
 from pipeline.executors.slurm.crew import (
     Beats,
@@ -18,10 +19,11 @@ from pipeline.executors.slurm.crew import (
     are_in_doubt,
     are_several_warned,
     beats_of,
-    broken_attempts,
+    find_broken,
     gone_claims,
     held_by,
     is_of,
+    kinds_of_one_task,
     lacking_room,
     live_arrays,
     needs_of,
@@ -30,56 +32,67 @@ from pipeline.executors.slurm.crew import (
     split_unclaimed,
     wanted_by,
 )
-from pipeline.executors.slurm.dependencies import ArrayElement
-from pipeline.executors.slurm.exit_reasons import Gone
+from pipeline.executors.slurm.exit_reasons import Accounts, Gone, explain
 from pipeline.executors.slurm.expectations import early_kinds, read_estimates
-from pipeline.executors.slurm.job_table import JobTable, read_table, take_snapshot
-from pipeline.executors.slurm.jobs import SECOND_PATIENCE, SlurmJobs
+from pipeline.executors.slurm.job_table import ArrayElement, JobTable, read_table
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.nodes_at_hand import AtHand, nodes_of
-from pipeline.executors.slurm.queue import is_live, is_pending, newest_starts, worker_of
-from pipeline.executors.slurm.silence import (
-    LOOK_AGAIN_SECONDS,
-    as_cancelled,
-    look_again,
-    note_silences,
-    read_silences,
-)
+from pipeline.executors.slurm.queue import arrays_of, is_live, is_pending, newest_starts, worker_of
+from pipeline.executors.slurm.queue_reader import QueueReader
+from pipeline.executors.slurm.silence import read_silences, silent_twice
+from pipeline.executors.slurm.submitter import Submitter
+from pipeline.executors.slurm.watchdogs import Watchdogs
 from pipeline.orchestrate.crew import Crew, failed_claims, held_tasks
 from pipeline.orchestrate.jobs import CommittedOf, Ended
 from pipeline.orchestrate.reconcile import Launch, Observation
 from pipeline.orchestrate.situation import Situation, at_hand, left_alone
 from pipeline.orchestrate.staffing import Staffing, is_making_way, staff
-from pipeline.run import journal
 from pipeline.run.bookkeeping import ask_for_pass_later
-from pipeline.run.commits import CorruptData, read_record
-from pipeline.run.endings import Ending, Evidence, element_ending
-from pipeline.run.records import newest_row
-from pipeline.run.submissions import Submission
+from pipeline.run.control import read_control, write_control
+from pipeline.run.directory import Run
+from pipeline.run.endings import Ending, Evidence, element_ending, mend_endings, retraction
+from pipeline.run.failures import Failure
+from pipeline.run.records import unwritten_tasks
+from pipeline.run.submissions import Submission, is_driver_job
 from pipeline.run.tasks import Task
 from pipeline.workers.beats import Doing
-from pipeline.workers.claims import Claim, claims_of, newest_numbers, said, tried_again
+from pipeline.workers.claims import Claim, claims_of, newest_numbers, tried_again
 from pipeline.workers.handover import Told, read_told, tell
 from pipeline.workers.living import forget_old, mark_gone
-from pipeline.workers.looking import claim_place, look
+from pipeline.workers.looking import claim_place
 from pipeline.workers.measuring import measures_policies
 from slurm.commands import SlurmError
+from slurm.limits import ClusterLimits
 from slurm.nodes import Node
+from slurm.query import Element
 from slurm.ringing import elements_of, parse_worker
-from slurm.submission import array_expression, start_now
+from slurm.signals import Errands
+from slurm.submission import Refused, array_expression, start_now
 
-_ROW_BYTES = 1 << 16
-"""Bytes read from the end of metrics.jsonl, which hold more than its last row."""
 _SOON_SECONDS = 1.0
 """Least seconds until a pass that follows another: so long Slurm takes to start what was submitted."""
-_MOST_UNWRITTEN = 100
-"""Finished iterations without a row that are looked at: more there are only where rows cannot be written."""
 
 
 @dataclass
-class WorkerJobs(SlurmJobs):
+class WorkerJobs:
     """The workers of a run, in one pass."""
 
+    submitter: Submitter
+    limits: ClusterLimits
+    note: Callable[[str], None]
+    errands: Errands
+    """What runs beside the pass."""
+    reader: QueueReader
+    accounts: Accounts = field(default_factory=Accounts)
+    """What accounting has said before the pass."""
+    watchdogs: Watchdogs = field(init=False)
+    table: JobTable = field(init=False)
+    """Jobs of this pass, from one snapshot of the queue."""
+    failures: dict[Task, list[Failure]] = field(default_factory=dict)
+    needs_watchdogs: bool = False
+    """Whether a pass begins with watchdogs: whatever goes wrong in it, there will be another."""
+    refusal: Refused | None = None
+    """The job that Slurm refused in this pass; the rest of the pass was done all the same."""
     beats: Beats = field(default_factory=dict)
     roster: Roster = field(default_factory=lambda: Roster(Crew()))
     claims: Sequence[Claim] = ()
@@ -89,13 +102,40 @@ class WorkerJobs(SlurmJobs):
     ready: Sequence[Task] = ()
     """Tasks that this pass found to be due."""
 
+    def __post_init__(self) -> None:
+        self.watchdogs = Watchdogs(self.submitter, self.note)
+        self.table = JobTable(self.submitter.ledger)
+
     @property
-    def lookahead(self) -> int:
-        return 0
+    def run(self) -> Run:
+        return self.submitter.run
+
+    @property
+    def elements(self) -> list[Element]:
+        """Elements of the run's jobs, as this pass sees the queue."""
+        return [element for of_name in self.table.seen.queue.values() for element in of_name]
+
+    @property
+    def live(self) -> Collection[Task]:
+        return self.table.live.keys()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a driver job waits that will make the next pass."""
+        return bool(self.watchdogs.submitted) or any(map(self.table.seen.count_pending, DRIVERS))
 
     def query(self) -> None:
-        super().query()
-        self.ready = ()
+        """Take the snapshot that the pass decides by.
+
+        Raises:
+            Paused: somebody has cancelled the run's jobs.
+        """
+        snapshot = self.reader.snapshot()
+        self.table = JobTable(self.submitter.ledger, snapshot)
+        self.reader.heed_people(self.elements, snapshot.control)
+        if self.needs_watchdogs:
+            self.needs_watchdogs = False  # a queue that does not show them yet must not get them twice
+            self.watchdogs.ensure(snapshot)
 
     def collect_ended(
         self, tasks: Sequence[Task], committed_of: CommittedOf, newest: Task | None = None
@@ -103,8 +143,10 @@ class WorkerJobs(SlurmJobs):
         """Match submissions, claims and beats with Slurm's queue, and explain what ended without a commit."""
         considered = {*at_hand(self.run.plan, tasks), *([newest] if newest else ())}
         iterations = {task.iteration for task in considered} | {0}
-        self._mend(iterations)
-        looked_at = considered.union(tried_again(self.run.paths, self._unwritten(newest)))
+        for spoilt in mend_endings(self.run.paths, iterations):
+            self.note(f"{spoilt}; it was written again from what the other says")
+        unwritten = unwritten_tasks(self.run.plan, self.run.paths, newest)
+        looked_at = considered.union(tried_again(self.run.paths, unwritten))
         self._read(iterations, looked_at, newest)
         committed = set(committed_of(sorted(looked_at)))
         shown = {worker.name for worker in self.roster.crew.workers}
@@ -130,23 +172,8 @@ class WorkerJobs(SlurmJobs):
         self.roster = read_roster(self.table, self.beats, self.claims)
 
     def _look_again(self) -> None:
-        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
-        ledger = self.submitter.ledger
-        seen = take_snapshot(self.run, self.second_look, is_fresh=True).expecting(ledger.load({0}))
-        self.table = JobTable(ledger, seen)
-        self.heed_people(self.elements)
-
-    def _unwritten(self, newest: Task | None) -> list[Task]:
-        """Return the tasks of the last finished iterations that have no row yet, and those before the first
-        iteration. What was tried at them and failed is listed before their rows are written, with which the
-        claims go."""
-        plan, last = self.run.plan, newest.iteration if newest else 0
-        try:
-            first = newest_row(journal.read_tail(self.run.paths.metrics, _ROW_BYTES), plan.start) + 1
-        except OSError:  # rows that cannot be read never stop what trains
-            return []
-        finished = range(max(first, last - _MOST_UNWRITTEN), last + 1)
-        return [task for iteration in (plan.start, *finished) for task in plan.tasks(iteration)]
+        self.table = JobTable(self.submitter.ledger, self.reader.again())
+        self.reader.heed_people(self.elements, self.table.seen.control)
 
     def _elements_at_hand(self) -> set[str]:
         """Return the names of elements that are in the queue, ended unexplained or have claimed a task."""
@@ -157,10 +184,11 @@ class WorkerJobs(SlurmJobs):
 
     def _judge_claims(self, committed: set[Task]) -> list[Ended]:
         """Explain claims that came to nothing, each once."""
-        broken = self._broken(committed, self.table.endings)
+        broken = find_broken(self.run.paths, self.claims, self.beats, committed, self.table.endings)
         failed = failed_claims(self.claims, self.roster.crew, committed, self.table.endings, broken)
         failed = [claim for claim in failed if parse_worker(claim.worker)]
-        self.confirm_gone((w.array, w.index) for claim in failed if (w := parse_worker(claim.worker)))
+        gone = [(w.array, w.index) for claim in failed if (w := parse_worker(claim.worker))]
+        self.reader.confirm_gone(gone, self.table.seen)
         found = self._explain(gone_claims(failed, self.beats))
         self.table.note_endings(
             replace(ended.ending, is_redone=claim.task in committed)
@@ -170,27 +198,24 @@ class WorkerJobs(SlurmJobs):
             mark_gone(self.run.paths, worker)
         return found
 
-    def _broken(self, committed: set[Task], judged: Collection[str]) -> set[str]:
-        """Return the attempts that failed at tasks which others have done since the last pass."""
-        claimed = Counter(claim.task for claim in self.claims)
-        winners = {}
-        for task in (task for task, count in claimed.items() if count > 1 and task in committed):
-            with contextlib.suppress(CorruptData):
-                if record := read_record(self.run.paths, task):
-                    winners[task] = record.attempt
-        unjudged = (claim for claim in self.claims if claim.attempt not in judged)
-        return broken_attempts(
-            unjudged, self.beats, winners, lambda claim: said(self.run.paths, claim) is not None
-        )
-
     def _judge_elements(self, committed_of: CommittedOf) -> list[Ended]:
         """Explain elements that ended before they claimed anything: failures of the task they were for."""
         over = self.table.find_gone(committed_of)
-        self.confirm_gone((submission.state.job, index) for submission, index in over)
+        gone = [(submission.state.job, index) for submission, index in over]
+        self.reader.confirm_gone(gone, self.table.seen)
         failed, left = split_unclaimed(over, self.claims, self.beats)
         found = self._explain([self._gone(submission, index) for submission, index in failed])
         self.table.note_endings([*(ended.ending for ended in found), *self._left(left)])
         return found
+
+    def _explain(self, gone: Sequence[Gone]) -> list[Ended]:
+        """Say why attempts ended without a commit, in their order."""
+        if not gone:
+            return []
+        seen = self.table.seen
+        shown = {(e.array_id, e.index): e for e in self.elements}
+        known = (seen.control, self.accounts, time.time(), self.table.taken_back(), self._silenced())
+        return explain(self.run.paths, gone, shown, *known)
 
     def _left(self, elements: Sequence[tuple[Submission, int]]) -> Iterator[Ending]:
         """Yield the ends of elements whose workers left, or are judged by what they took."""
@@ -203,6 +228,7 @@ class WorkerJobs(SlurmJobs):
             yield replace(ending, attempt=worker, evidence=Evidence.BEAT, message=why, time=time.time())
 
     def _silenced(self) -> Collection[str]:
+        """Return the elements, like ``4711_3``, that were cancelled since nothing was heard of them."""
         noted = read_silences(self.run.paths).items()
         last = {(name.element, beat.beat) for w, beat in self.beats.items() if (name := parse_worker(w))}
         return {element for element, one in noted if one.is_cancelled and (element, one.beat) in last}
@@ -215,12 +241,14 @@ class WorkerJobs(SlurmJobs):
         is_mute = is_contained and not any(is_of(worker, element) for worker in self.beats)
         return replace(Gone.of(submission, index), log=log, is_mute=is_mute)
 
-    def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
-        """Take note of what is due: who does it is decided with all that workers may do later."""
-        self.ready = tuple(launch.task for launch in launches)
+    def note_retracted(self, failure: Failure, attempt: str) -> None:
+        invocation = self.table.seen.control.invocation
+        self.table.note_endings(retraction(failure, attempt, invocation, time.time()))
+        self.failures.setdefault(failure.task, []).append(failure)
 
-    def update_dependencies(self, seen: Observation) -> None:
+    def launch(self, launches: Sequence[Launch], seen: Observation) -> None:
         """Submit workers, bring early ones forward, end silent ones, and have driver jobs watch them all."""
+        self.ready = tuple(launch.task for launch in launches)
         at_hand = self._nodes()
         launcher = Launcher(self.submitter, self.limits, self.table, self.failures, self.note)
         decided = staff(self._situation(seen, at_hand.nodes, launcher.most_elements()))
@@ -244,8 +272,7 @@ class WorkerJobs(SlurmJobs):
             rung: names of workers that have nothing to do and were told to make place now.
         """
         left = {w.name for w in self.roster.crew.workers if w.doing is Doing.LEAVING}.union(rung)
-        queue = [element for of_name in self.table.seen.queue.values() for element in of_name]
-        staying = [element for element in queue if str(worker_of(element)) not in left]
+        staying = [element for element in self.elements if str(worker_of(element)) not in left]
         submitted = {live.carrier.array for live in self.table.live.values() if live.carrier.array}
         return {*live_arrays(staying, self.table.submissions), *submitted}
 
@@ -291,8 +318,7 @@ class WorkerJobs(SlurmJobs):
         """Return what is known of the nodes that jobs of the run may run on."""
         config, seen = self.submitter.config, self.table.seen
         needs = needs_of(config, wanted_by(config, self.run.plan)).values()
-        queue = [element for of_name in seen.queue.values() for element in of_name]
-        own = [element for element in (*queue, *seen.others) if is_live(element)]
+        own = [element for element in (*self.elements, *seen.others) if is_live(element)]
         return nodes_of(self.run.paths, needs, seen.time, own)
 
     def _situation(self, seen: Observation, nodes: Sequence[Node], slots: int) -> Situation:
@@ -308,6 +334,7 @@ class WorkerJobs(SlurmJobs):
             needs=needs_of(self.submitter.config, wanted),
             nodes=nodes,
             early=early_kinds(self.submitter.config, wanted),
+            of_one_task=kinds_of_one_task(self.submitter.config, wanted),
             now=now,
             estimates=read_estimates(self.run, self.submitter.config, tasks, seen.committed, now),
             begun_with={task for s in self.table.submissions if self._is_new(s) for _, task in s.tasks()},
@@ -340,40 +367,34 @@ class WorkerJobs(SlurmJobs):
 
     def _end_silent(self) -> None:
         """Cancel workers that Slurm shows as running and that have not beaten for minutes, once another pass
-        has seen the same; else have one come. By a clock that is as far behind all seem to: who beats before
-        the second look lives."""
-        elements = [e for of_name in self.table.seen.queue.values() for e in of_name if is_live(e)]
-        silent = silent_workers(elements, self.beats, self.table.seen.time)
+        has seen the same; else have one come."""
+        elements, seen = [e for e in self.elements if is_live(e)], self.table.seen
+        silent = silent_workers(elements, self.beats, seen.time)
         if not silent:
             return
-        paths = self.run.paths
-        ended, silences = look_again(silent, read_silences(paths), socket.gethostname(), time.time())
-        with contextlib.suppress(OSError):  # then a later pass begins anew
-            note_silences(paths, silences)
-        if still := self._still_running(ended):
-            with contextlib.suppress(OSError):  # then it looks like anybody's cancellation
-                note_silences(paths, as_cancelled(silences, still))
-            self.note(f"workers {', '.join(still)} have not been heard of for minutes, and are cancelled")
-            self.errands.cancel(still, only_pending=False)
-        if len(ended) < len(silent):
-            ask_for_pass_later(paths, LOOK_AGAIN_SECONDS)
+        ended = silent_twice(self.run.paths, silent, lambda given: self.reader.still_running(given, seen))
+        if ended:
+            self.note(f"workers {', '.join(ended)} have not been heard of for minutes, and are cancelled")
+            self.errands.cancel(ended, only_pending=False)
 
-    def _still_running(self, elements: Sequence[str]) -> list[str]:
-        """Return those of some elements that run on with the workers which this pass sees there, by a look of
-        now: one that is back in the queue by then is not to be cancelled."""
-        seen = self.table.seen
-        if not elements or seen.is_fresh:
-            return list(elements)
-        known = {str(worker_of(e)) for of_name in seen.queue.values() for e in of_name}
-        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
-        running = [worker_of(e) for e in self.second_look.elements if is_live(e) and not is_pending(e)]
-        return [w.element for w in running if w.element in elements and str(w) in known]
+    def end_all(self) -> None:
+        """Cancel every job of the run but for driver jobs that run: they end by themselves."""
+        live = [e for e in self.elements if is_live(e)]
+        ids = {e.array_id for e in live if is_pending(e) or not is_driver_job(e.name)}
+        self.errands.cancel([*self.watchdogs.submitted, *sorted(ids, key=int)], only_pending=False)
 
     def withdraw(self) -> int:
-        """Cancel every job that waits, and end workers that do nothing; what is computed may be committed."""
+        """Cancel every job of the run that waits, as it is at its end, and end workers that do nothing; what
+        is computed may be committed. Returns how many arrays. It is noted first: another driver would take
+        it for a person's act."""
         idle = [w.name for w in self.roster.crew.workers if w.doing not in (Doing.BUSY, Doing.LEAVING)]
         self._dismiss(idle)
-        return super().withdraw()
+        control = read_control(self.run.paths)
+        if control.withdrawn != control.invocation:
+            write_control(self.run.paths, replace(control, withdrawn=control.invocation))
+        arrays = arrays_of(self.table.seen.queue.values(), only_pending=True)
+        self.errands.cancel([*self.watchdogs.submitted, *arrays], only_pending=True)
+        return len(arrays)
 
     def _dismiss(self, workers: Sequence[str]) -> None:
         """Have workers leave, which they do with what they have committed."""

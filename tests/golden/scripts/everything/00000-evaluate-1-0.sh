@@ -7,7 +7,6 @@
 #SBATCH --comment='a # b'
 #SBATCH --constraint='a100&(ib|hdr)'
 #SBATCH --cpus-per-task=8
-#SBATCH --dependency=afterok:JOB-0-prepare
 #SBATCH --exclude=n1,n2
 #SBATCH --exclusive
 #SBATCH --gres=gpu:a100:2
@@ -31,7 +30,10 @@
 # Setup and environment, from the configuration. Where a job begins with no environment (--export=NONE, or a site's
 # own rule), its steps would begin without what is set here.
 unset SLURM_EXPORT_ENV
-mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaluate' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaluate/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaluate/attempt-1'/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
+SLURM_PPO_BEFORE=$(env -0 | gzip -c | base64 -w 0); [ ${#SLURM_PPO_BEFORE} -gt 100000 ] || export SLURM_PPO_BEFORE
+trap '' USR1
+export SLURM_PPO_STARTED=$(date +%s)
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaluate' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaluate/worker-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-evaluate/worker-1'/shard-"$(printf %05d $((${SLURM_ARRAY_TASK_ID-0} + 0)))".log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 # A line of setup that fails is named, and ends a task's job; with || true after it, it may fail.
 slurm_ppo_setup=('module purge' 'source ~/env.sh # ours')
@@ -46,6 +48,54 @@ trap 'slurm_ppo_setup_failed "$?" "$LINENO"' ERR
 module purge
 source ~/env.sh # ours
 trap - ERR
+# The task runs in a container, where Slurm's commands may be missing. This loop, outside of it, reads lines from a
+# FIFO until the task has ended: "pass" makes a pass, "ring 4711_0 4711_3" wakes the workers of these elements.
+attend() {
+  local log=$1 line='' ids='' passing='' status=0 IFS=$' \t\n'
+  shift
+  while kill -0 "$$" 2>/dev/null; do
+    status=0
+    IFS= read -r -t 2 -n 2048 line <&9 || status=$?
+    if [ "$status" -ne 0 ]; then
+      line=''
+      [ "$status" -gt 128 ] || sleep 2 # no time-out, and no line either: in no hurry then
+    fi
+    case $line in
+      '') ;;
+      pass)
+        if [ -z "$passing" ] || ! kill -0 "$passing" 2>/dev/null; then
+          { : >>"$log"; } 2>/dev/null || log=/dev/null
+          CUDA_VISIBLE_DEVICES='' timeout 1800 "$@" </dev/null >>"$log" 2>&1 9>&- &
+          passing=$!
+        fi
+        ;;
+      'ring '[0-9]*)
+        ids=${line#ring }
+        if [ "${#line}" -ge 2048 ] || [ -n "${ids//[0-9_ ]/}" ]; then
+          echo 'refused a request that is none'
+        else
+          # scancel tries again after 5 s where others of the array wait in the queue, although it was sent.
+          timeout 4 scancel --batch --signal=USR1 $ids </dev/null >/dev/null 2>&1 9>&- &
+        fi
+        ;;
+      end) break ;;
+      *) echo 'refused a request that is none' ;;
+    esac
+  done
+}
+if requests=$(mktemp -d "${TMPDIR:-/tmp}/slurm-ppo.XXXXXX") && mkfifo -m 600 "$requests/fifo"; then
+export SLURM_PPO_REQUESTS="$requests/fifo"
+( unset SLURM_PPO_REQUESTS
+module purge
+source ~/env.sh # ours
+export PLAIN=1
+export NASTY='it'"'"'s 100% "é" $HOME `touch x` $(touch x) #! \n'
+export EMPTY=''
+mkdir -p '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/passes' || :
+attend '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/passes/passes.log' apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m pipeline advance '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!' --asked
+rm -rf "$requests"
+) 9<>"$requests/fifo" </dev/null &
+fi
 export PLAIN=1
 export NASTY='it'"'"'s 100% "é" $HOME `touch x` $(touch x) #! \n'
 export EMPTY=''

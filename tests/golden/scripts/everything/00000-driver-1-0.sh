@@ -7,7 +7,7 @@
 #SBATCH --comment='a # b'
 #SBATCH --constraint='a100&(ib|hdr)'
 #SBATCH --cpus-per-task=8
-#SBATCH --dependency='afterany:JOB-1-update?afternotok:JOB-0-prepare?afternotok:JOB-1-rollout?afternotok:JOB-1-reward'
+#SBATCH --dependency='afterany:JOB-0-prepare?afterany:JOB-0-evaluate?afterany:JOB-1-rollout?afterany:JOB-1-reward?afterany:JOB-1-update'
 #SBATCH --exclude=n1,n2
 #SBATCH --exclusive
 #SBATCH --gres=gpu:a100:2
@@ -23,7 +23,7 @@
 #SBATCH --reservation=maintenance_1
 #SBATCH --signal=B:USR2@300
 #SBATCH --time=1-12:00:00
-#SBATCH --job-name=slurm-ppo.r1.driver.iter1.0123456789ab.1.0
+#SBATCH --job-name=slurm-ppo.r1.driver.iter0.0123456789ab.1.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u
 #SBATCH --output=/dev/null
@@ -33,7 +33,7 @@
 unset SLURM_EXPORT_ENV
 log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/slurm.log'
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
-mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-driver' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-driver/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00001-driver/attempt-1'/driver.log
+mkdir '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver' '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver/attempt-1' 2>/dev/null || :; log='/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/logs/00000-driver/attempt-1'/driver.log
 if { : >>"$log"; } 2>/dev/null; then exec >>"$log" 2>&1; fi
 # A line of setup that fails is named, and ends a task's job; with || true after it, it may fail.
 slurm_ppo_setup=('module purge' 'source ~/env.sh # ours')
@@ -55,5 +55,5 @@ export EMPTY=''
 # For submitit.JobEnvironment, in code of yours.
 export SUBMITIT_EXECUTOR=slurm
 # Slurm sends the warning before the time limit to this process alone, so the command takes its place.
-exec apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00001/driver-1-0.json'
+exec apptainer exec --nv '/images/our ppo.sif' '/opt/our env/bin/python' -P -m slurm.element '/runs/it'"'"'s 100% "é" $HOME `touch x` $(touch x) #!/slurm/00000/driver-1-0.json'
 
