@@ -106,6 +106,8 @@ def test_an_update_that_ends_while_it_writes_the_state_does_not_train_again(
     run.wait_for(lambda: run.has_committed(2, "rollout"), "the next rollout, while the state is written")
     cluster.call("scancel", first.id)
     second = run.wait_for(lambda: writing(run, 2), "the last update's job that writes the state")
+    examined = " ".join(run.command("doctor", run.root, "--no-probe").stdout.split())
+    assert f"that of iteration 2 is being written (job {second.id} on {second.node})" in examined
     cluster.call("scancel", second.id)
     run.wait_until_complete()
     assert run.policy() == policy_of(complete_run)
