@@ -243,7 +243,7 @@ def look_at_state(run: Run) -> Finding:
 
 def fate(run: Run) -> str:
     """Say what became of the newest promised state, which is not there."""
-    missing = read_status(run, look_at_queue(run) if run.config.slurm else None).missing_state
+    missing = read_status(run).missing_state
     if missing is None:
         return "is not there: it is being written, or was lost"
     by = f" ({missing.writer})" if missing.writer else ""
