@@ -145,6 +145,11 @@ class TaskPaths:
         names = fnmatch.filter(names_in(self.folder), f"{self.task.file_stem}.partial.*.json")
         return [self.folder / name for name in sorted(names)]
 
+    def claims(self) -> list[Path]:
+        """List the files by which workers have claimed the task (:mod:`pipeline.workers.claims`)."""
+        names = fnmatch.filter(names_in(self.folder), f"{self.task.file_stem}.claim-*.json")
+        return [self.folder / name for name in sorted(names)]
+
     def policy(self, attempt: str) -> Path:
         return self.run.policies / f"{self.task.iteration:05d}.{attempt}"
 

@@ -172,8 +172,10 @@ def oldest_needed(plan: Plan, paths: RunPaths, newest: int) -> int:
 
 
 def remove_unfinished(paths: RunPaths, version: int) -> None:
-    """Remove what attempts that were killed have written of a state. Only for a version whose attempts have
-    all ended."""
+    """Remove what attempts that were killed have written of a state, and the claims on the update. Only for a
+    version whose attempts have all ended."""
+    for claim in paths.task(policy_maker(version)).claims():
+        claim.unlink(missing_ok=True)
     folders = [folder for of_version, folder in _folders(paths.states) if of_version == version]
     if not folders:
         return

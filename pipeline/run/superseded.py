@@ -31,6 +31,7 @@ def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[T
         folders.add(files.folder)
         if record.task.stage is Stage.UPDATE:
             kept |= {*archives(paths, record.task.iteration), *log_archives(paths, record.task.iteration)}
+            kept |= set(files.claims())  # by which passes know who still writes the trainer's state
             for parent in (paths.policies, paths.critics, paths.trainers):
                 for folder in parent.glob(f"{record.task.iteration:05d}.*"):
                     if folder.name != f"{record.task.iteration:05d}.{record.attempt}":

@@ -104,7 +104,7 @@ def test_an_update_that_ends_while_it_writes_the_state_does_not_train_again(
     lines = shown(run, "status")
     assert f"the trainer's state of iteration 1 is being written (job {first.id} on {first.node})" in lines
     examined = " ".join(run.command("doctor", run.root, "--no-probe").stdout.split())
-    assert f"that of iteration 1 is being written (job {first.id} on {first.node})" in examined
+    assert f"that of iteration 1 is being written (job {first.id} on {first.node})" in examined, examined
     run.wait_for(lambda: run.has_committed(2, "rollout"), "the next rollout, while the state is written")
     assert run.events("state_lost") == []
     cluster.call("scancel", first.id)

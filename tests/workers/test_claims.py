@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.run.commits import publish, require_record
 from pipeline.run.endings import Ending, note_endings
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
-from pipeline.run.superseded import move_aside
+from pipeline.run.states import remove_unfinished
+from pipeline.run.superseded import move_aside, remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.workers.beats import Beat, Doing, Reason, file_of, process_space, write_beat
 from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, is_unlisted, next_number, take
@@ -23,7 +25,9 @@ from stages.attempts.arguments import Arguments
 from stages.workers.following import Following, Leading, in_words, out_of_words
 from stages.workers.pulse import told
 from stages.workers.surroundings import Asking
+from tests.support.committed import commit_in_two
 from tests.support.damage import DAMAGES
+from tests.support.reportrun import make_run, record
 
 TASK = Task(3, Stage.ROLLOUT, 2)
 
@@ -61,6 +65,20 @@ def test_claims_are_read_by_task_and_number_and_a_spoilt_one_keeps_its_number(pa
     found = claims_of(paths, [TASK])
     assert found == {TASK: (claim(2), Claim(TASK, 3, "", "", 0.0), Claim(TASK, 4, "", "", 0.0), claim(10))}
     assert next_number(paths, TASK, found[TASK]) == 11
+
+
+def test_a_claim_on_an_update_outlives_its_row_until_nobody_writes_the_state_behind_it(tmp_path):
+    """Passes know by it who still does; without it they said that the state was lost."""
+    run = make_run(tmp_path / "run", 1, iterations=2)
+    commit_in_two(run, 1, is_lost=True)
+    update, before = Task(1, Stage.UPDATE), Task(1, Stage.REWARD)
+    publish(run.paths, record(before))
+    for task in (update, before):
+        take(run.paths, claim(task=task))
+    remove_losers(run.paths, [require_record(run.paths, task) for task in (update, before)])
+    assert claims_of(run.paths, [update, before]) == {update: (claim(task=update),)}
+    remove_unfinished(run.paths, 1)
+    assert claims_of(run.paths, [update]) == {}
 
 
 def test_who_sees_the_log_of_an_attempt_but_not_its_claim_takes_no_number_behind_it(paths):
