@@ -90,13 +90,11 @@ def identity_in(paths: RunPaths, path: Path) -> Identity:
     """Read a run's identity from one of its two files. Raises as :func:`read_identity`."""
     data = read_shared(path)
     content = from_json(data)
-    is_sealed = isinstance(content, dict) and "checksum" in content
-    if is_sealed:
+    if not isinstance(content, dict) or not content.keys() & {"checksum", "format"}:
+        raise ValueError("it holds no identity of a run")
+    if "checksum" in content:
         content = unsealed(data)
-    if isinstance(content, dict):
-        check_format(paths, content)
-    if not is_sealed:
-        raise ValueError("it has no checksum")
+    check_format(paths, content)
     return converted(Identity, content)
 
 
@@ -116,7 +114,7 @@ def check_format(paths: RunPaths, content: Mapping[str, Any]) -> None:
     found, by = content.get("format"), content.get("version")
     if found == FORMAT and content.get("root") is not None:
         return
-    has = "no format" if found is None else f"format {found}"
+    has = f"format {found}" if found not in (None, FORMAT) else "the format of versions before 0.1.0"
     made_by = f"version {by}" if isinstance(by, str) else "the version"
     raise RunError(
         f"{paths.root} has {has}, and this version of slurm-ppo ({version()}) reads format "
