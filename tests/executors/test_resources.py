@@ -49,7 +49,7 @@ def test_a_node_that_failed_twice_is_excluded_with_those_of_the_user():
     assert options["exclude"] == "n1,n7"
 
 
-@pytest.mark.parametrize("kind", NOT_BEGUN)
+@pytest.mark.parametrize("kind", sorted(NOT_BEGUN))
 def test_what_could_not_begin_goes_to_another_node_and_waits_longer_each_time(kind):
     """From seconds to half an hour; other tasks of a stage do not wait with it."""
     failures = [failed(kind, node="n7")]
