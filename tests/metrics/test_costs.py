@@ -68,13 +68,13 @@ def record(
     )
 
 
-SUBMISSIONS = [submission(job_kind) for job_kind in ("rollout", "update", "driver", "evaldriver")]
+SUBMISSIONS = [submission(job_kind) for job_kind in ("rollout", "update", "driver", "guard")]
 RECORDS = [
     record("rollout"),
     record("rollout", SlurmState.NODE_FAIL),
     record("update", SlurmState.RUNNING),
     record("driver", gpus=0, hours=0.5),
-    record("evaldriver", gpus=0, hours=0.5),
+    record("guard", gpus=0, hours=0.5),
     record("somebody else's job that was given the same id"),
 ]
 
