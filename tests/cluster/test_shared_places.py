@@ -14,7 +14,7 @@ from tests.cluster.scenario import STAGES, SlurmRun, policy_of, staying
 from tests.support.tables import IS_SOAK, sample
 
 TRIAL = pytest.mark.trial(1 / 2)
-MADE_ROOM = {Reason.NEEDED, Reason.DONE, Reason.WARNED}
+MADE_ROOM = {Reason.NEEDED, Reason.DONE, Reason.WARNED, Reason.ONE}
 """Why workers of these runs leave: never since a time was over, or since something is far."""
 
 

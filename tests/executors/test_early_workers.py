@@ -27,7 +27,7 @@ from tests.support.toyworld import Luck
 @pytest.fixture
 def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
     """A run of several shards that nobody has submitted."""
-    made = (make_worker_world(tmp_path / f"{seed}", monkeypatch, seed, Luck()) for seed in range(50))
+    made = (make_worker_world(tmp_path / f"{seed}", monkeypatch, seed, Luck()) for seed in range(200))
     plans = ((w, w.run.plan) for w in made)
     return next(w for w, p in plans if p.num_shards > 2 < w.slurm.max_array_size and p.iterations > 3)
 

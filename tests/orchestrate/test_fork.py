@@ -441,7 +441,7 @@ def as_fork(world: World, start: int) -> World:
 @pytest.mark.parametrize("luck", [Luck(), Luck(mishaps=6, disturbances=6, kills=2)])
 def test_a_fork_on_slurm_runs_to_its_end(tmp_path, monkeypatch, clock, luck):
     done = 0
-    for seed in range(12):
+    for seed in range(14):
         world = make_worker_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck)
         if world.run.plan.iterations == 1:
             continue

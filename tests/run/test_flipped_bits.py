@@ -38,6 +38,7 @@ def run(slurm_ppo, inputs, tmp_path_factory) -> Path:
     rule = "+reward.components.short={kind: rule, function: length_penalty, arguments: {limit: 9, buffer: 3}}"
     done = slurm_ppo("run", *tiny.overrides(inputs, folder / "run", prompts, rule, "iterations=1"))
     assert done.returncode == 0, done.stderr
+    RunPaths(folder / "run").run_copy.unlink()  # which would be read instead of a spoilt run.json
     return folder / "run"
 
 

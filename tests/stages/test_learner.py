@@ -299,23 +299,6 @@ def test_a_trainer_state_too_large_for_one_file_is_read_as_one(make, tmp_path, m
     assert difference(states[0], state_of(learner.policy)) == 0
 
 
-def test_a_state_of_older_versions_is_read(make, tmp_path):
-    """Whole tensors in numbered files, counters in the first one's header."""
-    learner = make().policy
-    for one in learner.held():
-        for kind in learner.kinds:
-            one.parts[kind].normal_()
-    shapes = {name: parameter.shape for name, parameter in learner.trained()}
-    whole = {key: t.view(shapes[key.split("/", 1)[1]]) for key, t in state_of(learner).items()}
-    half, counters = len(whole) // 2, {"counters": json.dumps({"steps": 7})}
-    for name, part in (("policy", list(whole)[:half]), ("policy-1", list(whole)[half:])):
-        save_file({key: whole[key] for key in part}, tmp_path / f"{name}.safetensors", counters)
-    other = make().policy
-    other.load_state(tmp_path)
-    assert difference(state_of(other), state_of(learner)) == 0
-    assert other.steps == 7
-
-
 def test_a_state_that_is_not_what_was_learned_is_found_out(make):
     learner, given = make(), experience()
     steps = updated(learner, given).steps

@@ -38,7 +38,7 @@ def later(found: Result) -> list[float]:
 
 def test_for_long_gaps_workers_leave_and_their_successors_are_there_in_time(staying, leaving):
     assert leaving.reasons[Reason.FAR] >= 4 * (8 - KNOWN), leaving.reasons
-    assert set(staying.reasons) == {Reason.DONE}
+    assert set(staying.reasons) == {Reason.DONE, Reason.ONE}
     assert sum(later(leaving)) <= 1.1 * sum(later(staying))
 
 
@@ -57,7 +57,7 @@ def test_for_short_gaps_nobody_leaves():
     short = dict.fromkeys(SECONDS, 1.0)
     found = run("auto", 8, short)
     kept = simulate(never_leave(plant_with(PLACES, 8, seconds=short)))
-    assert set(found.reasons) == {Reason.DONE}
+    assert set(found.reasons) == {Reason.DONE, Reason.ONE}
     assert later(found) == pytest.approx(later(kept))
 
 

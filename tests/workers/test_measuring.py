@@ -169,7 +169,6 @@ MODEL = {"components": {"rm": {"kind": "model", "path": "/model"}}}
         ({"scheduler": {"evaluate": {"environment": {"A": "1"}}}}, False),
         ({"scheduler": {"evaluate": {"container": "run image"}}}, False),
         ({"scheduler": {"rollout": {"linger": 0}}}, False),
-        ({"scheduler": {"workers": False}}, False),
         ({"evaluate": {"num_threads": 2}}, False),
         ({"evaluate": {"num_threads": 2}, "rollout": {"num_threads": 2}}, True),
         ({"reward": MODEL}, True),
