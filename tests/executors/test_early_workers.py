@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.passes import longest_time
+from pipeline.executors.slurm.queue_reader import QueueReader
 from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
 from pipeline.executors.slurm.submitter import Submitter
 from pipeline.executors.slurm.worker_jobs import WorkerJobs
@@ -35,9 +36,8 @@ def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
 def submit_early(world: WorkerWorld, tasks: tuple[Task, ...]) -> Job:
     """An array that starts in an hour, when its input is expected."""
     submitter = Submitter(world.run, slurm_settings(world.run), longest_time, lambda: None)
-    jobs = WorkerJobs(
-        submitter, read_limits_of(world.run.paths), world.story.append, Errands(world.story.append)
-    )
+    limits, note = read_limits_of(world.run.paths), world.story.append
+    jobs = WorkerJobs(submitter, limits, note, Errands(note), QueueReader(world.run))
     jobs.query()
     launcher = Launcher(submitter, jobs.limits, jobs.table, {}, jobs.note)
     launcher.submit_workers([Order(tasks, time.time() + 3600.0)], time.time(), {})
