@@ -115,7 +115,7 @@ def cut_off_one_node_and_take_the_place_on_another(run: SlurmRun, hold: Hold) ->
 
 def held_at_the_last_two(run: SlurmRun, hold: Hold) -> tuple[Beat, Beat]:
     """Hold up two workers at the last rollouts of an iteration: who comes then finds none that is untried."""
-    for _ in range(ITERATIONS):
+    for _ in range(2 * ITERATIONS):  # there are four rollouts in each
         first = held_at_work(run, hold, "rollout")
         second = held_at_work(run, hold, "rollout", other_than=[first])
         iteration = int(first.task.split("/")[0])
