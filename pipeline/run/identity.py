@@ -92,8 +92,9 @@ def identity_in(paths: RunPaths, path: Path) -> Identity:
     content = from_json(data)
     if not isinstance(content, dict) or not content.keys() & {"checksum", "format"}:
         raise ValueError("it holds no identity of a run")
-    if "checksum" in content:
-        content = unsealed(data)
+    if "checksum" not in content:  # each of this format has one
+        check_format(paths, content)
+    content = unsealed(data)
     check_format(paths, content)
     return converted(Identity, content)
 

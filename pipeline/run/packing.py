@@ -198,7 +198,7 @@ def _restore_all(paths: RunPaths, path: Path) -> None:
 def _checked(name: str) -> str:
     """Return a member's name if it leads to where packing finds files. Raises BadArchive otherwise."""
     parts = PurePosixPath(name).parts
-    if parts[0] not in ("iterations", "logs", "slurm") or ".." in parts:
+    if not parts or parts[0] not in ("iterations", "logs", "slurm") or ".." in parts:
         raise BadArchive(f"it holds {name!r}, which packing never writes")
     return name
 

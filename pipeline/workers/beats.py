@@ -86,9 +86,9 @@ class Beat:
     waiting_seconds: float = 0.0
     """Sums so far; with the time since :attr:`since` they add up to its life."""
     measured: int = 0
-    """Of its tasks, the evaluations that a worker of rollouts has done besides."""
+    """Evaluations among its tasks, where it is a worker of rollouts."""
     measuring_seconds: float = 0.0
-    """Of its busy seconds, those at evaluations."""
+    """Part of its busy seconds that it spent on them."""
     reason: Reason | None = None
     """Why it left."""
     iterations: tuple[int, int] = field(default=(0, 0))
