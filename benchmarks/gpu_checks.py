@@ -1,4 +1,4 @@
-"""What a GPU shows and a CPU cannot: does it run, are its numbers right, does memory come back, how fast.
+"""How fast a GPU is with whole runs and larger models; whether its numbers are right: slurm-ppo rehearse.
 
     python benchmarks/gpu_checks.py [CHECK ...] [--demo .cache/quickstart] [--work .cache/gpu] [--limit 120]
 
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ def card(given: argparse.Namespace) -> Facts:
     import torch
 
     from stages.models.numerics import choose_accelerator
+    from stages.rehearsal.engines import free_gib
 
     choose_accelerator()
     import deepspeed
@@ -93,49 +93,11 @@ def demo_places(demo: Path) -> list[str]:
     ]
 
 
-def vllm_numbers(given: argparse.Namespace) -> Facts:
-    """Log-probabilities against transformers, seeds alone and batched, new weights, memory that returns."""
-    before = free_gib()
-    policy = given.demo / "policy"
-    facts: Facts = {}
-    for precision, temperature in (("fp32", 1.0), ("fp32", 0.7), ("bf16", 1.0)):
-        engine = generator(demo_config(given, precision), policy)
-        prompts = random_prompts(64, engine.limits.vocabulary, 24)
-        found = responses(engine, prompts, temperature)
-        again = responses(engine, prompts[:8], temperature, alone=True)
-        name = f"{precision}_{temperature}"
-        facts[f"{name}_worst_nats"] = furthest(policy, prompts, found, precision, temperature)
-        facts[f"{name}_alone_as_in_batch"] = sum(
-            a.tokens == b.tokens for a, b in zip(again, found, strict=False)
-        )
-        facts["runner"], facts["scheduling"] = runner_of(engine)
-        if (precision, temperature) == ("fp32", 1.0):
-            facts |= reloaded(given, engine, policy, prompts)
-        engine.close()
-        facts[f"{name}_free_gib_lost"] = round(before - free_gib(), 2)
-        print(json.dumps(facts), file=sys.stderr, flush=True)  # what is known where time runs out
-    return facts
-
-
-def reloaded(given: argparse.Namespace, engine: Any, policy: Path, prompts: list[list[int]]) -> Facts:
-    """What the engine says after it took other weights in, against transformers with these."""
-    other = given.work / "other_policy"
-    disturbed_copy(policy, other)
-    engine.reload(str(other))
-    found = responses(engine, prompts, 1.0)
-    return {"reload_worst_nats": furthest(other, prompts, found, "fp32", 1.0)}
-
-
-def runner_of(engine: Any) -> tuple[str, str]:
-    core = engine._engine._engine
-    worker = core.model_executor.driver_worker
-    runner = getattr(getattr(worker, "worker", worker), "model_runner", None)
-    scheduling = core.vllm_config.scheduler_config.async_scheduling
-    return type(runner).__module__, f"async={scheduling}"
-
-
 def vllm_speed(given: argparse.Namespace) -> Facts:
     """Our generator against vLLM's own offline class on the same requests, compiled, in bf16."""
+    from stages.rehearsal.engines import responses, runner_of
+    from stages.rehearsal.models import random_prompts
+
     model = random_model(given.work / "half_billion")
     compiled = ("rollout.vllm.enforce_eager=false", "rollout.vllm.gpu_memory_utilization=0.5")
     config = half_billion_config(model, "vllm", *compiled)
@@ -150,7 +112,7 @@ def vllm_speed(given: argparse.Namespace) -> Facts:
     tokens = 1024 * 512
     return {
         "start_s": round(start, 1),
-        "runner": runner_of(engine),
+        "engine": runner_of(engine),
         "tokens_per_s": [round(tokens / s) for s in ours],
         "bare_tokens_per_s": [round(tokens / s) for s in theirs],
     }
@@ -177,6 +139,9 @@ def bare(engine: Any, prompts: list[list[int]], longest: int) -> None:
 
 def generation_transformers(given: argparse.Namespace) -> Facts:
     """transformers' generate with the half billion, bf16."""
+    from stages.rehearsal.engines import responses
+    from stages.rehearsal.models import random_prompts
+
     model = random_model(given.work / "half_billion")
     config = half_billion_config(model, "transformers")
     engine = generator(config, model)
@@ -236,23 +201,10 @@ CHECKS: dict[str, Callable[[argparse.Namespace], Facts]] = {
         update_checkpointed,
         update_sharded,
         update_offloaded,
-        vllm_numbers,
         run_vllm,
         vllm_speed,
     )
 }
-
-
-def demo_config(given: argparse.Namespace, precision: str) -> Config:
-    return compose(
-        [
-            "experiment=quickstart_vllm",
-            "run_dir=none",
-            f"rollout.precision={precision}",
-            "rollout.vllm.gpu_memory_utilization=0.3",
-            *demo_places(given.demo),
-        ]
-    )
 
 
 def half_billion_config(model: Path, engine: str, *more: str) -> Config:
@@ -277,56 +229,6 @@ def generator(config: Config, policy: Path) -> Any:
     return make_generator(config, str(policy))
 
 
-def random_prompts(number: int, vocabulary: int, longest: int) -> list[list[int]]:
-    import random
-
-    draw = random.Random(0)
-    return [[draw.randrange(4, vocabulary) for _ in range(draw.randint(4, longest))] for _ in range(number)]
-
-
-def responses(
-    engine: Any, prompts: list[list[int]], temperature: float, alone: bool = False, longest: int = 32
-) -> list[Any]:
-    from stages.engines.base import Request, Sampling
-
-    asked = [Request(prompt, longest, seed) for seed, prompt in enumerate(prompts)]
-    sampling = replace(Sampling(), temperature=temperature)
-    if alone:
-        return [engine.generate([request], sampling)[0] for request in asked]
-    return engine.generate(asked, sampling)
-
-
-def furthest(
-    policy: Path, prompts: list[list[int]], found: list[Any], precision: str, temperature: float
-) -> float:
-    """Largest difference of log-probabilities from transformers in full precision on the CPU, in nats."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
-    worst = 0.0
-    for prompt, response in zip(prompts, found, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *response.tokens]])).logits[0, len(prompt) - 1 : -1]
-        expected = torch.log_softmax(logits / temperature, -1)
-        taken = expected.gather(-1, torch.tensor(response.tokens)[:, None])[:, 0]
-        worst = max(worst, float((taken - torch.tensor(response.log_probs)).abs().max()))
-    return round(worst, 7)
-
-
-def disturbed_copy(policy: Path, other: Path) -> None:
-    """The same model with other weights."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.02 * torch.randn_like(weight))
-    model.save_pretrained(other)
-
-
 def random_model(place: Path) -> Path:
     """A policy with random weights, with an end token that is never drawn on purpose."""
     if place.is_dir():
@@ -346,12 +248,6 @@ def timed(work: Callable[[], Any]) -> float:
     work()
     torch.cuda.synchronize()
     return time.perf_counter() - began
-
-
-def free_gib() -> float:
-    import torch
-
-    return torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
 
 
 def peak_gib() -> float:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from update import peak_mib, ragged_responses
+from update import peak_mib
 
 from pipeline.config.algorithm import Estimator
 from pipeline.config.compose import compose
@@ -73,7 +73,7 @@ def make_model(shape: Shape, longest: int, is_critic: bool, attention: str | Non
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForTokenClassification
 
-    from stages.models.loading import device
+    from stages.models.devices import device
 
     config = Qwen2Config(
         vocab_size=shape.vocabulary,
@@ -236,12 +236,11 @@ def main() -> None:
     import torch
 
     from stages import ranks
-    from stages.ppo.experience import build_experience
+    from stages.rehearsal.models import random_experience
 
     ranks.start_distributed()
     shape = SHAPES[given.size]
-    tables = ragged_responses(given.rows, shape.vocabulary, given.longest)
-    experience = build_experience(*tables, shards=[0] * given.rows)
+    experience = random_experience(given.rows, shape.vocabulary, given.longest)
     learner = make_learner(make_config(given), shape, given.longest)
     seconds = timed_updates(learner, experience, given.updates)
     parameters = sum(getattr(p, "ds_numel", p.numel()) for p in learner.policy.model.parameters())

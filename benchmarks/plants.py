@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from multiprocessing import Pool
 from pathlib import Path
 
-from pipeline.simulate.plants import MOST_IN_VAIN, MOST_TIMES, Verdict, in_words, judge, plant_of, size_of
+from pipeline.simulate.plants import (
+    MOST_IN_VAIN,
+    MOST_TIMES,
+    PlantVerdict,
+    in_words,
+    judge,
+    plant_of,
+    size_of,
+)
 
 _SUMMARY_EACH = 50
 """Plants after which a summary is printed: all 500 may take hours."""
@@ -43,13 +51,13 @@ def commit() -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _judge(numbered: tuple[str, int]) -> Verdict:
+def _judge(numbered: tuple[str, int]) -> PlantVerdict:
     return judge(*numbered)
 
 
-def told(seed: str, verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
+def told(seed: str, verdicts: Iterable[PlantVerdict]) -> Iterable[PlantVerdict]:
     """Print what is wrong with each plant, as it comes, and now and then a summary so far."""
-    found = list[Verdict]()
+    found = list[PlantVerdict]()
     for verdict in verdicts:
         found.append(verdict)
         if len(found) % _SUMMARY_EACH == 0:
@@ -60,7 +68,7 @@ def told(seed: str, verdicts: Iterable[Verdict]) -> Iterable[Verdict]:
         yield verdict
 
 
-def summary(found: list[Verdict]) -> str:
+def summary(found: list[PlantVerdict]) -> str:
     starts = sum(verdict.result.starts for verdict in found)
     in_vain = sum(verdict.result.without_task for verdict in found)
     times = sorted(v.times for v in found if v.result.is_complete)

@@ -26,12 +26,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.noop import make_record  # noqa: E402
 from pipeline.config.compose import from_mapping  # noqa: E402
-from pipeline.orchestrate.reconcile import Observation, reconcile  # noqa: E402
+from pipeline.decide.reconcile import Observation, reconcile  # noqa: E402
 from pipeline.run import journal  # noqa: E402
 from pipeline.run.commits import hash_file, publish, require_record, verify_outputs  # noqa: E402
 from pipeline.run.control import begin_invocation  # noqa: E402
 from pipeline.run.directory import Run, create_run  # noqa: E402
-from pipeline.run.lineage import find_break  # noqa: E402
+from pipeline.run.losses import find_break  # noqa: E402
 from pipeline.run.packing import pack, unpack  # noqa: E402
 from pipeline.run.plan import Plan  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key  # noqa: E402
@@ -40,10 +40,11 @@ from pipeline.status.snapshot import read_status  # noqa: E402
 from pipeline.status.text import describe  # noqa: E402
 from slurm import commands  # noqa: E402
 from slurm.states import SlurmState  # noqa: E402
+from tests.support.passes import pass_over  # noqa: E402
 from tests.support.reportrun import make_row  # noqa: E402
 from tests.support.reportrun import make_run as make_local_run  # noqa: E402
 from tests.support.toyslurm import ToySlurm  # noqa: E402
-from tests.support.toyworld import is_driver, pass_over, task_of  # noqa: E402
+from tests.support.toyworld import is_driver, task_of  # noqa: E402
 
 NUM_RUNS = 1000
 """Runs that ``ls`` lists."""

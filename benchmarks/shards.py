@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.run.chunks import listed, listing, read_rows, write_in_chunks
 from pipeline.run.commits import Record, publish
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import PROMPTS, ROLLOUT, conform
-from pipeline.run.shards import read_shard, write_shard
+from pipeline.run.shards import listed, listing, read_rows, read_shard, write_in_chunks, write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 
 

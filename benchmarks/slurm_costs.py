@@ -11,10 +11,9 @@ from pipeline.config.scheduler import resources_of
 from pipeline.run import journal
 from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.submissions import SUBMITTED, is_driver_job
-from pipeline.workers.beats import Beat
-from pipeline.workers.reading import read_beats
+from pipeline.workers.beats import Beat, read_beats
 from pipeline.workers.summary import Spent, WorkersOf, spent_by, workers_of
-from slurm.devcluster import Cluster
+from slurm.devcluster import PracticeCluster
 from tests.support.counting import Call, most_in_a_minute
 
 _ACCOUNTED = 5.0
@@ -156,7 +155,7 @@ def gpu_seconds(beats: Iterable[Beat], gpus: Callable[[str], int]) -> Spent:
     return functools.reduce(Spent.plus, times, Spent())
 
 
-def accounted_gpu_seconds(cluster: Cluster, ids: Collection[str]) -> float | None:
+def accounted_gpu_seconds(cluster: PracticeCluster, ids: Collection[str]) -> float | None:
     """Return the GPU-seconds of all jobs of runs of these ids, as sacct has them; None without accounting."""
     if not cluster.accounting:
         return None

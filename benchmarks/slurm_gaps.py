@@ -11,9 +11,9 @@ from pipeline.run.commits import require_record
 from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker
 from pipeline.run.submissions import is_job_of, job_kind_of
-from pipeline.workers.reading import read_beats
+from pipeline.workers.beats import read_beats
 from pipeline.workers.summary import spent_by
-from slurm.devcluster import Cluster, Layout, start
+from slurm.devcluster import Layout, PracticeCluster, start
 from tests.support import light
 
 FIRST = 3
@@ -75,7 +75,7 @@ def gap_line(name: str, run: Run, held: float) -> str:
     )
 
 
-def held_seconds(cluster: Cluster, run: Run) -> float:
+def held_seconds(cluster: PracticeCluster, run: Run) -> float:
     """Return the seconds that the elements of the run's stages ran, as sacct has them."""
     shown = cluster.call("sacct", "-a", "-D", "-X", "-n", "-P", "--format=ElapsedRaw,JobName").stdout
     rows = (line.split("|") for line in shown.splitlines())

@@ -61,7 +61,7 @@ from benchmarks.slurm_waits import computing, waits_of  # noqa: E402
 from pipeline.run.commits import require_record  # noqa: E402
 from pipeline.run.directory import Run  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
-from slurm.devcluster import Cluster, Layout, start  # noqa: E402
+from slurm.devcluster import Layout, PracticeCluster, start  # noqa: E402
 from tests.support import light  # noqa: E402
 from tests.support.counting import put_in_front  # noqa: E402
 
@@ -248,7 +248,7 @@ class Comparison:
     reference: Run | None = None
     """Run that ``process`` repeats."""
 
-    def go_round(self, number: int, clusters: Mapping[str, tuple[Setup, Cluster]]) -> None:
+    def go_round(self, number: int, clusters: Mapping[str, tuple[Setup, PracticeCluster]]) -> None:
         """Carry each variant out once, on each cluster if it is one of Slurm."""
         for variant in self.given.variants.split(","):
             if variant in ON_SLURM:
@@ -260,7 +260,7 @@ class Comparison:
             else:
                 self.carry_out(variant, number, Setup(""), None)
 
-    def carry_out(self, variant: str, number: int, setup: Setup, cluster: Cluster | None) -> None:
+    def carry_out(self, variant: str, number: int, setup: Setup, cluster: PracticeCluster | None) -> None:
         """Carry out a run of a variant, and note what it took."""
         label, room = variant + setup.name, self.given.keep or self.scratch
         name = f"{label.replace('/', '-')}-{number}"

@@ -20,17 +20,16 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.slurm_runs import STAGES, Runner, layout_of, noop_words, on_one_node  # noqa: E402
+from pipeline.decide import estimates  # noqa: E402
+from pipeline.decide.measuring import measures_policies  # noqa: E402
+from pipeline.decide.places import Need  # noqa: E402
 from pipeline.executors.slurm.crew import needs_of  # noqa: E402
-from pipeline.orchestrate.places import Need  # noqa: E402
 from pipeline.run.commits import require_record  # noqa: E402
 from pipeline.run.directory import Run, slurm_settings  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
-from pipeline.simulate.plant import Kind, Node, Partition, Plant, Request, Slurm  # noqa: E402
+from pipeline.simulate.plant import Plant, PlantKind, PlantNode, PlantPartition, PlantRequest, Slurm  # noqa: E402
 from pipeline.simulate.simulation import simulate  # noqa: E402
-from pipeline.workers import estimates  # noqa: E402
-from pipeline.workers.beats import Beat  # noqa: E402
-from pipeline.workers.measuring import measures_policies  # noqa: E402
-from pipeline.workers.reading import read_beats  # noqa: E402
+from pipeline.workers.beats import Beat, read_beats  # noqa: E402
 from slurm.devcluster import Layout, start  # noqa: E402
 from tests.support import light  # noqa: E402
 
@@ -111,8 +110,8 @@ def predict(configuration: Configuration, run: Run, layout: Layout, others: Sequ
     beats = [beat for one in others for beat in one.beats]
     plant = Plant(
         run.plan,
-        tuple(Node(n.name, n.cpus, n.gpus, n.memory_mb) for n in layout.nodes),
-        tuple(Partition(p.name, p.nodes) for p in layout.partitions),
+        tuple(PlantNode(n.name, n.cpus, n.gpus, n.memory_mb) for n in layout.nodes),
+        tuple(PlantPartition(p.name, p.nodes) for p in layout.partitions),
         {kind: kind_of(kind, need, default, beats) for kind, need in needs.items()},
         slurm=Slurm(queue_of(beats), tried_after=0.0, backfill=layout.backfill_interval),
         crowding=0.0,
@@ -122,14 +121,14 @@ def predict(configuration: Configuration, run: Run, layout: Layout, others: Sequ
     return statistics.median(simulate(plant).iterations[FIRST - 1 :])
 
 
-def kind_of(job_kind: str, need: Need, default: str, beats: Sequence[Beat]) -> Kind:
+def kind_of(job_kind: str, need: Need, default: str, beats: Sequence[Beat]) -> PlantKind:
     """Return jobs of a kind, with medians of what workers of it said."""
     mine = [beat for beat in beats if beat.job_kind == job_kind]
     seconds = estimates.task_seconds(beats, job_kind)
     startup = estimates.startup(mine, job_kind)
-    request = Request(need.cpus, need.gpus, need.memory, need.num_nodes)
+    request = PlantRequest(need.cpus, need.gpus, need.memory, need.num_nodes)
     partitions = tuple(name or default for name in need.partitions)
-    found = Kind(
+    found = PlantKind(
         *(1.0 if seconds is None else seconds, partitions, request),
         startup=startup.median if startup else 2.0,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.plan import policy_maker
-from slurm.devcluster import Cluster, Layout
+from slurm.devcluster import Layout, PracticeCluster
 from tests.support import tiny
 from tests.support.counting import Counting
 
@@ -55,7 +55,7 @@ def noop_words(inputs: Path, iterations: int, shards: int, prompts: int) -> list
 class Runner:
     """Carries runs out, on a cluster or on this machine."""
 
-    cluster: Cluster | None = None
+    cluster: PracticeCluster | None = None
     counting: Counting | None = None
     """Wrappers that note calls of Slurm's commands; jobs inherit them."""
     lags: list[float] = field(default_factory=list)
@@ -129,14 +129,14 @@ def num_rows(root: Path) -> int:
 # --- others' jobs --------------------------------------------------------------------------------------
 
 
-def fill_queue(cluster: Cluster, count: int) -> None:
+def fill_queue(cluster: PracticeCluster, count: int) -> None:
     """Leave ``count`` jobs pending for a node that one of them holds: the second one of the updates."""
     for seconds in (86400, *(0 for _ in range(count))) if count else ():
         _foreign(cluster, seconds, "-p", "all", "-w", "update1", "--exclusive")
 
 
 @contextlib.contextmanager
-def others(cluster: Cluster, every: float) -> Iterator[None]:
+def others(cluster: PracticeCluster, every: float) -> Iterator[None]:
     """While it lasts have a job of somebody else come every so many seconds, for a GPU of the rollouts and of
     the rewards in turn; 0: none comes."""
     ended = threading.Event()
@@ -158,7 +158,7 @@ def others(cluster: Cluster, every: float) -> Iterator[None]:
             thread.join()
 
 
-def _foreign(cluster: Cluster, seconds: int, *words: str) -> None:
+def _foreign(cluster: PracticeCluster, seconds: int, *words: str) -> None:
     common = ("--parsable", "-J", "foreign", "-t", "300", "-o", "/dev/null", "-D", "/")
     if os.geteuid() == 0:  # who alone may submit for others: a worker makes room for its own user's jobs
         common = (*common, "--uid=nobody")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.prepared import prepared_run, record_of
+from pipeline.forecast.shapes import read_shape
 from pipeline.run.commits import publish
 from pipeline.run.directory import Run, load_run
 from pipeline.run.environment import TASK_ENVIRONMENT
@@ -289,9 +290,7 @@ def report(name: str, parameters: int, rounds: list[list[Measured]]) -> None:
 
 def count(directory: Path) -> int:
     """Parameters of policy and critic, which has one row instead of the output layer's."""
-    from stages.ppo.memory import shape_of
-
-    shape = shape_of(directory)
+    shape = read_shape(directory)
     return 2 * shape.parameters - (VOCABULARY - 1) * shape.hidden
 
 

@@ -12,7 +12,6 @@ what more threads gain (by the fastest round of each).
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -23,15 +22,13 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
-import pyarrow as pa
-
 from benchmarks.prepared import prepared_run, record_of
 from pipeline.run.commits import publish
 from pipeline.run.directory import load_run
 from pipeline.run.environment import TASK_ENVIRONMENT
-from pipeline.run.schemas import REWARD, ROLLOUT, conform
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Stage, Task
+from stages.rehearsal.models import ragged_responses
 
 VOCABULARY = 512
 LONGEST = 512
@@ -70,42 +67,12 @@ def make_run(folder: Path, rows: int, budget: int) -> Path:
         f"update.tokens_per_micro_batch={budget}",
     ]
     run = prepared_run(folder, rows, settings)
-    rollout, reward = ragged_responses(rows)
+    rollout, reward = ragged_responses(rows, VOCABULARY, LONGEST)
     for stage, table in ((Stage.ROLLOUT, rollout), (Stage.REWARD, reward)):
         task = Task(1, stage, 0)
         entry = write_shard(run.paths, run.paths.task(task).data("bench"), table)
         publish(run.paths, record_of(task, [entry]))
     return run.paths.root
-
-
-def ragged_responses(
-    rows: int, vocabulary: int = VOCABULARY, longest: int = LONGEST
-) -> tuple[pa.Table, pa.Table]:
-    """Rollout and reward. Total lengths from 8 tokens up, of which the prompt is at most half."""
-    draw = random.Random(0)
-    totals = [draw.randint(8, longest) for _ in range(rows)]
-    prompts = [[draw.randrange(vocabulary) for _ in range(draw.randint(1, n // 2))] for n in totals]
-    responses = [
-        [draw.randrange(vocabulary) for _ in range(n - len(p))] for n, p in zip(totals, prompts, strict=True)
-    ]
-    ids = {"prompt_id": [str(i) for i in range(rows)], "sample_index": [0] * rows}
-    rollout = {
-        **ids,
-        "prompt_tokens": prompts,
-        "response_tokens": responses,
-        "response_mask": [[True] * len(r) for r in responses],
-        "rollout_logprobs": [[0.0] * len(r) for r in responses],
-        "finish_reason": ["stop"] * rows,
-        "num_turns": [1] * rows,
-        "prompt_text": [""] * rows,
-        "prompt_messages": [None] * rows,
-        "response_text": [""] * rows,
-        "response_messages": [None] * rows,
-    }
-    scores = [draw.gauss(0, 1) for _ in range(rows)]
-    reward = {**ids, "reward": scores, "reference_logprobs": pa.nulls(rows)}
-    extra = pa.table({"reward/rule": pa.array(scores, pa.float32())})
-    return conform(rollout, ROLLOUT), conform(reward, REWARD, extra=extra)
 
 
 def save_models(folder: Path) -> None:
@@ -168,7 +135,7 @@ def run_loop(root: Path, threads: int, batch_rows: int) -> Measured:
 
     torch.set_num_threads(threads)
     run, imports = load_run(root), peak_mib()
-    rollout, reward = ragged_responses(run.config.data.prompts_per_iteration)
+    rollout, reward = ragged_responses(run.config.data.prompts_per_iteration, VOCABULARY, LONGEST)
     columns = (rollout["prompt_tokens"], rollout["response_tokens"], reward["reward"])
     loop = PlainLoop(run.config, Responses(*(column.to_pylist() for column in columns)), batch_rows)
     begin = time.perf_counter()
@@ -264,7 +231,7 @@ def compare(root: Path, threads: Sequence[int], rounds: int, loop_rows: Sequence
 
 
 def token_columns(rows: int) -> list[list[list[int]]]:
-    rollout, _ = ragged_responses(rows)
+    rollout, _ = ragged_responses(rows, VOCABULARY, LONGEST)
     return [rollout[name].to_pylist() for name in ("prompt_tokens", "response_tokens")]
 
 

@@ -5,42 +5,31 @@ The names below are stable. Each is imported when it is asked for, so that ``imp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pipeline.api.opened import OpenedRun, open_run
-    from pipeline.api.tables import MissingPackage
-    from pipeline.api.values import Damage, Policy, RunStatus, Samples, TaskFile, TaskRecord, TaskRecords
-    from pipeline.metrics.samples import Choice, Sample, Turn
+    from pipeline.api.opened import MissingPackage, OpenedRun, Policy, TaskRecords, open_run
+    from pipeline.metrics.samples import Choice, Damage, Sample, Samples, Turn
+    from pipeline.run.commits import FileEntry, Record
     from pipeline.run.identity import RunError
 
 __all__ = [
     "Choice",
     "Damage",
+    "FileEntry",
     "MissingPackage",
     "OpenedRun",
     "Policy",
+    "Record",
     "RunError",
-    "RunStatus",
     "Sample",
     "Samples",
-    "TaskFile",
-    "TaskRecord",
     "TaskRecords",
     "Turn",
     "open_run",
 ]
 
 _HOMES = {
-    "pipeline.api.opened": ("OpenedRun", "open_run"),
-    "pipeline.api.tables": ("MissingPackage",),
-    "pipeline.api.values": (
-        "Damage",
-        "Policy",
-        "RunStatus",
-        "Samples",
-        "TaskFile",
-        "TaskRecord",
-        "TaskRecords",
-    ),
-    "pipeline.metrics.samples": ("Choice", "Sample", "Turn"),
+    "pipeline.api.opened": ("MissingPackage", "OpenedRun", "Policy", "TaskRecords", "open_run"),
+    "pipeline.metrics.samples": ("Choice", "Damage", "Sample", "Samples", "Turn"),
+    "pipeline.run.commits": ("FileEntry", "Record"),
     "pipeline.run.directory": ("RunError",),
 }
 """Names by the module that defines them."""

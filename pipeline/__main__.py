@@ -1,11 +1,15 @@
 """``python -m pipeline`` is ``slurm-ppo``. Imports next to nothing: signals are heard from the start."""
 
+import gc
 import os
 import signal
 import sys
 
 INTERRUPTED = 130
 _AGAIN_SECONDS = 0.05
+_ALLOCATIONS = 50_000
+"""After so many more objects than before Python looks for garbage: most commands make fewer that are garbage,
+and their imports many that are none."""
 COMPLETE = "complete"
 """Hidden command by which a shell asks what the Tab key offers; see :mod:`pipeline.cli.completion`."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -39,6 +43,7 @@ def carry_out() -> None:
 
         answer(sys.argv[2:])
         return
+    gc.set_threshold(_ALLOCATIONS)
     from pipeline.cli.app import main as command_line
 
     try:

@@ -1,17 +1,25 @@
 """Signals that come at a bad moment, and limits for child processes and calls that may hang."""
 
 import contextlib
+import ctypes
 import os
 import signal
+import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
-from subprocess import Popen, TimeoutExpired
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from subprocess import DEVNULL, Popen, TimeoutExpired
 from types import FrameType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 Answer = TypeVar("Answer")
 
 STOPPING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
 _KILL_SECONDS = 1.0
 """Seconds to wait for a process that was killed; one that hangs in the kernel is left behind."""
 
@@ -46,6 +54,22 @@ def interruptible(*others: signal.Signals) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def end_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it is gone, however it ended.
+
+    One that is gone already sends none: compare ``os.getppid`` afterwards where that can be.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def ended_within(process: "Popen[bytes]", seconds: float) -> bool:
+    """Wait for a child for a time. Returns whether it has ended."""
+    with contextlib.suppress(TimeoutExpired):
+        process.wait(max(0.0, seconds))
+        return True
+    return False
+
+
 def signal_session(leader: int, number: signal.Signals = signal.SIGKILL) -> None:
     """Signal every process of a session that a child of ours has begun, even if the child has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -59,14 +83,47 @@ def wait_or_kill(process: "Popen[bytes]", seconds: float) -> int | None:
     What a child that ended in time has left behind goes on.
     """
     try:
-        return process.wait(seconds)
-    except TimeoutExpired:
-        return None
+        return process.returncode if ended_within(process, seconds) else None
     finally:
         if process.poll() is None:
             signal_session(process.pid)
-            with contextlib.suppress(TimeoutExpired):
-                process.wait(_KILL_SECONDS)
+            ended_within(process, _KILL_SECONDS)
+
+
+def joined_within(process: "BaseProcess", seconds: float) -> bool:
+    """Wait for a child of multiprocessing that was killed. Returns whether it has ended.
+
+    One that hangs in the kernel, as where a driver or a filesystem does, is left behind, for good: Python
+    waits for each child that it knows of, without a limit, when this process exits.
+    """
+    from multiprocessing import process as module
+
+    process.join(seconds)
+    if process.exitcode is None:
+        module._children.discard(process)  # type: ignore[attr-defined]
+    return process.exitcode is not None
+
+
+@dataclass(frozen=True)
+class CommandOutput:
+    """What a command has said, and how it ended."""
+
+    exit_code: int
+    text: str
+
+
+def said_within(command: Sequence[str], seconds: float) -> CommandOutput | None:
+    """Run a command, and return what it wrote on standard output; None where it takes longer.
+
+    Then it is killed, and left behind where it hangs in the kernel, as programs do that ask a driver which
+    hangs: ``subprocess.run`` would wait for the end of such a one. Raises OSError where it cannot be started.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = Popen(command, stdin=DEVNULL, stdout=output, stderr=DEVNULL, start_new_session=True)
+        if (code := wait_or_kill(process, seconds)) is None:
+            return None
+        output.seek(0)
+        return CommandOutput(code, output.read().decode(errors="replace"))
 
 
 def within(seconds: float, ask: Callable[[], Answer], otherwise: Answer) -> Answer:

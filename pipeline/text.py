@@ -3,6 +3,8 @@
 import math
 import re
 import reprlib
+import statistics
+import time
 import unicodedata
 from collections.abc import Sequence
 
@@ -97,6 +99,16 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def clock(seconds: float) -> str:
+    """Write a unix time as time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def moment(seconds: float) -> str:
+    """Write a unix time as date and time of day."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
 def shown(value: object) -> str:
     """Describe a value for messages: its type, and its beginning."""
     return f"{type(value).__name__} {reprlib.repr(value)}"
@@ -110,3 +122,24 @@ def listing(names: Sequence[str]) -> str:
     first = ", ".join(repr(name) for name in names[:_NAMES_SHOWN])
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return first + more if first else "nothing"
+
+
+def table(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Align columns: the first ``left`` ones to the left, all others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if i < left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def spread_text(values: Sequence[float]) -> str:
+    """Write mean and standard deviation over runs like ``0.412 ± 0.031``; of one run its value."""
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return MISSING
+    mean = number(statistics.fmean(known))
+    return mean if len(known) == 1 else f"{mean} ± {number(statistics.stdev(known))}"

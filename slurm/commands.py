@@ -17,7 +17,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import IO
 
-from slurm.clusters import addressed, without_heading
 from slurm.errors import ServiceError, UserError
 
 calls: Counter[str] = Counter()
@@ -60,7 +59,7 @@ _LONGEST_MESSAGE = 300
 _LEAST_SECONDS = 0.25
 """Seconds without which a command is not started: it would only be ended before its answer."""
 _LEAST_OF_SBATCH = 2.5
-"""The same for sbatch: of one that is ended nobody knows whether the job is there."""
+"""The same for sbatch: whether the job is there is unknown after one is ended."""
 _POLL_SECONDS = 0.02
 _MOST_SAID = 1 << 20
 _QUIET_SECONDS = 0.2
@@ -234,12 +233,12 @@ def _check(arguments: Sequence[str], returncode: int, stderr: str) -> None:
 
 @dataclass
 class Begun:
-    """A command that runs beside this process, and whose output nobody needs but for its errors."""
+    """A command that runs beside this process, and whose output is needed only for errors."""
 
     arguments: Sequence[str]
     process: subprocess.Popen[str]
     output: IO[bytes]
-    """File of what it says: a pipe that nobody reads from would hold it up."""
+    """File of what it says: a full pipe would block it."""
     until: float
     """Time (monotonic) at which it is ended."""
     enough: re.Pattern[bytes] | None = None
@@ -289,3 +288,42 @@ def _words(stderr: str, returncode: int | None) -> str:
     lines = (_NOISE.sub("", line.strip()) for line in stderr.splitlines())
     told = "; ".join(dict.fromkeys(line for line in lines if line))
     return told[:_LONGEST_MESSAGE] or f"exit code {returncode}"
+
+
+# --- clusters --------------------------------------------------------------------------------------------
+
+# At sites where one machine reaches several (``--clusters``).
+
+
+_named: ContextVar[str] = ContextVar("cluster", default="")
+_PROGRAMS = frozenset({"sbatch", "squeue", "scancel", "scontrol", "sacct", "sinfo"})
+"""Programs that take the option. sacctmgr asks the database of all clusters."""
+_HEADING = re.compile(r"\A\s*CLUSTER: \S+\n")
+
+
+@contextlib.contextmanager
+def on_cluster(name: str) -> Iterator[None]:
+    """Have the commands of a block ask a cluster by its name; empty: the one of this machine."""
+    token = _named.set(name)
+    try:
+        yield
+    finally:
+        _named.reset(token)
+
+
+def addressed(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return a command for the cluster that is named (:func:`on_cluster`).
+
+    A job of that cluster does without the name: its machine asks that cluster anyway, and a name is looked up
+    in accounting, which may be away.
+    """
+    name, (program, *rest) = _named.get(), arguments
+    if not name or program not in _PROGRAMS or environ.get("SLURM_CLUSTER_NAME") == name:
+        return list(arguments)
+    return [program, f"--clusters={name}", *rest]
+
+
+def without_heading(output: str) -> str:
+    """Return what a command printed without the line that names its cluster, which some versions print even
+    where no header is wanted."""
+    return _HEADING.sub("", output, count=1)

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm.sealing import unsealed
-from slurm.sharedfiles import is_there, read_shared
+from slurm.sharedfiles import is_there, read_shared, unsealed
 from slurm.tasklist import ELIGIBLE, KNOWN, TaskList, attempt_id
 
 _MOST_RETURNS = 100
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> None:
         _note(f"restart {restarts} of job {job}_{index}")
     if restarts > tasks.max_restarts:
         sys.exit(f"started {restarts} times without coming to an end; not started again")
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before a worker waits must not end it
     environment[ELIGIBLE] = str(tasks.eligible)
     environment[KNOWN] = str(tasks.known.get(index, 0))
     attempt = attempt_id(tasks.number, job, index, restarts)

@@ -1,15 +1,18 @@
-"""Jobs that have ended, as accounting knows them: one sacct call for all; and jobs by their names."""
+"""Jobs as accounting knows them, how they ended and what they used: one sacct call for all; and jobs by their
+names."""
 
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, run_command
 from slurm.query import (
     PATIENCE,
     Element,
+    count_gpus,
+    count_resource,
     expand,
     parse_exit,
     parse_queue,
@@ -39,6 +42,10 @@ _ACCOUNTING_FIELDS = (
     *("JobID", "State", "ExitCode", "Submit", "Start", "End"),
     *("TimelimitRaw", "Partition", "NodeList", "Reason", "JobName"),
 )
+_USAGE_FIELDS = (
+    *("JobID", "State", "Submit", "Eligible", "Start", "ElapsedRaw", "AllocTRES", "NodeList", "Partition"),
+    "JobName",
+)
 _ACCOUNTING_START = re.compile(r"^(?=\d+[^|\n]*\|[A-Z_]+[^|\n]*\|)", re.MULTILINE)
 _JOB_ID = re.compile(r"(\d+)(?:_(\d+|\[[^]]*\]))?(?:\+\d+)?(\.\S+)?")
 _NO_ACCOUNTING = re.compile(
@@ -67,6 +74,38 @@ def read_ended(ids: Collection[str], timeout: float = PATIENCE) -> dict[tuple[st
         options = ["-D", f"--format={','.join(_ACCOUNTING_FIELDS)}", f"--jobs={','.join(batch)}"]
         known |= parse_accounting(ask_accounting(options, timeout))
     return {key: element for key, element in known.items() if phase_of(element.state) == Phase.ENDED}
+
+
+def read_runs(ids: Collection[str], timeout: float = PATIENCE) -> list[Element]:
+    """Read when, where and on what every run of these jobs and arrays ran. Raises :class:`NoAccounting`.
+
+    ``timeout``: seconds for each call of sacct; it is retried only if they are the usual 60 or more.
+    """
+    runs: list[Element] = []
+    for batch in in_batches(ids):
+        options = ["-D", "-X", f"--format={','.join(_USAGE_FIELDS)}", f"--jobs={','.join(batch)}"]
+        runs += parse_runs(ask_accounting(options, timeout))
+    return runs
+
+
+def parse_runs(text: str) -> list[Element]:
+    """Parse the runs in sacct's output. The part of an array that waits, one line for all, is left out."""
+    found: list[Element] = []
+    for row in split_accounting(text, _USAGE_FIELDS):
+        array_id, index, _ = _job_id(row["JobID"])
+        if not (index or "").startswith("["):
+            found.append(_accounted(array_id, row, int(index or 0)))
+    return _numbered(found)
+
+
+def _numbered(runs: Iterable[Element]) -> list[Element]:
+    """Number the runs of each job, in the order of submission, which requeuing renews."""
+    seen: Counter[str] = Counter()
+    found = []
+    for run in sorted(runs, key=lambda run: run.submitted or 0.0):  # stable: sacct shows older runs first
+        found.append(replace(run, restarts=seen[run.job_id]))
+        seen[run.job_id] += 1
+    return found
 
 
 def ask_accounting(options: Sequence[str], timeout: float = PATIENCE) -> str:
@@ -103,22 +142,23 @@ class _Run:
     restarts: int
 
 
-def split_accounting(text: str, width: int) -> Iterator[list[str]]:
+def split_accounting(text: str, fields: Sequence[str]) -> Iterator[dict[str, str]]:
     """Split sacct's output, which must begin with JobID and State and end with JobName, into rows."""
-    return split_records(text, _ACCOUNTING_START, width, "sacct")
+    for row in split_records(text, _ACCOUNTING_START, len(fields), "sacct"):
+        yield dict(zip(fields, row, strict=True))
 
 
 def parse_accounting(text: str) -> dict[tuple[str, int], Element]:
     """Parse the last run of each element in sacct's output, by array id and index."""
     runs: list[_Run] = []
     seen: Counter[str] = Counter()
-    for row in split_accounting(text, len(_ACCOUNTING_FIELDS)):
-        array_id, indices, step = _job_id(row[0])
+    for row in split_accounting(text, _ACCOUNTING_FIELDS):
+        array_id, indices, step = _job_id(job_id := row["JobID"])
         if step:
             _add_step(runs, row)
             continue
-        runs.append(_Run(row[0], _accounted(array_id, row), expand(indices or ""), seen[row[0]]))
-        seen[row[0]] += 1
+        runs.append(_Run(job_id, _accounted(array_id, row), expand(indices or ""), seen[job_id]))
+        seen[job_id] += 1
     runs.sort(key=lambda run: run.job.submitted or 0.0)  # stable: sacct shows older runs first
     return {
         (run.job.array_id, index): replace(run.job, index=index, restarts=run.restarts)
@@ -136,42 +176,47 @@ def _job_id(text: str) -> tuple[str, str | None, str | None]:
     return array_id, indices, step
 
 
-def _accounted(array_id: str, row: Sequence[str]) -> Element:
-    _, state_text, status, submitted, started, ended, time_limit, partition, node, reason, name = row
-    state = parse_state(state_text)
+def _accounted(array_id: str, row: Mapping[str, str], index: int = 0) -> Element:
+    """Return a run of a job by the fields of sacct that were asked for."""
+    state, resources = parse_state(row["State"]), row.get("AllocTRES", "")
     over = phase_of(state) == Phase.ENDED
-    exit_code, signal = parse_exit(status) if over else (None, None)
+    exit_code, signal = parse_exit(row.get("ExitCode", "")) if over else (None, None)
+    limit, elapsed = row.get("TimelimitRaw", ""), row.get("ElapsedRaw")
     return Element(
         array_id=array_id,
-        index=0,
-        name=name,
+        index=index,
+        name=row["JobName"],
         state=state,
-        reason="" if over else parse_text(reason),  # of a job that ended, it still shows why it once waited
-        node=parse_text(node),
-        partition=partition,
-        submitted=unix_time(submitted),
-        started=unix_time(started),
-        ended=unix_time(ended),
+        # Of a job that ended, it still shows why it once waited.
+        reason="" if over else parse_text(row.get("Reason", "")),
+        node=parse_text(row["NodeList"]),
+        partition=row["Partition"],
+        submitted=unix_time(row["Submit"]),
+        started=unix_time(row["Start"]),
+        ended=unix_time(row.get("End", "")) if over else None,
         exit_code=exit_code,
         signal=signal,
-        restarts=None,
-        time_limit=60 * float(time_limit) if time_limit.isdigit() else None,
+        time_limit=60 * float(limit) if limit.isdigit() else None,
+        eligible=unix_time(row.get("Eligible", "")),
+        elapsed=None if elapsed is None else float(elapsed or 0),
+        cpus=None if elapsed is None else count_resource(resources, "cpu"),
+        gpus=None if elapsed is None else count_gpus(resources),
     )
 
 
-def _add_step(runs: list[_Run], row: Sequence[str]) -> None:
+def _add_step(runs: list[_Run], row: Mapping[str, str]) -> None:
     """Correct a job by its step: the job may show 0:0 for TIMEOUT, or FAILED where a step lacked memory.
 
     sacct shows steps right after the run of the job that they belong to.
     """
-    job_id, _, step = row[0].rpartition(".")
+    job_id, _, step = row["JobID"].rpartition(".")
     if step == "extern" or not runs or runs[-1].job_id != job_id:
         return
     job = runs[-1].job
-    if job.state == SlurmState.FAILED and parse_state(row[1]) == SlurmState.OUT_OF_MEMORY:
+    if job.state == SlurmState.FAILED and parse_state(row["State"]) == SlurmState.OUT_OF_MEMORY:
         job = replace(job, state=SlurmState.OUT_OF_MEMORY)
     if (job.exit_code, job.signal) == (0, 0) and job.state != SlurmState.COMPLETED:
-        exit_code, signal = parse_exit(row[2])
+        exit_code, signal = parse_exit(row["ExitCode"])
         job = replace(job, exit_code=exit_code or 0, signal=signal or 0)
     runs[-1].job = job
 

@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """Error that whoever typed the command can mend. Exit code 2."""
+    """Mistake that the user can mend. Exit code 2."""
 
 
 class ServiceError(Exception):

@@ -4,14 +4,70 @@ import math
 import os
 import pwd
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from slurm.commands import SlurmError, SlurmMissing, run_command
-from slurm.memory import ClusterMemory, Defaults, parse_cluster_memory, parse_defaults
+
+
+class Per(StrEnum):
+    """Settings of a cluster or a partition that give jobs memory by default."""
+
+    NODE = "DefMemPerNode"
+    CPU = "DefMemPerCPU"
+    GPU = "DefMemPerGPU"
+
+
+Defaults = Mapping[str, int]
+"""MiB by setting (:class:`Per`), of those that are set: by Slurm's rules one of them at most."""
+
+
+@dataclass(frozen=True)
+class ClusterMemory:
+    """A cluster's default memory."""
+
+    defaults: Defaults
+    """Defaults of partitions that have none of their own."""
+    is_counted: bool
+    """Whether Slurm shares a node's memory among jobs at all."""
+
+
+def parse_defaults(settings: Mapping[str, str]) -> dict[str, int]:
+    """Return the defaults among settings as ``scontrol show config`` and ``show partition`` print them."""
+    jobs = dict(word.partition("=")[::2] for word in settings.get("JobDefaults", "").split(","))
+    given = {name: value for name in Per if (value := jobs.get(name) or settings.get(name, ""))}
+    return {name: int(value) for name, value in given.items() if value.isdecimal() and int(value)}
+
+
+def parse_cluster_memory(settings: Mapping[str, str]) -> ClusterMemory:
+    """Parse the settings of ``scontrol show config``."""
+    parameters = settings.get("SelectTypeParameters", "").upper()
+    return ClusterMemory(parse_defaults(settings), "MEMORY" in parameters)
+
+
+def given_memory(defaults: Defaults, cpus: int, gpus: int) -> tuple[int | None, str]:
+    """Return the MiB that a job gets on a node which asks for none, and how that comes about.
+
+    Args:
+        defaults: the partition's own, or else the cluster's.
+        cpus: CPUs of the job on the node.
+        gpus: GPUs of the job on the node.
+
+    Returns:
+        None for the memory where it is all that the node has.
+    """
+    for name, count in ((Per.GPU, gpus), (Per.CPU, cpus), (Per.NODE, 1)):
+        if name in defaults and count:
+            times = "" if name is Per.NODE else f" x {count}"
+            return defaults[name] * count, f"{name}={defaults[name]}{times}"
+    return None, f"no {Per.CPU}, no {Per.NODE}"
+
 
 _RETRIES = 2
 PATIENCE = 60.0
+_OF_ACCOUNT = "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS,MaxJobs,GrpJobs,Partition"
+_OF_QOS = "format=Name,MaxSubmitJobsPerUser,GrpSubmit,MaxJobsPerUser,GrpJobs"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -29,7 +85,9 @@ class ClusterLimits:
     max_submit: int | None
     """Jobs that this user may have waiting and running; None where there is no limit or none can be read."""
     name: str = ""
-    """Name of the cluster; empty where nobody said it."""
+    """Name of the cluster; empty where unknown."""
+    max_running: int | None = None
+    """Jobs of this user that may run at once; None where there is no limit or none can be read."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +134,8 @@ def read_limits(qos: Collection[str] = ()) -> ClusterLimits:
     Raises :class:`SlurmError`, :class:`SlurmMissing`.
     """
     found = parse_limits(_settings())
-    return replace(found, max_submit=_max_submit(found.name, qos))
+    max_submit, max_running = _of_user(found.name, qos)
+    return replace(found, max_submit=max_submit, max_running=max_running)
 
 
 def read_cluster_name(timeout: float = PATIENCE) -> str:
@@ -135,21 +194,21 @@ def parse_limits(text: str, max_submit: int | None = None) -> ClusterLimits:
         raise SlurmError(["scontrol", "show"], 0, f"its output is not understood: {error}") from None
 
 
-def _max_submit(cluster: str, named: Collection[str]) -> int | None:
-    """Return the strictest limit of submitted jobs of the user's accounts, default QOS and named ones; None
-    if unknown.
+def _of_user(cluster: str, named: Collection[str]) -> tuple[int | None, int | None]:
+    """Return the strictest limits of submitted and of running jobs of the user's accounts, default QOS and
+    named ones; None if unknown.
 
     A QOS that a user may name and does not (for interactive work, say) bounds nothing. Limits that are not
-    seen here show when sbatch refuses a job for them.
+    seen here show when sbatch refuses a job for them, or by why a job waits.
     """
     try:
         user = pwd.getpwuid(os.getuid()).pw_name
         which = (f"user={user}", *of_cluster(cluster))
-        associations = _sacctmgr("assoc", *which, "format=MaxSubmitJobs,GrpSubmit,QOS,DefaultQOS")
-        of_qos = _sacctmgr("qos", "format=Name,MaxSubmitJobsPerUser,GrpSubmit")
+        associations = _sacctmgr("assoc", *which, _OF_ACCOUNT)
+        of_qos = _sacctmgr("qos", _OF_QOS)
     except (KeyError, SlurmError, SlurmMissing):
-        return None  # no account of this name here, or no accounting
-    return parse_max_submit(associations, of_qos, named)
+        return None, None  # no account of this name here, or no accounting
+    return parse_job_limits(associations, of_qos, named)
 
 
 def of_cluster(name: str) -> list[str]:
@@ -161,20 +220,28 @@ def _sacctmgr(what: str, *options: str) -> str:
     return run_command(["sacctmgr", "-n", "-P", "-r", "show", what, *options], retries=_RETRIES)
 
 
-def parse_max_submit(associations: str, qos: str, named: Collection[str] = ()) -> int | None:
-    """Return the smallest of a user's limits of submitted jobs; None if there is none.
+def parse_job_limits(
+    associations: str, qos: str, named: Collection[str] = ()
+) -> tuple[int | None, int | None]:
+    """Return the smallest of a user's limits of submitted and of running jobs; None where there is none.
 
     Args:
-        associations: rows of MaxSubmitJobs|GrpSubmit|QOS|DefaultQOS.
-        qos: rows of Name|limit|limit.
+        associations: rows of MaxSubmitJobs|GrpSubmit|QOS|DefaultQOS|MaxJobs|GrpJobs|Partition. What may run
+            by one that holds in one partition alone is left out.
+        qos: rows of Name|limit|limit|limit|limit, first those of submitted jobs.
         named: names of the QOS that jobs are submitted with.
     """
     rows = [line.split("|") for line in associations.splitlines() if line]
     # Of several QOS without a default, none is sure to apply.
     names = {row[3] or row[2] for row in rows}.union(named)
-    of_qos = (line.split("|") for line in qos.splitlines() if line)
-    bounds = [*(row[:2] for row in rows), *(row[1:3] for row in of_qos if row[0] in names)]
-    return min((int(bound) for row in bounds for bound in row if bound.isdigit()), default=None)
+    of_qos = [row for line in qos.splitlines() if (row := line.split("|"))[0] in names]
+    submitted = [*(row[:2] for row in rows), *(row[1:3] for row in of_qos)]
+    running = [*(row[4:6] for row in rows if not any(row[6:7])), *(row[3:] for row in of_qos)]
+    return _least(submitted), _least(running)
+
+
+def _least(rows: Iterable[Sequence[str]]) -> int | None:
+    return min((int(bound) for row in rows for bound in row if bound.isdigit()), default=None)
 
 
 def read_partitions() -> dict[str, Partition]:

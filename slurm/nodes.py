@@ -54,16 +54,12 @@ def parse_nodes(shown: str) -> Nodes:
         name, partition, cpus, memory, gres, state, by_use = line.split("|")
         if takes_jobs(state):
             before = found[name].partitions if name in found else frozenset()
-            names = before.union(_names(partition))
+            is_default = partition.endswith("*")  # sinfo's mark
+            names = before | {partition.removesuffix("*"), *[""] * is_default}
             gpus = parse_gres(gres).get("gpu", 0)
             found[name] = Node(name, names, int(cpus.rstrip("+")), gpus, int(memory.rstrip("+")))
             allocated[name] = int(by_use.partition("/")[0])  # allocated/idle/other/total
     return Nodes(tuple(found.values()), sum(allocated.values()))
-
-
-def _names(partition: str) -> Iterable[str]:
-    """Return the names of a partition: sinfo marks the default one with a star."""
-    return (partition.removesuffix("*"), "") if partition.endswith("*") else (partition,)
 
 
 _GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)")
@@ -71,7 +67,7 @@ _GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)")
 
 def node_names(expression: str) -> tuple[str, ...]:
     """Return the names in Slurm's notation of nodes, like ``gpu[01-03,7],login``. Several brackets in one
-    name are not understood: what comes out is nobody's name."""
+    name are not understood: what comes out is no node's name."""
     found: list[str] = []
     for before, numbers, after in _GROUP.findall(expression):
         found += [f"{before}{number}{after}" for number in _numbers(numbers)] if numbers else [before]

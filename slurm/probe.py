@@ -51,8 +51,14 @@ class Probe:
     environment: Mapping[str, str] = field(default_factory=dict)
     enters_image: bool = False
     """Whether the command goes into a container: then paths are looked for outside of it too."""
+    trial: str = ""
+    """Text of a program that tries the node's GPUs: its second line of output says what is wrong."""
     measures_delay: bool = False
     """Whether to exchange files with the job, and measure how long each side takes to see the other's."""
+    run: Sequence[str] = ()
+    """Module and arguments to run with the interpreter before the answer is written."""
+    time: str = _TIME_LIMIT
+    """Time limit of the job."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +89,19 @@ class ProbeResult:
     """Version of slurm-ppo that is installed for its interpreter; empty where none is."""
     driver_error: str = ""
     """Reason why the library of NVIDIA's driver cannot be loaded, on a node that has the driver."""
+    trial_error: str = ""
+    """Reason why the node's GPUs do not compute, where they were tried."""
+    capabilities: Sequence[str] = ()
+    """Compute capability of each NVIDIA GPU that it sees, such as ``8.6``."""
     place_error: str = ""
     """Reason why it cannot write beside the run directory."""
     missing_outside: Sequence[str] | None = None
-    """Paths that its node lacks outside of the container; None where nobody looked."""
+    """Paths that its node lacks outside of the container; None where that was not checked."""
     delay: Mapping[str, float | None] | None = None
     """Times that the node measured, where it was asked to."""
     exchange: Exchange | None = None
+    exit_code: int | None = None
+    """Exit code of the module that was to be run."""
 
 
 @dataclass(frozen=True)
@@ -224,16 +236,19 @@ class _Sent:
         at = f" on {element.node}" if element and element.node else ""
         log = self.file("log")
         said = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log.exists() else []
-        told = f"it said: {' / '.join(said)}"
+        facts = f"it said: {' / '.join(said)}"
         if not said:
-            told = f"nothing it wrote is seen in {self.place.parent}: do compute nodes share that filesystem?"
-        return f"job {self.job}{at} left no answer ({words}); {told}"
+            facts = (
+                f"nothing it wrote is seen in {self.place.parent}: do compute nodes share that filesystem?"
+            )
+        return f"job {self.job}{at} left no answer ({words}); {facts}"
 
 
 def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
     """Submit a probe's job, or take down why Slurm refused it."""
     sent = _Sent(probe, place)
-    request = {"modules": probe.modules, "paths": probe.paths, "programs": probe.programs}
+    request: dict[str, object] = {"modules": probe.modules, "paths": probe.paths, "programs": probe.programs}
+    request |= {"trial": probe.trial, "run": probe.run}
     exchange = {"exchange": str(place / probe.name)} if probe.measures_delay else {}
     array = Array(
         name=f"{place.name}.{probe.name}",
@@ -241,7 +256,7 @@ def _send(probe: Probe, place: Path, folder: Path) -> _Sent:
         command=[*probe.command, "-", json.dumps(request | exchange), str(sent.file("answer"))],
         output=literal(sent.file("log")),
         folder=folder,
-        options={"nodes": 1, **probe.options, "time": _TIME_LIMIT},
+        options={"nodes": 1, **probe.options, "time": probe.time},
         setup=[
             *checked(probe.setup),
             *_looking_outside(sent),

@@ -13,18 +13,23 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ANSWER = "slurm-ppo-probe-answer "
 """Beginning of the printed line that holds an answer."""
 _ASK_SECONDS = 20
 _REPLY_SECONDS = 60
+_TRIAL_SECONDS = 90
 _NVIDIA = "/proc/driver/nvidia"
+_CAPABILITY = (75, 76)
+"""Numbers of the driver's attributes with a device's compute capability: major, minor."""
 
 
 def main(request: str, answer_path: str) -> None:
-    """Answer a request, which is JSON. The file appears in one step, so that nobody reads half of it."""
+    """Answer a request, which is JSON. The file appears in one step, never half written."""
     wanted, private = json.loads(request), Path(answer_path + ".tmp")
     answer = findings(wanted)
     try:
@@ -33,14 +38,18 @@ def main(request: str, answer_path: str) -> None:
         answer["place_error"] = error.strerror
         print(ANSWER + json.dumps(answer), flush=True)
         return
+    if wanted.get("run"):
+        answer["exit_code"] = subprocess.run([sys.executable, "-P", "-m", *wanted["run"]]).returncode
     if "exchange" in wanted:
         answer["delay"] = exchange(Path(wanted["exchange"]))
     private.write_text(json.dumps(answer))
     private.replace(answer_path)
 
 
-def findings(request: "dict[str, list[str]]") -> "dict[str, object]":
-    """Look for everything that was requested."""
+def findings(request: "dict[str, Any]") -> "dict[str, object]":
+    """Look for everything that was requested. A driver with which GPUs do not compute is asked for nothing
+    more: it may hang."""
+    trial = trial_error(request.get("trial", ""))
     return {
         "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -50,6 +59,8 @@ def findings(request: "dict[str, list[str]]") -> "dict[str, object]":
         "gpus": visible_gpus(),
         "version": installed_version(),
         "driver_error": driver_error(),
+        "trial_error": trial,
+        "capabilities": [] if trial else capabilities(),
     }
 
 
@@ -121,6 +132,47 @@ def driver_error() -> str:
     except OSError as error:
         return str(error)
     return ""
+
+
+def trial_error(program: str) -> str:
+    """Return what a program says is wrong with the GPUs of a node that has NVIDIA's driver. Its first line of
+    output says that it has begun: until then only its libraries are slow."""
+    if not program or not Path(_NVIDIA).exists():
+        return ""
+    with tempfile.TemporaryFile() as output:
+        command, unheard = [sys.executable, "-c", program], subprocess.DEVNULL
+        process = subprocess.Popen(command, stdin=unheard, stdout=output, stderr=unheard)
+        try:
+            code = process.wait(_TRIAL_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # and is not waited for: a driver that hangs may keep it in the kernel
+            code = None
+        output.seek(0)
+        said = output.read().decode(errors="replace").splitlines()
+    if not said or code is None:
+        return f"no answer in {_TRIAL_SECONDS} s" if said else ""
+    if code:
+        return f"a process that tried them ended with exit code {code}"
+    return said[1] if len(said) > 1 else ""
+
+
+def capabilities() -> "list[str]":
+    """Return the compute capability of each NVIDIA GPU that this job sees, as the driver says it: ``8.6``."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    number, device = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(number)):
+        return []
+    found = []
+    for index in range(number.value):
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        parts = [ctypes.c_int() for _ in _CAPABILITY]
+        for part, attribute in zip(parts, _CAPABILITY):  # noqa: B905 - images may have an older Python
+            driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
+        found.append(".".join(str(part.value) for part in parts))
+    return found
 
 
 if __name__ == "__main__":

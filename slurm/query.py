@@ -13,43 +13,56 @@ from slurm.states import Phase, SlurmState, UnknownState, parse_state, phase_of
 
 @dataclass(frozen=True)
 class Element:
-    """One element of a job array, or a job without an array. Times are unix seconds."""
+    """One run of an element of a job array, or of a job without an array. Times are unix seconds.
+
+    Which of the optional fields are known depends on the command that was asked, and for what.
+    """
 
     array_id: str
     index: int
     """Array index; 0 for a job without an array."""
     name: str
     state: SlurmState
-    reason: str
+    reason: str = ""
     """Reason why it waits, as Slurm shows it; see :func:`slurm.reasons.reason_in_words`."""
-    node: str
+    node: str = ""
     """Node where it runs or last ran; empty before."""
-    partition: str
-    submitted: float | None
+    partition: str = ""
+    submitted: float | None = None
     """Time when it was submitted, or last requeued."""
-    started: float | None
-    ended: float | None
-    exit_code: int | None
+    started: float | None = None
+    ended: float | None = None
+    exit_code: int | None = None
     """Exit code once ended. From 128 on, accounting shows the excess over 128 and squeue the whole code."""
-    signal: int | None
+    signal: int | None = None
     """Signal that killed it, or 0, once ended."""
-    restarts: int | None
+    restarts: int | None = None
     """Number of times that it was requeued."""
-    time_limit: float | None
+    time_limit: float | None = None
     """Time limit in seconds; None where there is none."""
     eligible: float | None = None
-    """Time from which only resources and priority kept it from starting. As all that follows, of the queue
-    alone: accounting's elements have none of it."""
+    """Time from which only resources and priority kept it from starting."""
     elapsed: float | None = None
     """Seconds that it has run since it last started, without those in which it was suspended."""
     cpus: int | None = None
     """Number of CPUs that it holds, or asks for while it waits; None where that is not known."""
     gpus: int | None = None
-    """Number of GPUs, on all of its nodes together."""
+    """Number of GPUs, on all of its nodes together; 0 also where the cluster does not account for them
+    (AccountingStorageTRES)."""
     memory_mb: int | None = None
     """Memory in MiB, on all of its nodes together."""
     num_nodes: int | None = None
     """Number of nodes."""
+
+    @property
+    def job_id(self) -> str:
+        """Slurm's id of it, like ``4711_3``."""
+        return f"{self.array_id}_{self.index}"
+
+    @property
+    def run_id(self) -> str:
+        """Id of this run of it, like ``4711_3r0``: the name of the worker that it is, if it is one."""
+        return f"{self.job_id}r{self.restarts or 0}"
 
 
 # The name last, as it may hold the separator. Free text that Slurm itself writes is before it.
@@ -97,7 +110,7 @@ def squeue(
 ) -> str:
     whose = os.getuid() if user is None else user
     options = ["-a", "-h", "--states=all", f"--user={whose}", f"--Format={QUEUE_FORMAT}"]
-    options.append("--array-unique")  # else who was put back shows restarts and reasons of another
+    options.append("--array-unique")  # else a requeued element shows restarts and reasons of another
     retries = retries_within(timeout) if retries is None else retries
     return run_command(["squeue", *options, *filters], timeout=timeout, retries=retries)
 

@@ -1,27 +1,30 @@
 """Slurm's reasons why a job waits, and sbatch's refusals: what they mean, whether they pass, what helps."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slurm.query import Element
 
-class Ends(StrEnum):
+
+class WaitEnds(StrEnum):
     """What ends a job's wait for a reason."""
 
     ITSELF = "itself"
     """Time, or the end of other jobs; or the next pass, which submits again what Slurm holds."""
     OTHERS = "others"
-    """Somebody's deed: of an administrator, or of whoever holds the job."""
+    """An administrator's action, or the job owner's."""
     NEVER = "never"
     """Nothing: it asks for what it never gets here."""
 
 
 @dataclass(frozen=True)
-class Reason:
+class WaitReason:
     """What Slurm's reason means to who waits."""
 
     words: str
-    ends: Ends = Ends.ITSELF
+    ends: WaitEnds = WaitEnds.ITSELF
     helps: str = ""
     """What a person can do; empty where that is to wait."""
     frees: bool = False
@@ -33,7 +36,7 @@ class Reason:
     @property
     def is_stuck(self) -> bool:
         """Whether waiting is not enough."""
-        return self.ends is not Ends.ITSELF
+        return self.ends is not WaitEnds.ITSELF
 
 
 _RELEASE = "to let it go on: scontrol release JOB; to end the run: slurm-ppo cancel"
@@ -48,93 +51,99 @@ _BUDGET = "the account's or QOS's budget is used up: ask for more, or give anoth
 _RESERVATION = "give another reservation, or none"
 
 
-def _limit(words: str) -> Reason:
-    return Reason(words, frees=True, is_of_user=True)
+def _limit(words: str) -> WaitReason:
+    return WaitReason(words, frees=True, is_of_user=True)
 
 
 REASONS = {
-    "none": Reason("not considered yet"),
-    "priority": Reason("other jobs have a higher priority", frees=True),
-    "resources": Reason("waiting for free resources", frees=True),
-    "dependency": Reason("waiting for the jobs it depends on"),
-    "dependencyneversatisfied": Reason("a job it depends on failed, so it will never start"),
-    "begintime": Reason("its start time has not come (after a requeue, Slurm waits about two minutes)"),
-    "jobheldadmin": Reason(
+    "none": WaitReason("not considered yet"),
+    "priority": WaitReason("other jobs have a higher priority", frees=True),
+    "resources": WaitReason("waiting for free resources", frees=True),
+    "dependency": WaitReason("waiting for the jobs it depends on"),
+    "dependencyneversatisfied": WaitReason("a job it depends on failed, so it will never start"),
+    "begintime": WaitReason("its start time has not come (after a requeue, Slurm waits about two minutes)"),
+    "jobheldadmin": WaitReason(
         "held by an administrator, or by Slurm after too many requeues",
-        Ends.OTHERS,
+        WaitEnds.OTHERS,
         "ask an administrator to release it (scontrol release JOB)",
     ),
-    "jobhelduser": Reason("held by its user", Ends.OTHERS, _RELEASE),
-    "joblaunchfailure": Reason("Slurm could not start it on its node"),
-    "launch failed requeued held": Reason("Slurm could not start it on its node and holds it"),
-    "job requeued in held state": Reason("requeued and held", Ends.OTHERS, _RELEASE),
-    "jobholdmaxrequeue": Reason("held by Slurm after too many requeues"),
-    "jobarraytasklimit": Reason("the array's own limit of elements at once is reached"),
-    "partitiondown": Reason("its partition is down", Ends.OTHERS, _OTHER_PARTITION),
-    "partitioninactive": Reason("its partition takes no jobs now", Ends.OTHERS, _OTHER_PARTITION),
-    "partitionnodelimit": Reason(
-        "it asks for more nodes than its partition allows, or they are down", Ends.OTHERS, _NODES
+    "jobhelduser": WaitReason("held by its user", WaitEnds.OTHERS, _RELEASE),
+    "joblaunchfailure": WaitReason("Slurm could not start it on its node"),
+    "launch failed requeued held": WaitReason("Slurm could not start it on its node and holds it"),
+    "job requeued in held state": WaitReason("requeued and held", WaitEnds.OTHERS, _RELEASE),
+    "jobholdmaxrequeue": WaitReason("held by Slurm after too many requeues"),
+    "jobarraytasklimit": WaitReason("the array's own limit of elements at once is reached"),
+    "partitiondown": WaitReason("its partition is down", WaitEnds.OTHERS, _OTHER_PARTITION),
+    "partitioninactive": WaitReason("its partition takes no jobs now", WaitEnds.OTHERS, _OTHER_PARTITION),
+    "partitionnodelimit": WaitReason(
+        "it asks for more nodes than its partition allows, or they are down", WaitEnds.OTHERS, _NODES
     ),
-    "partitiontimelimit": Reason("it asks for more time than its partition allows", Ends.NEVER, _LESS_TIME),
-    "partitionconfig": Reason("its partition does not allow what it asks for", Ends.NEVER, _FEWER),
-    "reqnodenotavail": Reason("nodes that it needs are down, drained or reserved", Ends.OTHERS, _NODES),
-    "nodes required for job are down": Reason(
-        "nodes that it needs are down, drained or reserved", Ends.OTHERS, _NODES
+    "partitiontimelimit": WaitReason(
+        "it asks for more time than its partition allows", WaitEnds.NEVER, _LESS_TIME
     ),
-    "nodedown": Reason("a node that it needs is down", Ends.OTHERS, _NODES),
-    "badconstraints": Reason(
+    "partitionconfig": WaitReason("its partition does not allow what it asks for", WaitEnds.NEVER, _FEWER),
+    "reqnodenotavail": WaitReason(
+        "nodes that it needs are down, drained or reserved", WaitEnds.OTHERS, _NODES
+    ),
+    "nodes required for job are down": WaitReason(
+        "nodes that it needs are down, drained or reserved", WaitEnds.OTHERS, _NODES
+    ),
+    "nodedown": WaitReason("a node that it needs is down", WaitEnds.OTHERS, _NODES),
+    "badconstraints": WaitReason(
         "no node can ever have what it asks for",
-        Ends.NEVER,
+        WaitEnds.NEVER,
         "give a constraint and numbers that nodes have (sinfo -o '%P %c %m %G %f')",
     ),
-    "constraints": Reason("no node has what it asks for at the moment"),
-    "reservation": Reason("waiting for its reservation"),
-    "reservationdeleted": Reason("its reservation was deleted", Ends.NEVER, _RESERVATION),
-    "reservationinvalid": Reason("its reservation is not valid", Ends.NEVER, _RESERVATION),
-    "licenses": Reason("waiting for a licence", frees=True),
-    "prolog": Reason("a prologue script still runs"),
-    "cleaning": Reason("an earlier run of it is still being cleaned up"),
-    "deadline": Reason(
-        "it cannot end before its deadline", Ends.NEVER, "leave the deadline out of its options"
+    "constraints": WaitReason("no node has what it asks for at the moment"),
+    "reservation": WaitReason("waiting for its reservation"),
+    "reservationdeleted": WaitReason("its reservation was deleted", WaitEnds.NEVER, _RESERVATION),
+    "reservationinvalid": WaitReason("its reservation is not valid", WaitEnds.NEVER, _RESERVATION),
+    "licenses": WaitReason("waiting for a licence", frees=True),
+    "prolog": WaitReason("a prologue script still runs"),
+    "cleaning": WaitReason("an earlier run of it is still being cleaned up"),
+    "deadline": WaitReason(
+        "it cannot end before its deadline", WaitEnds.NEVER, "leave the deadline out of its options"
     ),
-    "nodefail": Reason("its node failed"),
-    "nonzeroexitcode": Reason("it ended with an error"),
-    "outofmemory": Reason("it used more memory than it asked for"),
-    "timelimit": Reason("its time limit was reached"),
-    "raisedsignal": Reason("it was ended by a signal"),
-    "systemfailure": Reason("Slurm or a node failed"),
-    "invalidaccount": Reason("its account does not exist", Ends.NEVER, _ACCOUNT),
-    "invalidqos": Reason("its QOS does not exist", Ends.NEVER, _QOS),
-    "accountnotallowed": Reason("its account may not use this partition", Ends.NEVER, _ACCOUNT),
-    "qosnotallowed": Reason("its QOS may not be used here", Ends.NEVER, _QOS),
-    "qosusagethreshold": Reason("its QOS's usage threshold is reached", Ends.OTHERS, _BUDGET),
+    "nodefail": WaitReason("its node failed"),
+    "nonzeroexitcode": WaitReason("it ended with an error"),
+    "outofmemory": WaitReason("it used more memory than it asked for"),
+    "timelimit": WaitReason("its time limit was reached"),
+    "raisedsignal": WaitReason("it was ended by a signal"),
+    "systemfailure": WaitReason("Slurm or a node failed"),
+    "invalidaccount": WaitReason("its account does not exist", WaitEnds.NEVER, _ACCOUNT),
+    "invalidqos": WaitReason("its QOS does not exist", WaitEnds.NEVER, _QOS),
+    "accountnotallowed": WaitReason("its account may not use this partition", WaitEnds.NEVER, _ACCOUNT),
+    "qosnotallowed": WaitReason("its QOS may not be used here", WaitEnds.NEVER, _QOS),
+    "qosusagethreshold": WaitReason("its QOS's usage threshold is reached", WaitEnds.OTHERS, _BUDGET),
     "qosjoblimit": _limit("its QOS's limit of jobs is reached"),
     "qosresourcelimit": _limit("its QOS's limit of resources is reached"),
-    "qostimelimit": Reason("its QOS's limit of time is reached", Ends.NEVER, _LESS_TIME),
+    "qostimelimit": WaitReason("its QOS's limit of time is reached", WaitEnds.NEVER, _LESS_TIME),
     "associationjoblimit": _limit("the account's limit of jobs is reached"),
     "associationresourcelimit": _limit("the account's limit of resources is reached"),
-    "associationtimelimit": Reason("the account's limit of time is reached", Ends.NEVER, _LESS_TIME),
+    "associationtimelimit": WaitReason("the account's limit of time is reached", WaitEnds.NEVER, _LESS_TIME),
     "assocmaxjobslimit": _limit("the account's limit of running jobs is reached"),
     "accountingpolicy": _limit("a limit of its account or QOS is reached"),
-    "maxmemperlimit": Reason(
+    "maxmemperlimit": WaitReason(
         "it asks for more memory than the partition allows",
-        Ends.NEVER,
+        WaitEnds.NEVER,
         "give less mem, or a partition that allows more",
     ),
-    "burstbufferresources": Reason("waiting for burst buffer space"),
-    "burstbufferstagein": Reason("its burst buffer is being filled"),
-    "burstbufferoperation": Reason(
-        "a burst buffer operation failed", Ends.OTHERS, "leave the burst buffer out of its options, or ask"
+    "burstbufferresources": WaitReason("waiting for burst buffer space"),
+    "burstbufferstagein": WaitReason("its burst buffer is being filled"),
+    "burstbufferoperation": WaitReason(
+        "a burst buffer operation failed",
+        WaitEnds.OTHERS,
+        "leave the burst buffer out of its options, or ask",
     ),
-    "frontenddown": Reason("no front end node is up", Ends.OTHERS, "ask the administrators"),
-    "scheddefer": Reason("the scheduler puts off new jobs"),
-    "inactivelimit": Reason("it was inactive for too long"),
-    "powernotavail": Reason("there is not enough electric power"),
-    "powerreserved": Reason("electric power is reserved for others"),
-    "fedjoblock": Reason("another cluster of the federation decides"),
-    "fedjoblimit": Reason("another cluster of the federation decides"),
-    "mpiportsbusy": Reason("its node has no free ports for ranks"),
-    "maxpowerednodes": Reason("as many nodes are powered up as may be"),
+    "frontenddown": WaitReason("no front end node is up", WaitEnds.OTHERS, "ask the administrators"),
+    "scheddefer": WaitReason("the scheduler puts off new jobs"),
+    "inactivelimit": WaitReason("it was inactive for too long"),
+    "powernotavail": WaitReason("there is not enough electric power"),
+    "powerreserved": WaitReason("electric power is reserved for others"),
+    "fedjoblock": WaitReason("another cluster of the federation decides"),
+    "fedjoblimit": WaitReason("another cluster of the federation decides"),
+    "mpiportsbusy": WaitReason("its node has no free ports for ranks"),
+    "maxpowerednodes": WaitReason("as many nodes are powered up as may be"),
 }
 """Every single reason, by its name in lower case without parentheses. Those that name a limit are families,
 see :func:`explain`."""
@@ -161,7 +170,7 @@ _WHAT = {
 _OF_ONE_JOB = re.compile(r"Max\w+Per(Job|Node)")
 
 
-def explain(reason: str) -> Reason:
+def explain(reason: str) -> WaitReason:
     """Return what a reason means, as squeue shows it: in parentheses or not, with or without underscores,
     with what it is about after a comma. An unknown one is taken to pass."""
     bare = reason.strip().strip("()")
@@ -169,10 +178,10 @@ def explain(reason: str) -> Reason:
     limit = _LIMIT.fullmatch(bare.split(",")[0])
     if known is None and limit is not None:
         known = _of_limit(limit)
-    return known or Reason(reason)
+    return known or WaitReason(reason)
 
 
-def _of_limit(limit: re.Match[str]) -> Reason | None:
+def _of_limit(limit: re.Match[str]) -> WaitReason | None:
     what = limit["what"].lower()
     counted = next((words for stem, words in _WHAT.items() if what.startswith(stem)), None)
     if counted is None:
@@ -181,15 +190,15 @@ def _of_limit(limit: re.Match[str]) -> Reason | None:
     owner = _OWNERS[limit["owner"]]
     if limit["bound"] == "Min":
         words = f"it asks for less than {owner}'s minimum of {counted}"
-        return Reason(words, Ends.NEVER, _MORE)
+        return WaitReason(words, WaitEnds.NEVER, _MORE)
     sharing = ", shared by all its users," if limit["group"] else ""
     words = f"{owner}'s limit of {counted}{unit}{sharing} is reached ({limit[0]})"
     if _OF_ONE_JOB.search(limit[0]):
-        return Reason(words, Ends.NEVER, _LESS_TIME if "Wall" in limit[0] or unit else _FEWER)
+        return WaitReason(words, WaitEnds.NEVER, _LESS_TIME if "Wall" in limit[0] or unit else _FEWER)
     if unit or "Wall" in limit[0]:
         is_running = "RunMinutes" in limit[0]  # of jobs that run now: their ends free it
-        return Reason(words) if is_running else Reason(words, Ends.OTHERS, _BUDGET)
-    return Reason(words) if "Submit" in limit[0] else _limit(words)
+        return WaitReason(words) if is_running else WaitReason(words, WaitEnds.OTHERS, _BUDGET)
+    return WaitReason(words) if "Submit" in limit[0] else _limit(words)
 
 
 def reason_in_words(reason: str) -> str:
@@ -227,3 +236,30 @@ _REFUSALS = (
 def help_with_refusal(words: str) -> str:
     """Return what helps against sbatch's refusal, by its message; empty where that is not known."""
     return next((helps for pattern, helps in _REFUSALS if re.search(pattern, words, re.IGNORECASE)), "")
+
+
+# --- held jobs ---
+
+_BY_USER = frozenset({"jobhelduser", "jobrequeuedinheldstate", "jobholdmaxrequeue"})
+_BY_ADMIN = frozenset({"jobheldadmin"})
+_MOST_NAMED = 4
+
+
+def way_to_release(waiting: Iterable[Element]) -> str | None:
+    """Return what lets held elements start, in words; None where none of these is held. Pure."""
+    held = {element.array_id: _bare(element.reason) for element in waiting}
+    own = sorted((job for job, reason in held.items() if reason in _BY_USER), key=int)
+    others = sorted((job for job, reason in held.items() if reason in _BY_ADMIN), key=int)
+    message = [f"to let it start: scontrol release {_some(own)}"] if own else []
+    message += [f"to let it start an administrator types: scontrol release {_some(others)}"] if others else []
+    return "; ".join(message) or None
+
+
+def _bare(reason: str) -> str:
+    """Return a reason as the same word in every version of Slurm, and option of squeue."""
+    return reason.strip("()").replace("_", "").replace(" ", "").lower()
+
+
+def _some(jobs: list[str]) -> str:
+    more = len(jobs) - _MOST_NAMED
+    return " ".join(jobs[:_MOST_NAMED]) + (f" (and {more} more)" if more > 0 else "")

@@ -45,7 +45,7 @@ def attending(
         f"mkdir -p {shlex.quote(str(log.parent))} || :",
         f"attend {shlex.quote(str(log))} {shlex.join(command)}",
         'rm -rf "$requests"',
-        # Opened for both, so that neither this nor a read waits for somebody to open the other end.
+        # Opened for both, so that neither this nor a read waits for the other end.
         ') 9<>"$requests/fifo" </dev/null &',
         "fi",
     ]
@@ -62,7 +62,7 @@ def find_requests(environment: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def request_pass(fifo: Path) -> str:
+def request_pass_outside(fifo: Path) -> str:
     """Ask for a pass. Returns what went wrong; empty if nothing did."""
     return _request(fifo, "pass")
 

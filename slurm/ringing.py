@@ -1,5 +1,5 @@
-"""Waking workers that wait: a signal says that something was committed. The record is the truth, and whoever
-missed the signal finds it by looking now and then.
+"""Waking workers that wait: a signal says that something was committed. The record is the truth, and a
+worker that missed the signal finds it by polling.
 """
 
 import re

@@ -2,26 +2,29 @@
 
 A client of a network filesystem answers for some seconds from its cache: a file that another machine
 made is missing, one that was replaced has its old content, or its handle is stale; one that was removed is
-still there; a folder that was moved away is found under its old name, for as long as somebody looks into it.
+still there; a folder that was moved away is found under its old name, for as long as it is in use.
 A listing always comes from the server, and renews what the client caches of the names in it. So:
 
 * a file exists if the listing of its folder has it (:func:`is_there`, :func:`names_in`);
 * a reader of a file that others replace lists its folder first (:func:`read_newest`);
-* whoever opens a folder that others move lists the folder above it first (:func:`is_there`), and whoever
-  moves one away makes a new one in its place, so that there is a name to be renewed;
+* a reader of a folder that others move lists the folder above it first (:func:`is_there`), and moving one
+  away makes a new one in its place, so that there is a name to be renewed;
 * an error that says that a handle is stale, or the server not reachable, leads to retries
   (:func:`persistently`).
 """
 
 import contextlib
 import errno
+import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import xxhash
 
 from slurm.errors import ServiceError, UserError
 
@@ -247,3 +250,41 @@ def _renew(folder: Path) -> None:
         # The folder itself may be stale. Any other error shows in the operation that follows.
         if folder != folder.parent:
             _renew(folder.parent)
+
+
+# --- JSON with a checksum --------------------------------------------------------------------------------
+
+# So that a flipped bit in a file is found when it is read. Here and not in pipeline/, because slurm.element
+# reads such a file.
+
+
+def sealed(content: Mapping[str, Any]) -> str:
+    """Return a JSON object with a checksum over its values, as text of one line."""
+    return json.dumps({**content, "checksum": checksum(content)}) + "\n"
+
+
+def from_json(data: bytes | str) -> Any:
+    """Parse JSON. Raises ValueError where it is none, also where it is nested too deeply for any of ours."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """Undo :func:`sealed`.
+
+    Raises:
+        ValueError: it is truncated or corrupt.
+    """
+    content = from_json(data)
+    if not isinstance(content, dict):
+        raise ValueError("it holds no JSON object")
+    if content.pop("checksum", None) != checksum(content):
+        raise ValueError("its content does not have the checksum that it was written with")
+    return content
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """Compute a checksum over the values, not the text: the file's layout may change, its content may not."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""Signals to the batch scripts of running elements, and cancellations, for whose answers nobody has to wait.
+"""Signals to the batch scripts of running elements, and cancellations, which do not wait for an answer.
 
 Of an array that has elements in the queue Slurm (22.05 to 26.05) answers each signal to a running one with
 "Job can not be altered now, try again later", although it has sent it. scancel tries again then: ten times,

@@ -68,8 +68,12 @@ def render(array: Array) -> str:
     for name, value in array.environment.items():
         _check(name, value, "\n")
     exports = [f"export {name}={shlex.quote(value)}" for name, value in array.environment.items()]
+    lines = [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
+        for name, value in sorted(options.items())
+    ]
     return Template(_TEMPLATE.read_text()).substitute(
-        options="\n".join(_line(name, options[name]) for name in sorted(options)),
+        options="\n".join(lines),
         job_name=shlex.quote(array.name),
         array=array_expression(array.indices, array.parallelism),
         chdir=shlex.quote(ours["chdir"]),
@@ -82,10 +86,6 @@ def render(array: Array) -> str:
 def _check(name: str, value: Option, unusable: str) -> None:
     if set(unusable) & set(str(value)):
         raise Refused(f"{name} holds a line break or a backslash, which sbatch does not take: {value!r}")
-
-
-def _line(name: str, value: Option) -> str:
-    return f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={shlex.quote(str(value))}"
 
 
 def array_expression(indices: Sequence[int], parallelism: int | None) -> str:

@@ -13,7 +13,6 @@ from xxhash import xxh3_128_hexdigest
 from pipeline.config.issue import UserError as UserError  # for stages, engines and trainers to raise
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
-from pipeline.run.chunks import LISTING, listed, read_rows
 from pipeline.run.commits import (
     CorruptData,
     FileEntry,
@@ -21,22 +20,30 @@ from pipeline.run.commits import (
     StaleData,
     check_digest,
     check_sizes,
-    is_unchanged,
     require_record,
 )
 from pipeline.run.directory import load_run
-from pipeline.run.durable import from_json, read_shared
+from pipeline.run.durable import from_json, is_unchanged, read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.identity import read_identity
 from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.retention import check_is_kept
-from pipeline.run.shards import read_batches, read_shard
+from pipeline.run.shards import LISTING, listed, read_batches, read_rows, read_shard
 from pipeline.run.states import state_record
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.wide import take
 from stages.files.policy import PolicyFiles
 from stages.files.verification import verify_files, verify_once
+
+
+class OtherRankFailed(RuntimeError):
+    """Failure of another rank of this task, in its words."""
+
+
+class Quoting(RuntimeError):
+    """An error of a user's code in a process of its own, or of a service. Its message quotes what they say,
+    or a response: words about a GPU in it are of another one, or of none."""
 
 
 class NumericalError(RuntimeError):
@@ -48,14 +55,15 @@ class NumericalError(RuntimeError):
 class OutOfMemory(RuntimeError):
     """Memory did not suffice. The message says what to change."""
 
-    def __init__(self, message: str, on_device: bool) -> None:
+    is_explained = True
+
+    def __init__(self, message: str, kind: FailureKind) -> None:
         super().__init__(message)
-        # No retry enlarges a GPU's memory; of the host's one may get more.
-        self.failure_kind = FailureKind.CONFIG if on_device else FailureKind.MEMORY
+        self.failure_kind = kind
 
 
 @dataclass(frozen=True)
-class Result:
+class StageResult:
     """The outputs of a stage: durable, hashed files of this attempt, ready to be committed."""
 
     outputs: tuple[FileEntry, ...]
@@ -270,7 +278,8 @@ class Context:
         state that was lost. Raises as :meth:`read`; CorruptData for a state's record too, so that it is moved
         aside; UserError where a fork's first state is gone.
         """
-        first = self._first_version()
+        parent = load_run(self.paths.root).identity.parent
+        first = parent.iteration if parent else 0
         while version > 0:
             self.read(policy_maker(version))
             if state_record(self.paths, version) is not None:
@@ -282,11 +291,6 @@ class Context:
                 )
             version -= 1
         return version
-
-    def _first_version(self) -> int:
-        """Return the version that the run begins with: 0, or in a fork its parent's."""
-        parent = load_run(self.paths.root).identity.parent
-        return parent.iteration if parent else 0
 
     def state_directory(self, version: int) -> Path | None:
         """Return the directory of a trainer's state that was committed behind its policy, every file of it

@@ -6,35 +6,30 @@ RANK, WORLD_SIZE, LOCAL_RANK   this process among all, their number, this proces
                                Absent: one rank.
 RENDEZVOUS_FILE                a path that all ranks see and that no other start of the task has. There rank 0
                                says where it listens; the file is gone again when all have met.
-MASTER_ADDR, MASTER_PORT       instead of the file, if both are set: rank 0's address and a free port of it.
-
 GLOO_SOCKET_IFNAME             network interface to use on CPUs. Absent: the one through which ranks of other
-                               nodes reached rank 0, if they met by the file. For GPUs see NCCL_SOCKET_IFNAME.
+                               nodes reached rank 0. For GPUs see NCCL_SOCKET_IFNAME.
 """
 
-import contextlib
-import fcntl
 import ipaddress
 import json
 import os
 import secrets
 import socket
-import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from pipeline.run.durable import from_json, is_there, read_shared, replace_durably
-from stages.context import UserError
-from stages.models.loading import device
+from stages.context import OtherRankFailed, UserError
+from stages.models.devices import DevicePlace, device, device_place, shared_device
 from stages.models.numerics import import_deepspeed
 
 MEETING_SECONDS = 300.0
@@ -44,13 +39,12 @@ COLLECTIVE_SECONDS = 1800.0
 _POLL_SECONDS = 0.2
 _PROBE_SECONDS = 10.0
 _TOKEN = "token"
-_SIOCGIFADDR = 0x8915
 _messages: dist.ProcessGroup | None = None
 """Group of all ranks for what is not computed; None for the default one, where that does not use GPUs."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """One process among the ranks of a task."""
 
     rank: int
@@ -58,13 +52,13 @@ class Place:
     local_rank: int
 
     @staticmethod
-    def of(environment: Mapping[str, str]) -> "Place":
+    def of(environment: Mapping[str, str]) -> "RankPlace":
         """Read the launcher's variables. Raises UserError when they make no sense."""
         words = {name: environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         if words["WORLD_SIZE"] in ("", "1"):
-            return Place(0, 1, 0)
+            return RankPlace(0, 1, 0)
         try:
-            place = Place(*map(int, words.values()))
+            place = RankPlace(*map(int, words.values()))
         except ValueError:
             raise UserError(f"of several ranks each needs three numbers, and this one has {words}") from None
         if not 0 <= place.local_rank <= place.rank < place.size:
@@ -77,7 +71,7 @@ class Meeting:
     """The address that rank 0 publishes."""
 
     hosts: Sequence[str]
-    """Names and addresses of its node, the likeliest first."""
+    """Name of its node, and the addresses where that leads nowhere."""
     port: int
     token: str
     """Random text that its store holds too, so that no other store, on the same port elsewhere, is mistaken
@@ -93,7 +87,7 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
         limit: seconds to wait for the other ranks.
 
     Raises:
-        UserError: the launcher's variables make no sense, or there are fewer GPUs than ranks on this node.
+        UserError: the launcher's variables make no sense, or there are fewer GPUs than ranks on a node.
         TimeoutError: the other ranks did not come; names this rank and what it waited for.
     """
     import_deepspeed()
@@ -105,7 +99,7 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
     deepspeed.ops.__compatible_ops__ = dict.fromkeys(ALL_OPS, False)
     if dist.is_initialized():
         return
-    place = Place.of(os.environ)
+    place = RankPlace.of(os.environ)
     num_gpus = torch.cuda.device_count()
     # DeepSpeed reads these, and takes LOCAL_RANK for the number of the GPU.
     index = gpu_index(place, num_gpus) if num_gpus else place.local_rank
@@ -124,11 +118,20 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
     global _messages
     if backend != "gloo" and place.size > 1:
         _messages = dist.new_group(backend="gloo", timeout=wait)
+    if num_gpus:
+        check_own_devices(device_place(index))
 
 
-def gpu_index(place: Place, num_visible: int) -> int:
+def check_own_devices(own: DevicePlace) -> None:
+    """Raise UserError, on every rank, where two of them compute on one GPU."""
+    if problem := shared_device(share(own)):
+        raise UserError(problem)
+
+
+def gpu_index(place: RankPlace, num_visible: int) -> int:
     """Return the index of this rank's GPU among those that it sees. A launcher may show each rank its own
-    only. Raises UserError where there are fewer GPUs than ranks."""
+    only: whether several see the same one is found out when they have met. Raises UserError where there are
+    fewer GPUs than ranks."""
     if num_visible == 1:
         return 0
     if place.local_rank >= num_visible:
@@ -139,26 +142,21 @@ def gpu_index(place: Place, num_visible: int) -> int:
     return place.local_rank
 
 
-def meet(place: Place, environment: Mapping[str, str], limit: float) -> tuple[dist.Store, str | None]:
+def meet(place: RankPlace, environment: Mapping[str, str], limit: float) -> tuple[dist.Store, str | None]:
     """Return the store through which the ranks find each other, and the network interface, if known."""
     if place.size == 1:
         return dist.HashStore(), None
-    address = ""
-    if environment.get("MASTER_ADDR") and environment.get("MASTER_PORT"):
-        wait = timedelta(seconds=limit)
-        store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=wait))
-    elif not (file := environment.get("RENDEZVOUS_FILE")):
-        raise UserError(
-            f"{place.size} ranks need RENDEZVOUS_FILE, or MASTER_ADDR and MASTER_PORT, to find each other"
-        )
-    elif place.rank == 0:
-        store = open_store(Path(file), limit)
+    if not (file := environment.get("RENDEZVOUS_FILE")):
+        raise UserError(f"{place.size} ranks need RENDEZVOUS_FILE to find each other")
+    path, address = Path(file), ""
+    if place.rank == 0:
+        store = open_store(path, limit)
     else:
-        store, address = find_store(Path(file), place, limit)
+        store, address = find_store(path, place, limit)
     return store, interface_towards(gather(store, place, address, limit))
 
 
-def gather(store: dist.Store, place: Place, address: str, limit: float) -> list[str]:
+def gather(store: dist.Store, place: RankPlace, address: str, limit: float) -> list[str]:
     """Wait until every rank has come; return the address at which each found rank 0.
 
     Raises:
@@ -188,46 +186,44 @@ def interface_towards(found: Sequence[str]) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((far[0], 1))  # sends nothing, but chooses the way
         own = probe.getsockname()[0]
-    return next((name for name, address in _interfaces() if address == own), None)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, entries in interfaces if own in [entry.address for entry in entries]), None)
 
 
 def open_store(path: Path, limit: float) -> dist.TCPStore:
     """Listen on a free port and publish the address at ``path``. For rank 0."""
     wait = timedelta(seconds=limit)
     store = dist.TCPStore("localhost", 0, is_master=True, timeout=wait, wait_for_workers=False)
-    meeting = Meeting(addresses(), store.port, secrets.token_hex(16))
+    meeting = Meeting([socket.gethostname(), *addresses()], store.port, secrets.token_hex(16))
     store.set(_TOKEN, meeting.token)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, json.dumps(asdict(meeting)) + "\n")
     return store
 
 
-def find_store(path: Path, place: Place, limit: float) -> tuple[dist.TCPStore, str]:
+def find_store(path: Path, place: RankPlace, limit: float) -> tuple[dist.TCPStore, str]:
     """Wait for the file ``path``, and connect to the address of rank 0 that it holds. For the other ranks.
 
     Returns:
         The store, and the address at which it was found.
 
     Raises:
-        TimeoutError: there was no such file, or nobody answered there; names the rank and the path.
+        TimeoutError: there was no such file, or no answer from there; names the rank and the path.
     """
     deadline = time.monotonic() + limit
-    while not is_there(path):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"rank {place.rank} waited {limit:.0f} s for rank 0 to write {path}")
-        time.sleep(_POLL_SECONDS)
-    meeting = Meeting(**from_json(read_shared(path)))
-    near = ["localhost"] if socket.gethostname() == meeting.hosts[0] else []
-    while True:
-        for host in (*near, *meeting.hosts):
-            if found := connect(host, meeting, limit):
-                return found
-        if time.monotonic() > deadline:
-            raise TimeoutError(
-                f"rank {place.rank} waited {limit:.0f} s for rank 0 to answer at port {meeting.port} of any "
-                f"of {', '.join(meeting.hosts)}, which {path} names"
+    missing = f"write {path}"
+    while time.monotonic() <= deadline:
+        if is_there(path):
+            meeting = Meeting(**from_json(read_shared(path)))
+            missing = (
+                f"answer at port {meeting.port} of any of {', '.join(meeting.hosts)}, which {path} names"
             )
+            near = ["localhost"] if socket.gethostname() == meeting.hosts[0] else []
+            for host in (*near, *meeting.hosts):
+                if found := connect(host, meeting, limit):
+                    return found
         time.sleep(_POLL_SECONDS)
+    raise TimeoutError(f"rank {place.rank} waited {limit:.0f} s for rank 0 to {missing}")
 
 
 def connect(host: str, meeting: Meeting, limit: float) -> tuple[dist.TCPStore, str] | None:
@@ -248,26 +244,12 @@ def connect(host: str, meeting: Meeting, limit: float) -> tuple[dist.TCPStore, s
 
 
 def addresses() -> list[str]:
-    """Return hosts at which other nodes may reach this one: its name if that resolves, then its addresses."""
-    name = socket.gethostname()
-    try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-        names = [name]
-    except OSError:
-        found, names = [], []
-    # On another node a loopback address would lead to that node itself.
-    far = [a for a in (*found, *dict(_interfaces()).values()) if not ipaddress.ip_address(a).is_loopback]
-    return [*names, *dict.fromkeys(far)] or ["localhost"]
-
-
-def _interfaces() -> Iterator[tuple[str, str]]:
-    """Yield names and IPv4 addresses of this machine's network interfaces."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode())
-            # One without an address is left out.
-            with contextlib.suppress(OSError):
-                yield name, socket.inet_ntoa(fcntl.ioctl(any_socket, _SIOCGIFADDR, request)[20:24])
+    """Return the addresses of this node at which others may reach it."""
+    entries = [entry for interface in psutil.net_if_addrs().values() for entry in interface]
+    found = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+    # On another node these would lead to that node itself.
+    own = [a for a in found if ipaddress.ip_address(a).is_loopback or ipaddress.ip_address(a).is_link_local]
+    return [address for address in found if address not in own]
 
 
 # what ranks tell each other; every rank must call these, in the same order
@@ -353,4 +335,4 @@ def agree(error: Exception | None) -> None:
     if error is not None:
         raise error
     if found is not None:
-        raise RuntimeError(f"another rank failed, {found}")
+        raise OtherRankFailed(f"another rank failed, {found}")

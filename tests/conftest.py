@@ -41,7 +41,7 @@ ppo_mismatch ppo_shaping prepare quickstart ranks reference remax replay remote 
 rewards rules run shaping_and_kl stage_runner state_files trainer wheel dashboard fork kill pools repair sync
 tracking watch ahead light rows rewind doctor notify agreement adapters lora_run states
 killed_updates used_workers pulling kept benchmarks row_checks special_tokens families model_folders
-adaptable modelcheck any_refusal planted two_people
+adaptable modelcheck any_refusal vllm_arguments own_process planted two_people crossed what_a_run_reads
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""
@@ -121,6 +121,16 @@ def signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of day that are the same everywhere."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real models of a few thousand weights, and prompts, that no test changes."""
@@ -171,6 +181,12 @@ def slurm_ppo(environment: dict[str, str], warm_commands: warm.WarmCommands) -> 
 def complete_run(inputs: Path, slurm_ppo: Cli, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of light tasks: two iterations, two shards, evaluated. Tests must not change it."""
     return shared(tmp_path_factory, "complete", lambda folder: carry_out(slurm_ppo, inputs, folder)) / "run"
+
+
+@pytest.fixture
+def copied_run(complete_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, which the test may change."""
+    return Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
 
 
 @pytest.fixture(scope="session")

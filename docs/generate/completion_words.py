@@ -15,7 +15,7 @@ import typer.main
 
 from docs.generate.config_page import dataclasses_of
 from pipeline.cli.app import app
-from pipeline.cli.completion.offers import FILES
+from pipeline.cli.completion.answer import FILES
 from pipeline.config.choices import known_groups
 from pipeline.config.engines import EngineName
 from pipeline.config.job_kinds import DRIVER
@@ -25,7 +25,7 @@ from pipeline.run.tasks import WORK_STAGES
 
 PATH = Path(__file__).parents[2] / "pipeline/cli/completion/words.json"
 
-RUN_OR_OVERRIDES = frozenset({"submit", "plan", "notify", "doctor"})
+RUN_OR_OVERRIDES = frozenset({"submit", "plan", "notify", "doctor", "rehearse"})
 """Commands that take settings, or one run directory."""
 OF_OPTIONS = {"--config-dir": "folder", "--out": FILES}
 """Kinds of the values of options that have no metavar."""

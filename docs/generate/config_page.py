@@ -132,7 +132,8 @@ def _meaning(owner: type, field: dataclasses.Field[Any], hints: dict[str, Any]) 
         for value, doc in member_docs(enumeration).items()
         if doc
     ]
-    return prose(attribute_docs(owner).get(field.name)) + (" " + "; ".join(values) + "." if values else "")
+    bases = [base for base in owner.__mro__[:-1] if field.name in vars(base).get("__annotations__", ())]
+    return prose(attribute_docs(bases[0]).get(field.name)) + (" " + "; ".join(values) + "." if values else "")
 
 
 def _as_clause(doc: str) -> str:

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 from docs.generate.markdown import code, page, table
-from pipeline.run.chunks import LISTING
 from pipeline.run.packed import archives, next_log_archive
 from pipeline.run.paths import BASE, RunPaths
+from pipeline.run.shards import LISTING
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.run.twofold import both_of
 
@@ -40,11 +40,9 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
             _RUN.locks / "notify" / "000004.json",
             "likewise of who notifies; `wandb-offline`, `wandb-online`: who writes",
         ),
-        (_RUN.wandb_offline, "which of W&B's offline segments count"),
-        (_RUN.wandb_online, "what W&B's server was sent"),
+        (_RUN.wandb_online, "which rows W&B was sent"),
         (_RUN.wandb / "ANY", "W&B's own files"),
         (_RUN.compiled / "ANY", "what vLLM compiled"),
-        (_RUN.origin / "ANY", "of a fork: its parent's files from which its first update learns a state"),
         (_RUN.superseded / "ANY", "what going back has moved aside; nothing needs it"),
     ],
     "Prompts": [
@@ -103,6 +101,11 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
             _RUN.slurm / "workers" / "4711_3r0.json",
             "what a [worker](../explanation/workers.md) says of itself",
         ),
+        (
+            _RUN.slurm / "workers" / "local-000001-0000002r0.json",
+            "the same of one of this machine or of an allocation",
+        ),
+        (_RUN.slurm / "workers" / "local-000001-0000002r0.gone", "says that it ended with its driver"),
         (_RUN.slurm / "workers" / "4711_3r0.gone", "says that its job has ended, as Slurm knows"),
         (_RUN.slurm / "places.json", "workers that make place for others once they have nothing to do"),
         (_RUN.slurm / "nodes.json", "nodes of the run's partitions, as sinfo showed them last"),

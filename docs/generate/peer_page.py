@@ -1,9 +1,7 @@
 """docs/reference/peers.md: words of other systems, from the table that a mistyped key is looked up in."""
 
 from docs.generate.markdown import code, page, table
-from pipeline.config.peer_table import TABLE
-from pipeline.config.peer_words import PEERS
-from pipeline.config.peers import OPTIONS
+from pipeline.config.peers import OPTIONS, PEERS, peer_table
 
 ABOUT = """\
 What users of verl, OpenRLHF, TRL and ms-swift know by another name. Whoever types one of these words, on the
@@ -22,7 +20,7 @@ def peer_page() -> str:
             *(", ".join(map(code, getattr(row, peer))) for peer in PEERS),
             row.note,
         )
-        for row in TABLE
+        for row in peer_table()
         if any(getattr(row, peer) for peer in PEERS)
     ]
     options = [(code(here), code(word)) for word, here in OPTIONS.items()]

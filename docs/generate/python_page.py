@@ -14,7 +14,8 @@ from docs.generate.markdown import code, page, prose, table
 ABOUT = """\
 Names that notebooks and scripts may import from `pipeline`. They stay; attributes that are added later come
 behind those that there are. `import pipeline` itself imports nothing, and none of this imports torch. Nothing
-is written. Times are unix times in seconds. [Look at a run in Python](../howto/python.md) has an example."""
+is written. Times are unix times in seconds.
+[A run in Python](../howto/samples.md#in-python) has an example."""
 
 _FIRST = ("open_run", "OpenedRun")
 _LONGEST = 110
@@ -67,18 +68,23 @@ def _methods(owner: type) -> Iterator[tuple[str, Any]]:
 def _function(heading: str, name: str, found: Any) -> str:
     signature = inspect.signature(found)
     parameters = [p for p in signature.parameters.values() if p.name != "self"]
-    shown = _type(str(signature.replace(parameters=parameters)).replace("'", ""))
+    shown = _type(_unquoted(str(signature.replace(parameters=parameters))))
     line = f"def {name}{shown}: ..."
     if len(line) > _LONGEST:
         line = _over_lines(line, parameters)
     return f"{heading}\n\n```python\n{line}\n```\n\n{_text(found.__doc__)}"
 
 
+def _unquoted(signature: str) -> str:
+    """Take the quotes off types, not off defaults."""
+    return re.sub(r"= '([^']*)'|'([^']*)'", lambda m: m[2] if m[1] is None else f'= "{m[1]}"', signature)
+
+
 def _over_lines(line: str, parameters: list[inspect.Parameter]) -> str:
     """Write a signature with a parameter on each line, as the formatter has it."""
     begin, _, rest = line.partition("(")
     end = rest[rest.rindex(")") :]
-    words = [_type(str(parameter).replace("'", "")) for parameter in parameters]
+    words = [_type(_unquoted(str(parameter))) for parameter in parameters]
     named = [p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters]
     if True in named:
         words.insert(named.index(True), "*")

@@ -1,27 +1,68 @@
 """A run directory, opened to look at it: rows, records, samples, policies, status. Read only."""
 
+import operator
 import os
+import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.api.arguments import given_number, given_path, given_text
-from pipeline.api.values import Damage, Policy, RunStatus, Samples, TaskFile, TaskRecord, TaskRecords
+from pipeline.config.home import full_path
 from pipeline.config.schema import Config
+from pipeline.metrics.samples import Damage, Samples
 from pipeline.run.commits import CorruptData, Record, check_sizes, read_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.identity import RunError
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
-from pipeline.run.retention import kept_versions
-from pipeline.run.tasks import Task
+from pipeline.run.retention import kept_versions, read_best
 from pipeline.sweep.grid import SweepError
 from pipeline.sweep.manifest import is_sweep
+from slurm.errors import UserError
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow as pa
+
+    from pipeline.status.state import Status
+
+_INDEX = "iteration"
+
+
+class MissingPackage(UserError, ImportError):
+    """A package that is not among the requirements of slurm-ppo is needed, and is not installed."""
+
+
+@dataclass(frozen=True)
+class TaskRecords:
+    """Commit records of an iteration's tasks."""
+
+    iteration: int
+    rows: tuple[Record, ...]
+    """Records, inputs before what reads them."""
+    damage: tuple[Damage, ...]
+    """Tasks whose record, or a file that it names, is gone or not as it was committed, by size."""
+    missing: tuple[str, ...]
+    """Tasks that are not committed."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A committed policy that was kept."""
+
+    version: int
+    """0 is the model that the run began with."""
+    path: Path
+    """Model directory, as transformers loads it; with ``is_adapter`` one whose ``adapter`` peft loads."""
+    is_adapter: bool
+    """Whether it holds an adapter instead of a model; ``slurm-ppo export`` makes a whole model of one."""
+    reward: float | None
+    """Mean reward on held-out prompts; None where it was not evaluated."""
+    is_best: bool
+    """Whether it is the best of the run so far, by ``evaluate.best`` and ``evaluate.best_is``."""
+    damage: Damage | None = None
+    """What is wrong with its files, by their sizes."""
 
 
 def open_run(path: str | os.PathLike[str]) -> "OpenedRun":
@@ -35,7 +76,7 @@ def open_run(path: str | os.PathLike[str]) -> "OpenedRun":
             out. Also where no run of a sweep has a row yet, or its manifest cannot be read.
         NoHome: a ValueError like all of them: ``path`` begins with ``~NAME``, and there is no such user.
     """
-    root = given_path("path", path)
+    root = _given_path("path", path)
     if not is_sweep(root):
         return OpenedRun(load_run(root))
     from pipeline.status.sweep import choose_run
@@ -79,28 +120,37 @@ class OpenedRun:
         """The resolved configuration: a tree of dataclasses, with the keys of the reference as attributes."""
         return self._run.config
 
-    def status(self) -> RunStatus:
-        """Return where the run stands. Of a run on Slurm, its queue is asked, for 15 seconds at most."""
+    def status(self) -> "Status":
+        """Return where the run stands. Of a run on Slurm, its queue is asked, for 15 seconds at most.
+
+        The keys that ``slurm-ppo status --json`` prints are its attributes, such as ``state``,
+        ``iterations_done``, ``iterations``, ``evaluations_done`` and ``evaluations``.
+        """
         from pipeline.status.snapshot import read_status
 
-        found = read_status(self._run)
-        counts = found.iterations_done, found.iterations, found.evaluations_done, found.evaluations
-        return RunStatus(found.state, *counts, found.to_json())
+        return read_status(self._run)
 
     def metrics(self) -> "pa.Table":
         """Return the rows of metrics.jsonl: a row per iteration, ascending, and a column per number.
 
-        ``iteration`` is the first column; the reference of metrics has the others, with their units. Numbers
-        that an iteration does not have are null. If the policy that the run begins with was evaluated, the
-        first row holds that evaluation. A run that has not begun has no rows.
+        ``iteration`` is the first column; the reference of metrics has the others, with their units. A column
+        is int64 where all its numbers are integers, else float64; what an iteration does not have is null.
+        If the policy that the run begins with was evaluated, the first row holds that evaluation. A run that
+        has not begun has no rows.
 
         Raises:
             RunError: a row is not made of numbers.
         """
-        from pipeline.api.tables import metric_table
+        import pyarrow as pa
+
         from pipeline.report.data import read_rows
 
-        return metric_table(read_rows(self._run))
+        columns, rows = {}, read_rows(self._run)
+        for name in dict.fromkeys([_INDEX, *(name for row in rows for name in row)]):
+            values = [row.get(name) for row in rows]
+            is_whole = all(value is None or isinstance(value, int) for value in values)
+            columns[name] = pa.array(values, pa.int64() if is_whole else pa.float64())
+        return pa.table(columns)
 
     def metrics_frame(self) -> "pandas.DataFrame":
         """Return :meth:`metrics` as a pandas frame whose index is the iteration. Null is NaN.
@@ -109,9 +159,13 @@ class OpenedRun:
             MissingPackage: pandas is not installed; it is not among the requirements of slurm-ppo.
             RunError: a row is not made of numbers.
         """
-        from pipeline.api.tables import frame
-
-        return frame(self.metrics())
+        try:
+            import pandas  # noqa: F401
+        except ImportError:
+            raise MissingPackage(
+                "pandas is not installed here: pip install pandas; or take metrics(), which is an Arrow table"
+            ) from None
+        return self.metrics().to_pandas().set_index(_INDEX)
 
     def samples(
         self,
@@ -141,16 +195,17 @@ class OpenedRun:
             RunError: there is no such iteration, none has rewards yet, a number is negative or none, or not
                 exactly one prompt is named.
         """
-        from pipeline.api.responses import Selection, newest_scored, read_selected
+        from pipeline.metrics.responses import Selection, check_iteration, newest_scored, read_samples
 
         counts = {"best": best, "worst": worst, "at_random": at_random}
-        best, worst, at_random = (given_number(name, value) for name, value in counts.items())
-        wanted = None if prompt is None else given_text("prompt", prompt)
-        chance = None if seed is None else given_number("seed", seed)
-        found = newest_scored(self._run) if iteration is None else given_number("iteration", iteration)
+        best, worst, at_random = (_given_number(name, value) for name, value in counts.items())
+        wanted = None if prompt is None else _given_text("prompt", prompt)
+        chance = None if seed is None else _given_number("seed", seed)
+        found = newest_scored(self._run) if iteration is None else _given_number("iteration", iteration)
         if found is None:
             raise RunError(f"{self.path} has no responses with rewards yet")
-        return read_selected(self._run, found, Selection(best, worst, at_random, wanted, chance))
+        check_iteration(self._run, found)
+        return read_samples(self._run, found, Selection(best, worst, at_random, wanted, chance))
 
     def records(self, iteration: int) -> TaskRecords:
         """Return the commit records of an iteration's tasks; 0 has what came before the first: prepare.
@@ -160,16 +215,17 @@ class OpenedRun:
         Raises:
             RunError: the run has no such iteration, or it is no number.
         """
-        plan, iteration = self._run.plan, given_number("iteration", iteration)
+        plan, iteration = self._run.plan, _given_number("iteration", iteration)
         if iteration not in (0, *range(plan.start, plan.iterations + 1)):
             raise RunError(f"{self.path} has iterations {plan.start} to {plan.iterations}, not {iteration}")
-        found, tasks = Records(self._run.paths), _tasks_of(self._run, iteration)
+        found, planned = Records(self._run.paths), plan.tasks(iteration)
+        tasks = [*planned, *([state_of(iteration)] if iteration > 0 else [])]  # which is in no plan
         found.refresh(tasks)
         rows = [record for task in tasks if (record := found.readable(task))]
         damage = tuple(Damage(str(task), why) for task, why in found.corrupt.items())
         there = {record.task for record in rows} | found.corrupt.keys()
-        missing = tuple(str(task) for task in plan.tasks(iteration) if task not in there)
-        return TaskRecords(iteration, tuple(map(_task_record, rows)), damage, missing)
+        missing = tuple(str(task) for task in planned if task not in there)
+        return TaskRecords(iteration, tuple(rows), damage, missing)
 
     def policies(self) -> list[Policy]:
         """Return the committed policies that were kept, ascending by version; of a run that is no fork, first
@@ -182,36 +238,11 @@ class OpenedRun:
         return list(_policies(self._run))
 
 
-def _tasks_of(run: Run, iteration: int) -> list[Task]:
-    """Return an iteration's tasks, and the state of its trainer, which is in no plan."""
-    of_state = [state_of(iteration)] if iteration > 0 else []
-    return [*run.plan.tasks(iteration), *of_state]
-
-
-def _task_record(record: Record) -> TaskRecord:
-    return TaskRecord(
-        iteration=record.task.iteration,
-        stage=str(record.task.stage),
-        shard=record.task.shard,
-        pool=record.task.pool,
-        attempt=record.attempt,
-        policy_version=record.policy_version,
-        seed=record.seed,
-        rows=record.rows,
-        started=record.started,
-        ended=record.ended,
-        host=record.host,
-        job_id=record.job_id,
-        metrics=dict(record.metrics),
-        files=tuple(TaskFile(file.path, file.bytes, file.xxh3_128) for file in record.outputs),
-    )
-
-
 def _policies(run: Run) -> Iterator[Policy]:
-    from pipeline.report.data import read_best, read_rows
+    from pipeline.report.data import read_rows
 
     rewards = {int(row["iteration"]): row.get("evaluate/reward") for row in read_rows(run)}
-    found = read_best(run)
+    found = read_best(run.paths)
     best = found.iteration if found else None
     if run.plan.start == 0:
         model = Path(run.identity.folder, run.config.model.policy)
@@ -239,3 +270,31 @@ def _folder_of(run: Run, version: int) -> tuple[Path, bool, Damage | None]:
     except CorruptData as error:
         return folder, record.is_adapter, Damage(str(task), error.why)
     return folder, record.is_adapter, None
+
+
+# --- what callers give -----------------------------------------------------------------------------------
+
+
+def _given_path(name: str, value: object) -> Path:
+    """Return a path as an absolute one. Raises RunError for something else, NoHome for an unknown user's."""
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str):
+        return full_path(path)
+    raise _wrong(name, value, "a path, as text or pathlib.Path")
+
+
+def _given_number(name: str, value: object) -> int:
+    """Return a whole number, also of numpy. Raises RunError for anything else."""
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        return operator.index(value)
+    raise _wrong(name, value, "a whole number")
+
+
+def _given_text(name: str, value: object) -> str:
+    """Return a text. Raises RunError for anything else."""
+    if isinstance(value, str):
+        return value
+    raise _wrong(name, value, "a text")
+
+
+def _wrong(name: str, value: object, wanted: str) -> RunError:
+    return RunError(f"{name}={reprlib.repr(value)} is of type {type(value).__name__}; give {wanted}")

@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli import checks, many, runs, views
+from pipeline.cli import checks, runs, views
 from pipeline.cli import dashboard as dashboard_cli
 from pipeline.cli import devcluster as devcluster_cli
-from pipeline.cli.arguments import typed_words
-from pipeline.cli.completion import commands as completion_cli
-from pipeline.cli.options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from pipeline.cli.arguments import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, typed_words
+from pipeline.cli.completion import install as completion_cli
 from slurm.errors import ServiceError, UnfinishedError, UserError
 
 app = typer.Typer(
@@ -32,9 +31,9 @@ app.add_typer(completion_cli.app, name="completion")
 for command in (
     *(runs.run, runs.submit, runs.resume, runs.cancel),
     *(views.status, views.watch, views.logs),
-    *(checks.plan, checks.config, checks.validate, checks.doctor, checks.notify),
+    *(checks.plan, checks.config, checks.validate, checks.doctor, checks.rehearse, checks.notify),
     *(views.samples, views.report, views.sync, views.export),
-    *(runs.fork, many.sweep, many.ls, many.clean),
+    *(runs.fork, runs.sweep, runs.ls, runs.clean),
 ):
     app.command()(command)
 app.command(hidden=True)(runs.advance)

@@ -1,32 +1,63 @@
-"""Commands that show what a run would be, and try what it needs: plan, config, validate, doctor, notify."""
+"""Commands that show what a run would be, and try what it needs: plan, config, validate, doctor,
+rehearse, notify."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.arguments import config_in_part, config_of, existing_run, planned_run
-from pipeline.cli.options import EXIT_FAILED, ConfigDir, Overrides
+from pipeline.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    ConfigDir,
+    Overrides,
+    config_in_part,
+    config_of,
+    existing_run,
+    planned_run,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pipeline.config.findings import Findings
+    from pipeline.config.schema import Config
     from pipeline.run.directory import Run
+
+
+GpuMemory = Annotated[
+    float | None,
+    typer.Option(
+        min=1, help="GiB of each GPU. Default: by the types of the cluster's GPUs, or the driver here."
+    ),
+]
 
 
 def plan(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
+    gpu_memory: GpuMemory = None,
     all_: Annotated[
         bool, typer.Option("--all", help="Every task and why, on Slurm also the batch scripts that are due.")
     ] = False,
 ) -> None:
-    """Say what would run and why, by stage, and what is due now; run nothing.
+    """Say what would run and why, what is due now, and what memory a new run needs; run nothing.
 
     Takes overrides, or one run directory.
     """
-    for line in _plan_lines(planned_run(overrides, config_dir), all_):
+    from pipeline.checks.memory import memory_lines
+    from pipeline.run.directory import is_run
+
+    run = planned_run(overrides, config_dir)
+    for line in _plan_lines(run, all_):
         typer.echo(line)
+    if not all_ and not is_run(run.paths.root):
+        typer.echo()
+        for line in memory_lines(run.config, gpu_memory):
+            typer.echo(line)
+        typer.echo()
+    typer.echo("This was a plan: nothing was run.")
 
 
 def _plan_lines(run: "Run", every: bool) -> "Iterator[str]":
@@ -35,7 +66,7 @@ def _plan_lines(run: "Run", every: bool) -> "Iterator[str]":
     if not every:
         return describe_plan(run)
     if run.config.slurm:
-        from pipeline.preflight.dry_run import scripts
+        from pipeline.executors.slurm.dry_run import scripts
 
         typer.echo(f"{scripts(run)}\n")
     return every_task(run)
@@ -55,17 +86,24 @@ def validate(
         bool,
         typer.Option(help="On Slurm: look at compute nodes by a tiny job each, for two minutes at most."),
     ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object with the keys of doctor's, problems first.")
+    ] = False,
+    gpu_memory: GpuMemory = None,
 ) -> None:
     """Check configuration, models, prompts, plug-ins and the cluster; start nothing."""
-    from pipeline.cli.run import check
+    from pipeline.checks import suites
 
-    given, found = config_in_part(overrides, config_dir)
-    check(given, found, say=typer.echo, with_weights=True)
-    if given.slurm:
-        from pipeline.preflight.probe import probe_cluster
+    def make() -> "tuple[Config, Findings]":
+        return config_in_part(overrides, config_dir)
 
-        for line in probe_cluster(given, probe):
+    if not as_json:
+        for line in suites.validate(make, probe, gpu_memory):
             typer.echo(line)
+        return
+    found = suites.validate_as_json(make, probe, gpu_memory)
+    typer.echo(json.dumps(found, indent=1))
+    raise typer.Exit(EXIT_USAGE if found["problems"] else 0)
 
 
 def doctor(
@@ -83,26 +121,59 @@ def doctor(
 
     Leaves nothing behind. Exit code 1 if there is a problem; warnings do not count.
     """
-    from pipeline.doctor.examine import doctor as examine
-    from pipeline.doctor.examine import patient_of
+    from pipeline.checks.suites import doctor as examine
+    from pipeline.checks.suites import patient_of
     from pipeline.run.directory import imagined_run
 
     words = overrides or []
     is_folder = len(words) == 1 and "=" not in Path(words[0]).name
-    run = None if is_folder or not words else imagined_run(config_of(words, config_dir))
+    has_settings = (bool(words) or config_dir is not None) and not is_folder
+    run = imagined_run(config_of(words, config_dir)) if has_settings else None
     patient = patient_of(Path(words[0]) if is_folder else None, run)
     raise typer.Exit(0 if examine(patient, probe, as_json) else EXIT_FAILED)
 
 
-def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Send a test event to notify.command and notify.webhook, and say whether it arrived.
+def rehearse(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN|OVERRIDES", help="A run directory, or settings. Default: this machine alone."
+        ),
+    ] = None,
+    config_dir: ConfigDir = None,
+    short: Annotated[
+        bool, typer.Option("--short", help="One engine, ZeRO 0 and 3: a few minutes on two cores.")
+    ] = False,
+    only: Annotated[
+        str, typer.Option(metavar="CHECKS", help="Names of checks, with commas between them. Default: all.")
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object with the keys of doctor's, failures first.")
+    ] = False,
+) -> None:
+    """Compute on tiny models what tasks will: engines, ranks, storage, here or on each stage's partition.
 
-    Takes overrides, or one run directory. Exit code 1 if it did not arrive everywhere.
+    Leaves nothing behind. Exit code 1 if a check failed; what cannot be shown here does not count.
+    """
+    from pipeline.checks.rehearsal_places import RehearsalOptions
+    from pipeline.checks.suites import rehearsed
+
+    run = existing_run(overrides)
+    has_settings = bool(overrides) or config_dir is not None
+    given = run.config if run else config_of(overrides or [], config_dir) if has_settings else None
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    raise typer.Exit(0 if rehearsed(RehearsalOptions(given, names, short), as_json) else EXIT_FAILED)
+
+
+def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
+    """Send a test event to notify.command, and say whether it arrived.
+
+    Takes overrides, or one run directory. Exit code 1 if it did not arrive.
     """
     from pipeline.notify.events import send_trial
     from pipeline.run.directory import imagined_run
 
     existing = existing_run(overrides)
-    lines, has_arrived = send_trial(existing or imagined_run(config_of(overrides, config_dir)))
-    typer.echo("\n".join(lines))
-    raise typer.Exit(0 if has_arrived else EXIT_FAILED)
+    trouble = send_trial(existing or imagined_run(config_of(overrides, config_dir)))
+    typer.echo(f"notify.command: {trouble or 'a test event was sent'}")
+    raise typer.Exit(EXIT_FAILED if trouble else 0)

@@ -1,15 +1,15 @@
 """``slurm-ppo clean``: shows what can go, asks, and removes it."""
 
 import sys
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cli.errors import system_error, will_change
-from pipeline.cli.seen_here import check_is_seen_here
 from pipeline.config.issue import ConfigError
 from pipeline.orchestrate.independence import make_independent
-from pipeline.run.cleaning import Kind, Removable, find_removable, remove
+from pipeline.run.cleaning import LeftoverKind, Removable, find_removable, remove
 from pipeline.run.directory import Run, load_run
 from pipeline.run.identity import RunError
 from pipeline.run.lease import LeaseHeld, hold, holder_of
@@ -17,21 +17,24 @@ from pipeline.run.paths import holds_identity
 from pipeline.run.place import original_of
 from pipeline.run.sizes import bytes_below
 from pipeline.run.standpoint import check_is_ours
+from pipeline.run.submissions import cluster_of
 from pipeline.status.listing import find_places
-from pipeline.status.listing_text import table
-from pipeline.text import size
+from pipeline.text import size, table
+from pipeline.workers.beats import SILENT_SECONDS, LiveWorkers
+from slurm.commands import SlurmError, SlurmMissing, on_cluster
+from slurm.limits import read_cluster_name
 
 _WORDS = {
-    Kind.SUPERSEDED: "moved aside when the run went back",
-    Kind.STATES: "older than those that a resume may begin with",
-    Kind.LEFTOVERS: "left by attempts and drivers that were killed",
-    Kind.CACHES: "made again where they are needed",
-    Kind.LOGS: "of iterations that are done",
+    LeftoverKind.SUPERSEDED: "moved aside when the run went back",
+    LeftoverKind.STATES: "older than those that a resume may begin with",
+    LeftoverKind.LEFTOVERS: "left by attempts and drivers that were killed",
+    LeftoverKind.CACHES: "made again where they are needed",
+    LeftoverKind.LOGS: "of iterations that are done",
 }
 
 
 @dataclass(frozen=True)
-class Found:
+class RunLeftovers:
     """What can go of a run."""
 
     run: Run
@@ -46,7 +49,7 @@ def clean_runs(folder: Path, yes: bool, only: Collection[str]) -> int:
     """Show what can go of the runs below a folder, ask, and remove it. Returns the exit code.
 
     Raises:
-        RunError: the only run is at work, or cannot be read; or nobody can be asked.
+        RunError: the only run is at work, or cannot be read; or there is no terminal to ask at.
     """
     kinds = _kinds(only)
     found, left = _look(folder, kinds)
@@ -66,14 +69,14 @@ def clean_runs(folder: Path, yes: bool, only: Collection[str]) -> int:
     return 1 if failed else 0
 
 
-def _kinds(only: Collection[str]) -> frozenset[Kind]:
-    wrong = [word for word in only if word not in tuple(Kind)]
+def _kinds(only: Collection[str]) -> frozenset[LeftoverKind]:
+    wrong = [word for word in only if word not in tuple(LeftoverKind)]
     if wrong:
-        raise ConfigError(f"--only {wrong[0]}: no such kind; legal: {', '.join(Kind)}")
-    return frozenset(map(Kind, only or Kind))
+        raise ConfigError(f"--only {wrong[0]}: no such kind; legal: {', '.join(LeftoverKind)}")
+    return frozenset(map(LeftoverKind, only or LeftoverKind))
 
 
-def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]:
+def _look(folder: Path, kinds: frozenset[LeftoverKind]) -> tuple[list[RunLeftovers], list[str]]:
     """Return what can go of each run, and a line for each run that is left alone."""
     places = [place.root for place in find_places(folder) if _holds_run(place.root)]
     if not places:
@@ -84,7 +87,7 @@ def _look(folder: Path, kinds: frozenset[Kind]) -> tuple[list[Found], list[str]]
             run = load_run(root)
             check_is_idle(run)
             items = tuple(item for item in find_removable(run) if item.kind in kinds)
-            found.append(Found(run, items))
+            found.append(RunLeftovers(run, items))
         except (RunError, LeaseHeld, OSError) as error:
             if len(places) == 1:
                 raise
@@ -102,7 +105,7 @@ def _holds_run(root: Path) -> bool:
 
 def check_is_idle(run: Run) -> None:
     """Refuse a run that a driver or a job works at. Raises RunError."""
-    if original_of(run):  # nobody works at a copy, whose lease was copied too
+    if original_of(run):  # a copy's lease is the original's
         return
     if holder := holder_of(run.paths.locks):
         raise RunError(f"{holder}; clean it afterwards")
@@ -126,24 +129,20 @@ def _check_no_jobs(run: Run) -> None:
     check_is_seen_here(run)
 
 
-def _listed(found: Sequence[Found]) -> Iterator[str]:
+def _listed(found: Sequence[RunLeftovers]) -> Iterator[str]:
     """Yield lines: for each run what can go, by kind, with sizes."""
     for one in found:
         if not one.items:
             continue
         yield str(one.run.paths.root)
         lines = []
-        for kind in Kind:
+        for kind in LeftoverKind:
             of_kind = [item for item in one.items if item.kind is kind]
             if of_kind:
                 count = f"{len(of_kind)} item{'' if len(of_kind) == 1 else 's'}"
                 lines.append(["", kind, size(sum(item.num_bytes for item in of_kind)), count, _WORDS[kind]])
-        yield from _aligned(lines)
-
-
-def _aligned(lines: list[list[str]]) -> Iterator[str]:
-    for line, text in zip(lines, table([line[:4] for line in lines], left=2), strict=True):
-        yield f"{text}  {line[4]}"
+        for line, text in zip(lines, table([line[:4] for line in lines], left=2), strict=True):
+            yield f"{text}  {line[4]}"
 
 
 def _is_agreed(question: str) -> bool:
@@ -156,7 +155,7 @@ def _is_agreed(question: str) -> bool:
         return False
 
 
-def _remove(found: Found) -> list[str]:
+def _remove(found: RunLeftovers) -> list[str]:
     """Remove what was shown and can still go, while no driver may begin. Returns what could not be."""
     run = found.run
     if not found.items:
@@ -182,3 +181,42 @@ def _bytes_left(item: Removable) -> int:
         return bytes_below(item.path)
     except OSError:
         return item.num_bytes
+
+
+# --- whether the queue that is asked here would show the jobs of a run ---
+
+
+def check_is_seen_here(run: Run) -> None:
+    """Refuse a run on Slurm whose jobs are not seen here, or may not be. Raises RunError.
+
+    squeue is asked for the jobs of who types the command, on the cluster that this machine belongs to: of a
+    run of another user, or on another cluster, it shows none even if jobs work at it.
+    """
+    _check_cluster_is_known(run)
+    check_is_ours(run.paths, run.who_acts)
+    _check_beats(run)
+
+
+def _check_cluster_is_known(run: Run) -> None:
+    """Check that Slurm says which cluster is asked here, where the run's has a name."""
+    try:
+        with on_cluster(run.cluster):
+            if cluster_of(run.paths):
+                read_cluster_name()
+    except (SlurmError, SlurmMissing) as error:
+        raise RunError(f"whether jobs of {run.paths.root} live is not known: {error}") from None
+
+
+def _check_beats(run: Run) -> None:
+    """Check that no worker has sent a heartbeat just now, of any user and on any cluster."""
+    now = time.time()
+    live = (
+        LiveWorkers(run.paths).live(now).values()
+    )  # at a first look also of workers that have long been silent
+    if heard := [beat for beat in live if now - beat.beat <= SILENT_SECONDS]:
+        beat = max(heard, key=lambda beat: beat.beat)
+        raise RunError(
+            f"worker {beat.worker} of {run.paths.root}, on {beat.host}, was heard of "
+            f"{max(0.0, now - beat.beat):.0f} s ago; wait for the run; if its jobs were just ended, for "
+            f"{SILENT_SECONDS:.0f} s"
+        )

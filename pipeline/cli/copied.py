@@ -1,4 +1,4 @@
-"""A copy of a run that somebody wants to go on with: it is given an id of its own, unless the original is at
+"""A copy of a run that is to go on: it is given an id of its own, unless the original is at
 work, which it would compute the same as."""
 
 import contextlib
@@ -14,11 +14,11 @@ from pipeline.run.identity import RunError
 from pipeline.run.lease import holder_of
 from pipeline.run.originals import find_original
 from pipeline.run.place import is_elsewhere, original_of
-from slurm.clusters import on_cluster
+from slurm.commands import on_cluster
 
 
 def as_own(run: Run) -> Run:
-    """Return the run; of a copy after it was given an id of its own, which is told.
+    """Return the run; a copy gets an id of its own first, with a message.
 
     Raises:
         RunError: it is a copy of a run that is at work; names the ways out.
@@ -107,7 +107,7 @@ def _why_alive(original: Path) -> str:
         run = load_run(original)
         if holder_of(run.paths.locks):
             return "a driver holds its lease"
-    except (RunError, OSError):  # of somebody else, or damaged
+    except (RunError, OSError):  # another user's, or damaged
         return ""
     if not run.config.slurm:
         return ""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.options import EXIT_FAILED
+from pipeline.cli.arguments import EXIT_FAILED
 
 app = typer.Typer(
     no_args_is_help=True,

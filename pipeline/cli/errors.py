@@ -36,10 +36,10 @@ def will_change(what: str) -> None:
 def refusal(error: Exception, command: str) -> str:
     """Return what a command says that refuses: also, where that is so, that nothing was changed. Pure, but
     for what the process has done."""
-    told = str(error)
+    message = str(error)
     if command not in _CHANGING or _acts:
-        return told
-    return f"{told if told.endswith('...') else told.removesuffix('.')}; nothing was changed"
+        return message
+    return f"{message if message.endswith('...') else message.removesuffix('.')}; nothing was changed"
 
 
 def clipped(line: str) -> str:
@@ -72,7 +72,7 @@ def _closed(error: OSError) -> str | None:
 
 
 def is_passing(error: OSError) -> bool:
-    """Whether the same may work later, without anybody mending anything."""
+    """Whether the same may work later, without a repair."""
     return error.errno in _PASSING
 
 

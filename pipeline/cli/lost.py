@@ -23,8 +23,7 @@ from pipeline.run.standpoint import check_is_ours, owner_of
 from pipeline.run.submissions import run_id_of
 from slurm.commands import SlurmError
 from slurm.limits import read_cluster_names
-from slurm.sealing import unsealed
-from slurm.sharedfiles import names_in, read_shared
+from slurm.sharedfiles import names_in, read_shared, unsealed
 
 _ID = re.compile(r"[0-9a-f]{12}")
 
@@ -47,7 +46,8 @@ def cancel_whatever_is_left(root: Path) -> str:
         run = load_run(root)
     except RunError:
         # Another trouble than that its files are gone is the user's to mend.
-        if (is_run(root) and _has_config(root)) or not (left := _left_of(root)):
+        configs = {RunPaths(root).config_yaml.name, RunPaths(root).config_copy.name}
+        if (is_run(root) and configs & names_in(root)) or not (left := _left_of(root)):
             raise
     else:
         return cancel_run(run)
@@ -86,7 +86,7 @@ def _cancel_everywhere(run_id: str, cluster: str) -> str:
         RunError: nor does that which has them, from here.
     """
     here = who_acts().cluster
-    count, told = 0, []
+    count, message = 0, []
     if cluster in ("", here):
         count += cancel_of_id(run_id, "")
     for name in [cluster] if cluster else read_cluster_names():
@@ -94,19 +94,14 @@ def _cancel_everywhere(run_id: str, cluster: str) -> str:
             continue
         try:
             count += cancel_of_id(run_id, name)
-            told.append(f"cluster {name} was asked")
+            message.append(f"cluster {name} was asked")
         except SlurmError as error:
-            told.append(
+            message.append(
                 f"cluster {name} cannot be asked from here ({error}): type this on one of its machines"
             )
             if cluster:
-                raise RunError(told[-1]) from None
-    return "; ".join([f"cancelled {count} jobs that have its id, {run_id}, in their names", *told])
-
-
-def _has_config(root: Path) -> bool:
-    names, paths = names_in(root), RunPaths(root)
-    return bool(names & {paths.config_yaml.name, paths.config_copy.name})
+                raise RunError(message[-1]) from None
+    return "; ".join([f"cancelled {count} jobs that have its id, {run_id}, in their names", *message])
 
 
 def _left_of(root: Path) -> Left | None:

@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import io
+import logging
 import os
 import shlex
 import sys
@@ -10,26 +12,25 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 from pipeline.cli.copied import check_is_the_only_one
 from pipeline.cli.errors import will_change
-from pipeline.cli.job_log import log_output
 from pipeline.cli.summary import announce, next_commands, pause_in_words, say_how_it_ended
 from pipeline.cli.take_over import check_may_cancel, with_way_out
 from pipeline.executors.slurm.passes import LEASE_PATIENCE, TakenOver, follow, make_pass
 from pipeline.executors.slurm.queue import cancel_all, wait_until_gone
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.run import journal
-from pipeline.run.bookkeeping import take_turns
 from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run, load_run, resume_command, slurm_settings
 from pipeline.run.identity import RunError
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold, is_spoilt
-from pipeline.run.permissions import check_may_write
+from pipeline.run.pass_requests import serve_requests
 from pipeline.run.place import check_is_no_copy
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import recorded
-from pipeline.run.standpoint import check_is_ours
+from pipeline.run.standpoint import check_is_ours, check_may_write
 from pipeline.status.progress import Bars, Lines, watcher_for
 from pipeline.workers.looking import FROM_NOW, PASS_AGE
 from slurm.commands import SlurmError
@@ -39,10 +40,6 @@ from slurm.submission import Refused
 
 _GONE_PATIENCE = 60.0
 """Seconds for jobs that were cancelled to end: Slurm gives them 30 to do so by themselves."""
-
-
-class CancelledLater(UnfinishedError):
-    """Cancellation that is written down, and of which Slurm, which does not answer, knows nothing yet."""
 
 
 def submit_run(run: Run) -> int:
@@ -57,8 +54,7 @@ def submit_run(run: Run) -> int:
 
 def follow_run(run: Run) -> int:
     """Enqueue what is due and watch until the run has ended. Returns the exit code."""
-    poll_seconds = slurm_settings(run).poll_seconds
-    done = _in_invocation(run, lambda watcher: follow(run, watcher, poll_seconds))
+    done = _in_invocation(run, lambda watcher: follow(run, watcher))
     stop = f"slurm-ppo cancel {shlex.quote(str(run.paths.root))}"
     left = f"no longer watching; the jobs go on without this command. To stop them: {stop}"
     return say_how_it_ended(run, done, left)
@@ -82,7 +78,7 @@ def _in_invocation(run: Run, act: Callable[[Lines | Bars], Pass]) -> Pass:
 
 
 def patient_hold(run: Run) -> AbstractContextManager[Lease]:
-    """Hold the run's lease, for which a person waits who is told what for."""
+    """Hold the run's lease; a note says what is waited for."""
     return hold(run.paths.locks, LEASE_PATIENCE, lambda text: print(text, file=sys.stderr, flush=True))
 
 
@@ -116,7 +112,7 @@ def _end_jobs(run: Run) -> int:
     try:
         return cancel_all(run)
     except SlurmError as error:
-        raise CancelledLater(
+        raise UnfinishedError(
             "the run is cancelled: nothing more is submitted, and workers end after their tasks; but Slurm "
             "does not answer, so its jobs are in the queue until they start and end, or until this is typed "
             f"again: slurm-ppo cancel {shlex.quote(str(run.paths.root))} ({error})"
@@ -191,8 +187,8 @@ def asked_passes(root: Path) -> int:
     """Make the passes that workers ask for, until standard input says otherwise, unless another process does.
     Returns the exit code.
 
-    Whose pass fails is not requeued: that would be the worker. The wish is left, but where Slurm has refused
-    a job, and there are watchdogs.
+    A failed pass is not requeued, which would requeue the worker. The request is left, unless Slurm has
+    refused a job and there are watchdogs.
 
     Raises:
         RunError: there is no run on Slurm.
@@ -214,10 +210,10 @@ def asked_passes(root: Path) -> int:
                 _say_outcome(run, done, watcher)
 
     try:
-        take_turns(paths, make, sys.stdin.fileno())
+        serve_requests(paths, make, sys.stdin.fileno())
     except (LeaseLost, TakenOver):
-        return 0  # another driver is at it, or the run is of somebody else
-    except Exception:  # printed, and the wish is left: the worker must not end by this
+        return 0  # another driver is at it, or the run is another user's
+    except Exception:  # printed, and the request is left: the worker must not end by this
         traceback.print_exc()
         return 1
     return 0
@@ -239,3 +235,40 @@ def _wait_once_more(job: str, why: str, watcher: Lines, is_at_fault: bool = Fals
         with contextlib.suppress(OSError):
             watcher.note(why)
         requeue_elsewhere(job, os.environ.get("SLURMD_NODENAME", "") if is_at_fault else "")
+
+
+# --- log of a driver job ---
+
+
+def log_output() -> TextIO:
+    """Log whatever this process prints from now on, for the rest of its life: errors what it prints to
+    standard error, information the rest.
+
+    Returns:
+        The stream of information.
+    """
+    logger, handler = logging.Logger("driver"), _Handler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    sys.stdout, sys.stderr = _LineStream(logger.info), _LineStream(logger.error)
+    return sys.stdout
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Handler that raises what writing raises, for the caller to decide on: a full disk, for example."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # logging calls this while it handles the error
+
+
+class _LineStream(io.TextIOBase, TextIO):
+    """Text stream that makes a record of each line."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log, self._begun = log, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._log(line)
+        return len(text)

@@ -1,41 +1,52 @@
 """Commands that make, continue or fork a run: what is checked and mended before it goes on."""
 
+import importlib.util
+import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cli.copied import as_own, check_is_the_only_one
 from pipeline.cli.errors import will_change
-from pipeline.cli.local import carry_on, local_executor
 from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
+from pipeline.cli.summary import announce, say_how_it_ended
 from pipeline.cli.take_over import take_over
+from pipeline.config.allocation import AllocationConfig
 from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
+from pipeline.config.reward import RewardModelConfig
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config, WandbMode
-from pipeline.executors.processes import LocalExecutor
+from pipeline.executors.allocation import allocation_executor
+from pipeline.executors.local import drive
+from pipeline.executors.local_limits import local_limits
+from pipeline.executors.processes import Processes
 from pipeline.executors.slurm.passes import LEASE_PATIENCE
+from pipeline.notify.events import breakdown, tell
+from pipeline.orchestrate.driver import tell_of_pass
 from pipeline.orchestrate.publish import note_mended
 from pipeline.orchestrate.rewind import Point, checked_point, go_back, parse_point
 from pipeline.orchestrate.row_writer import RowWriter
 from pipeline.run.control import Control, write_control
-from pipeline.run.directory import Run, claimed_run
+from pipeline.run.directory import Run, claimed_run, resume_command
+from pipeline.run.engine_use import uses_torch, uses_vllm
+from pipeline.run.environment import TASK_ENVIRONMENT
+from pipeline.run.gpus import fork_hazard
 from pipeline.run.identity import RunError
 from pipeline.run.inside import check_holds_no_links
-from pipeline.run.lease import hold
-from pipeline.run.lineage import find_break, find_damage
-from pipeline.run.losses import find_loss, in_sentences
-from pipeline.run.permissions import check_may_write
+from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
+from pipeline.run.losses import find_break, find_damage, find_loss, in_sentences
 from pipeline.run.place import original_of
 from pipeline.run.records import find_frontier
-from pipeline.run.standpoint import check_is_ours
+from pipeline.run.standpoint import check_is_ours, check_may_write
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.run.troubles import described
-from pipeline.run.version_checks import version_warning
-from pipeline.tracking.place import not_followed
+from pipeline.run.versions import version_warning
+from pipeline.status.progress import watcher_for
+from pipeline.tracking.state import not_followed
 from slurm.sharedfiles import is_there
 from slurm.submission import Refused
 
@@ -63,7 +74,7 @@ def start(config: Config, found: Findings, watch: bool) -> int:
         raise
 
 
-def executor_of(config: Config, watch: bool) -> LocalExecutor | None:
+def executor_of(config: Config, watch: bool) -> Processes | None:
     """Return what carries out tasks here; None for a run on Slurm. Raises ConfigError where a run cannot be
     left alone."""
     executor = None if config.slurm else local_executor(config)
@@ -76,39 +87,13 @@ def executor_of(config: Config, watch: bool) -> LocalExecutor | None:
     return executor
 
 
-def check(
-    config: Config,
-    found: Findings,
-    folder: Path | None = None,
-    number: int = 0,
-    say: Callable[[str], object] | None = None,
-    with_weights: bool = False,
-) -> None:
-    """Check all that a run is made of, and say what is worth knowing until a problem is found.
+def check(config: Config, found: Findings, folder: Path | None = None, number: int = 0) -> None:
+    """Check all that a run is made of, and say what is worth knowing on stderr; see
+    :func:`pipeline.checks.suites.start`. Raises UserError with every problem, one per line."""
+    from pipeline.checks import suites  # slow to import, and resume does without
 
-    Args:
-        found: what is wrong with ``config`` so far.
-        folder: folder that rules are imported from. Default: the current one.
-        number: number of iterations that a fork has from its parent.
-        say: takes a line for people. Default: to stderr.
-        with_weights: try the models too, which takes seconds; else the run's first task does.
-
-    Raises:
-        UserError: every problem, one per line.
-    """
-    # slow to import, and resume does without
-    from pipeline.preflight.cluster import check_cluster
-    from pipeline.preflight.inputs import validate_inputs
-
-    say = say or partial(print, file=sys.stderr)
-    for line in validate_inputs(config, found, folder, number, with_weights):
-        if not found:
-            say(line)
-    if config.slurm:
-        with found.collecting("the cluster"):
-            for line in check_cluster(config):
-                say(line)
-    found.refuse()
+    for text in suites.lines_of(suites.start(config, found, folder, number), found):
+        print(text, file=sys.stderr)
 
 
 def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bool = False) -> int:
@@ -132,10 +117,10 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
     if takes_over and not is_copy:
         check_is_the_only_one(run)
         take_over(run)
-    if told := version_warning(run):
-        print(told, file=sys.stderr)
-    if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (told := not_followed(run, os.environ)):
-        print(told, file=sys.stderr)
+    if note := version_warning(run):
+        print(note, file=sys.stderr)
+    if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (note := not_followed(run, os.environ)):
+        print(note, file=sys.stderr)
     # A driver on another node may have been killed with its job: its lease runs out.
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
     run = as_own(run)
@@ -164,7 +149,7 @@ def check_is_not_lost(run: Run) -> None:
 def mend_chain(run: Run, patience: float) -> None:
     """Take back what was made from a policy that has been made again since, with another result.
 
-    Take back the last policy too if it is damaged: no later task reads it, and so nobody else would see.
+    Take back the last policy too if it is damaged: no later task would read and verify it.
     """
     updated = find_frontier(run.plan, run.paths).updated
     if updated >= run.plan.iterations > run.plan.start:
@@ -211,3 +196,81 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
         f"forked from {parent}; the fork begins with iteration {parent.number + 1} of {config.iterations}\n"
         f"  start it:  slurm-ppo {word} {shlex.quote(str(run.paths.root))}"
     )
+
+
+# --- on this machine, or in an allocation: the process that a person started drives until the end ---
+
+
+def carry_on(run: Run, executor: Processes, lease: Lease | None = None, patience: float = 0.0) -> int:
+    """Drive the run on this machine until it ends. Returns the exit code.
+
+    Args:
+        lease: held since the run was made; None: it is taken now.
+        patience: seconds to wait for another driver that may be about to end.
+    """
+    announce(run)
+    watcher = watcher_for(sys.stderr, run.plan)
+    begun = time.time()
+    try:
+        done = drive(run, executor, watcher, lease, patience)
+        tell_of_pass(run, done, begun, watcher.note)
+    except (LeaseHeld, LeaseLost):
+        raise  # another driver goes on
+    except Exception as error:  # notify of any error: the run has stopped
+        tell(run, breakdown(run, error, begun), watcher.note)
+        raise
+    finally:
+        watcher.close()
+    return say_how_it_ended(run, done, f"interrupted; to continue: {resume_command(run)}")
+
+
+def local_executor(config: Config) -> Processes:
+    """Make an executor of processes of this machine, which run
+    :func:`stages.workers.start.serve`, or of job steps.
+
+    Raises:
+        ConfigError: the training libraries are not installed, a task needs more GPUs than there are, or more
+            than the allocation has.
+    """
+    if isinstance(config.scheduler, AllocationConfig):
+        return allocation_executor(config)
+    needed = [*["torch", "transformers", "deepspeed"] * uses_torch(config), *["vllm"] * uses_vllm(config)]
+    missing = [name for name in needed if not importlib.util.find_spec(name)]
+    if missing:
+        raise ConfigError(
+            f"scheduler.kind=local runs tasks on this machine, which lacks {', '.join(missing)}; "
+            "install them with: pip install 'slurm-ppo[train]'"
+        )
+    limits = local_limits(config)
+    os.environ.update(TASK_ENVIRONMENT)
+    return Processes("stages.workers.start:serve", modules_to_preload(config, fork_hazard()), limits)
+
+
+def modules_to_preload(config: Config, hazard: str) -> list[str]:
+    """Return the modules that the server which tasks are forked from imports.
+
+    Args:
+        hazard: why libraries would initialise CUDA in that server, so that no task could use a GPU: it
+            imports none of them then. Empty: they would not.
+    """
+    modules = ["stages.preload"]
+    if hazard:
+        return modules
+    if uses_torch(config):
+        modules += ["stages.preload.models", *model_modules(config)]
+    if uses_vllm(config):
+        modules.append("stages.preload.vllm")
+    if config.scheduler.num_update_ranks > 1:
+        modules.append("stages.ranks")  # ranks meet by a store of torch's
+    return modules
+
+
+def model_modules(config: Config) -> list[str]:
+    """Return the modules that define the run's models, to be imported once instead of in every task."""
+    rewards = [c.path for c in config.reward.components.values() if isinstance(c, RewardModelConfig)]
+    kinds = set()
+    for directory in (config.model.policy, *rewards):
+        kind = json.loads((Path(directory) / "config.json").read_text()).get("model_type", "")
+        if kind.isidentifier():
+            kinds.add(kind)
+    return [f"transformers.models.{kind}.modeling_{kind}" for kind in sorted(kinds)]

@@ -1,12 +1,23 @@
-"""Commands that carry out runs: run, submit, resume, cancel, advance, fork."""
+"""Commands that carry out runs: run, submit, resume, cancel, advance, fork; and about many: sweep, ls, clean.
+Imports next to nothing by itself."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pipeline.cli.arguments import config_in_part, config_of, existing_run, is_sweep, load, run_to_come
-from pipeline.cli.options import ConfigDir, Overrides, RunDir, Source
+from pipeline.cli.arguments import (
+    ConfigDir,
+    Overrides,
+    RunDir,
+    Source,
+    config_in_part,
+    config_of,
+    existing_run,
+    is_sweep,
+    load,
+    run_to_come,
+)
 
 
 def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
@@ -28,7 +39,7 @@ def submit(
 
     existing = existing_run(overrides)
     if dry_run:
-        from pipeline.preflight.dry_run import scripts
+        from pipeline.executors.slurm.dry_run import scripts
 
         typer.echo(scripts(existing or run_to_come(config_of(overrides, config_dir))))
         return
@@ -100,3 +111,75 @@ def fork(
     from pipeline.cli.sweep_views import of_one_run
 
     typer.echo(fork_run(of_one_run(source, is_best_wanted=False), new_run, overrides or [], config_dir))
+
+
+def sweep(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Overrides, some with several values: update.learning_rate=1e-6,3e-6 'seed=range(0,3)'. "
+            "Or the folder of a sweep, to continue it."
+        ),
+    ] = None,
+    config_dir: ConfigDir = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Runs of each setting, with seeds from seed= on.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option("--at-once", min=1, help="Runs at once on this machine. Default: 1.")
+    ] = None,
+    point: Annotated[
+        str | None, typer.Option("--point", metavar="NAME", help="Of a sweep's folder: this run only, here.")
+    ] = None,
+    drop: Annotated[
+        str | None,
+        typer.Option("--drop", metavar="NAME", help="Of a sweep's folder: leave this run out from now on."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs there would be; start nothing.")
+    ] = False,
+) -> None:
+    """Start a run for every combination of values: one after the other here, all through Slurm's queue there.
+
+    The same command again, or with the sweep's folder alone, goes on where it stopped; with further values it
+    adds runs. Exit code 0 all complete (on Slurm: submitted), 1 some failed, 3 interrupted, or
+    some are at work elsewhere.
+    """
+    from pipeline.cli.sweep import Asked, carry_out, drop_point, list_points
+
+    asked = Asked(overrides or [], config_dir, seeds, at_once)
+    if dry_run:
+        typer.echo(list_points(asked))
+    elif drop is not None:
+        typer.echo(drop_point(asked, drop))
+    else:
+        raise typer.Exit(carry_out(asked, point))
+
+
+def ls(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Folder with runs, or one of a sweep. Default: runs, else here."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+) -> None:
+    """List runs: state, iteration, reward, GPU hours, age, size. Reads little of each."""
+    from pipeline.cli.listing import list_runs
+
+    typer.echo(list_runs(folder, as_json))
+
+
+def clean(
+    folder: Annotated[Path, typer.Argument(metavar="RUN|DIR", help="A run, or a folder with runs.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", metavar="KIND", help="superseded, states, leftovers, caches or logs; repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Remove what no resume needs: superseded folders, old states, leftovers, caches, logs. Asks first."""
+    from pipeline.cli.clean import clean_runs
+
+    raise typer.Exit(clean_runs(folder, yes, only or []))

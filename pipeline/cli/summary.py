@@ -13,7 +13,7 @@ from pipeline.run.directory import Run, resume_command
 from pipeline.run.failures import FOR_PEOPLE
 from pipeline.run.identity import RunError
 from pipeline.run.records import find_frontier
-from pipeline.status.failure import failure_block
+from pipeline.status.logs import failure_block
 from pipeline.text import printable
 
 
@@ -68,25 +68,27 @@ def next_commands(run: Run) -> str:
 
 def summary(run: Run) -> str:
     """Write a complete run's report, and sum the run up: table, curve, where things are."""
-    from pipeline.metrics.advice import Evidence, advise, in_a_line
+    from pipeline.metrics.advice import advise, in_a_line
+    from pipeline.metrics.advice_input import AdviceInput
     from pipeline.metrics.terminal import iteration_table, reward_curve
-    from pipeline.workers.reading import read_beats
+    from pipeline.workers.beats import read_beats
     from pipeline.workers.summary import workers_of
 
     width = min(shutil.get_terminal_size((80, 24)).columns, 120)
     rows = journal.read(run.paths.metrics)
     beats = read_beats(run.paths).values() if run.config.slurm else ()
     workers = workers_of(beats, time.time())
+    what = "" if run.config.update.lora is None else " (an adapter: slurm-ppo export makes a whole model)"
     return "\n".join(
         (
             iteration_table(rows, width),
             "",
             reward_curve(rows, width, height=15),
             "",
-            *(in_a_line(advice) for advice in advise(Evidence(rows, run.config, workers=workers))),
+            *(in_a_line(advice) for advice in advise(AdviceInput(rows, run.config, workers=workers))),
             *missing_numbers(run),
             f"run directory: {run.paths.root}",
-            f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}{_what_policies_are(run)}",
+            f"policy:        {run.paths.policies / f'{run.plan.iterations:05d}'}{what}",
             f"report:        {_write_report(run)}",
         )
     )
@@ -107,10 +109,5 @@ def missing_numbers(run: Run) -> list[str]:
     measured = read_measured(run.paths)
     if not any(one.missing for one in measured):
         return []
-    told = in_words(measured, len(measured), len(run.plan.benchmarks()))
-    return [printable(f"complete without some numbers: {told}")]
-
-
-def _what_policies_are(run: Run) -> str:
-    is_whole = run.config.update.lora is None
-    return "" if is_whole else " (an adapter: slurm-ppo export makes a whole model)"
+    message = in_words(measured, len(measured), len(run.plan.benchmarks()))
+    return [printable(f"complete without some numbers: {message}")]

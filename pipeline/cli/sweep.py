@@ -1,17 +1,16 @@
 """``slurm-ppo sweep``: makes and extends sweeps, and carries out their runs."""
 
-import contextlib
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.cli.errors import say_error, system_error
 from pipeline.cli.listing import entries_of
-from pipeline.cli.sweep_runs import LEFT_ALONE, NOT_COMPLETE, STOP_SECONDS, End, Runner, end_with_parent
+from pipeline.cli.sweep_runs import LEFT_ALONE, NOT_COMPLETE, STOP_SECONDS, PointRun, Runner, end_with_sweep
 from pipeline.config.allocation import AllocationConfig
 from pipeline.config.choices import known_groups
 from pipeline.config.compose import compose
@@ -24,18 +23,11 @@ from pipeline.run.lease import Lease, LeaseHeld, hold, holder_of
 from pipeline.run.paths import RunPaths
 from pipeline.run.standpoint import NotOurs
 from pipeline.status.listing import Entry
-from pipeline.status.listing_text import describe, table
+from pipeline.status.listing_text import describe
 from pipeline.sweep.grid import SweepError, parse_grid, read_words
-from pipeline.sweep.manifest import (
-    Point,
-    Sweep,
-    is_sweep,
-    locks_of,
-    read_sweep,
-    without,
-    write_sweep,
-)
+from pipeline.sweep.manifest import Sweep, SweepPoint, is_sweep, locks_of, read_sweep, without, write_sweep
 from pipeline.sweep.points import Draft, check_folder, config_of, drafts_of, extended, has_begun, run_folder
+from pipeline.text import table
 from slurm.errors import ServiceError, UnfinishedError, UserError
 
 _PATIENCE = 300.0
@@ -104,7 +96,7 @@ def drop_point(asked: Asked, name: str) -> str:
     return f"{name} is no longer part of the sweep; {_what_stays(root, sweep.point(name))}"
 
 
-def _what_stays(root: Path, dropped: Point) -> str:
+def _what_stays(root: Path, dropped: SweepPoint) -> str:
     folder = run_folder(root, dropped)
     if not is_run(folder):
         return "it had not begun"
@@ -122,7 +114,7 @@ def carry_out(asked: Asked, point: str | None = None) -> int:
     """
     if point is not None:
         of_sweep = _folder(asked, "--point")
-        end_with_parent()
+        end_with_sweep()
         return _carry_out_point(of_sweep, read_sweep(of_sweep).point(point))
     existing = asked.existing()
     return _begin(asked) if existing is None else _go_on(existing, asked)
@@ -132,7 +124,7 @@ def _go_on(root: Path, asked: Asked) -> int:
     """Continue a sweep as it is."""
     config = _config_of_all(root, read_sweep(root))
     gpus = _gpus_of_runs(config, asked.at_once)
-    with _turn(root, config) as lease:
+    with hold(locks_of(root), _patience(config)) as lease:
         return _drive(root, read_sweep(root), asked, lease, gpus)
 
 
@@ -141,7 +133,7 @@ def _begin(asked: Asked) -> int:
     root, _, drafts = _read_words(asked)
     gpus = _gpus_of_runs(drafts[0].config, asked.at_once)
     _check_inputs(root, drafts)
-    with _turn(root, drafts[0].config) as lease:
+    with hold(locks_of(root), _patience(drafts[0].config)) as lease:
         sweep = _read_words(asked, drafts)[1]  # another command may have extended it since
         if not is_sweep(root) or read_sweep(root) != sweep:
             write_sweep(root, sweep)
@@ -158,7 +150,9 @@ def _folder(asked: Asked, option: str) -> Path:
 def _read_words(asked: Asked, drafts: list[Draft] | None = None) -> tuple[Path, Sweep, list[Draft]]:
     """Read settings: return the sweep's folder, the sweep as it is to be, and the points asked for."""
     groups = known_groups(asked.config_dir)
-    root = _root_of(asked, groups)
+    unchecked = read_words(asked.words, groups, asked.num_seeds)
+    first = [*unchecked.fixed, *next(unchecked.points())[1]]  # run_dir with the first value of every key
+    root = Path(compose(first, asked.config_dir).run_dir).absolute()
     before = read_sweep(root) if is_sweep(root) else None
     grid = parse_grid(asked.words, groups, asked.num_seeds, before.keys if before else ())
     if before is None:
@@ -167,18 +161,11 @@ def _read_words(asked: Asked, drafts: list[Draft] | None = None) -> tuple[Path, 
     return root, extended(root, before, grid, drafts, str(Path.cwd())), drafts
 
 
-def _root_of(asked: Asked, groups: dict[str, list[str]]) -> Path:
-    """Return the sweep's folder: run_dir, as it is with the first value of every key."""
-    grid = read_words(asked.words, groups, asked.num_seeds)
-    words = next(grid.points())[1]
-    return Path(compose([*grid.fixed, *words], asked.config_dir).run_dir).absolute()
-
-
 def _check_inputs(root: Path, drafts: Sequence[Draft]) -> None:
     """Refuse a new sweep whose first run cannot work, before anything is made."""
     if is_sweep(root):
         return
-    from pipeline.preflight.inputs import validate_inputs
+    from pipeline.checks.settings import validate_inputs
 
     found = Findings()
     for line in validate_inputs(drafts[0].config, found):
@@ -193,12 +180,11 @@ def _config_of_all(root: Path, sweep: Sweep) -> Config:
     return config_of(root, sweep.points[0])
 
 
-@contextlib.contextmanager
-def _turn(root: Path, config: Config) -> Iterator[Lease]:
-    """Hold the sweep's lease: two commands would carry out the same runs. On Slurm they take turns; in an
-    allocation the one before may have been killed with its node, and its lease runs out."""
-    with hold(locks_of(root), 0.0 if isinstance(config.scheduler, LocalConfig) else _PATIENCE) as lease:
-        yield lease
+def _patience(config: Config) -> float:
+    """Return the seconds to wait for the sweep's lease: two commands would carry out the same runs. On Slurm
+    they take turns; in an allocation the one before may have been killed with its node, and its lease runs
+    out."""
+    return 0.0 if isinstance(config.scheduler, LocalConfig) else _PATIENCE
 
 
 def _drive(root: Path, sweep: Sweep, asked: Asked, lease: Lease, gpus: list[tuple[str, ...]]) -> int:
@@ -208,7 +194,8 @@ def _drive(root: Path, sweep: Sweep, asked: Asked, lease: Lease, gpus: list[tupl
     due = _due(root, sweep, on_slurm)
     print(f"sweep directory: {root}; {len(due)} of {len(sweep.points)} runs to do", file=sys.stderr)
     at_once = asked.at_once or (_SUBMITTING if on_slurm else 1)
-    runner = Runner(root, folder, at_once, lease, gpus, sweep.keys, _grace_of(config) + STOP_SECONDS)
+    grace = config.scheduler.grace if isinstance(config.scheduler, AllocationConfig) else 0.0
+    runner = Runner(root, folder, at_once, lease, gpus, sweep.keys, grace + STOP_SECONDS)
     ends = runner.carry_out(due)
     entries = entries_of(root)
     print(_summary(root, entries, ends, on_slurm))
@@ -216,8 +203,16 @@ def _drive(root: Path, sweep: Sweep, asked: Asked, lease: Lease, gpus: list[tupl
     return _exit_code(ends, len(due)) or (0 if is_over else NOT_COMPLETE)
 
 
-def _check_at_once(config: Config, at_once: int | None) -> None:
-    """Refuse --at-once where runs are not processes that share this machine. Raises SweepError."""
+def _gpus_of_runs(config: Config, at_once: int | None) -> list[tuple[str, ...]]:
+    """Divide the GPUs of this machine among the runs that go on at once; return nothing where runs are given
+    none.
+
+    Raises:
+        ConfigError: there are fewer GPUs than runs.
+        SweepError: --at-once is given, and runs are not processes that share this machine.
+    """
+    from pipeline.executors.devices import devices_of, parts
+
     if config.slurm is not None and at_once is not None:
         raise SweepError(
             "--at-once is for runs of this machine; on Slurm the queue decides what runs at once"
@@ -227,31 +222,13 @@ def _check_at_once(config: Config, at_once: int | None) -> None:
             f"--at-once={at_once}: in an allocation each run takes all of it, so one follows the other; "
             "leave --at-once out, or ask for several allocations, with a sweep in each"
         )
-
-
-def _grace_of(config: Config) -> float:
-    """Return the seconds that a run's tasks get to end, where that is a setting."""
-    return float(config.scheduler.grace) if isinstance(config.scheduler, AllocationConfig) else 0.0
-
-
-def _gpus_of_runs(config: Config, at_once: int | None) -> list[tuple[str, ...]]:
-    """Divide the GPUs of this machine among the runs that go on at once; return nothing where runs are given
-    none.
-
-    Raises:
-        ConfigError: there are fewer GPUs than runs.
-        SweepError: runs are not processes that share this machine.
-    """
-    from pipeline.executors.devices import devices_of, parts
-
-    _check_at_once(config, at_once)
     given = config.scheduler
     if at_once is None or at_once == 1 or not isinstance(given, LocalConfig):
         return []
     return parts(devices_of(given), at_once)
 
 
-def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[Point]:
+def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[SweepPoint]:
     """Return the points that are not complete. Those at work are left alone on Slurm; on this machine they
     come last, as they may be about to end since their command was killed (:func:`_carry_out_point`)."""
     states = [entry.state for entry in entries_of(root)]
@@ -261,29 +238,24 @@ def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[Point]:
     return due if on_slurm else [*due, *at_work]
 
 
-def _carry_out_point(root: Path, point: Point) -> int:
-    """Start the run of a point, or continue it; one that somebody else drives on this machine is left alone.
+def _carry_out_point(root: Path, point: SweepPoint) -> int:
+    """Start the run of a point, or continue it; one that has a driver on this machine is left alone.
     Returns the exit code."""
-    config = config_of(root, point)
+    from pipeline.cli.run import resume_run, start
+    from pipeline.run.directory import load_run
+
+    config, folder = config_of(root, point), run_folder(root, point)
     try:
         if isinstance(config.scheduler, LocalConfig):  # others wait until a lease runs out
-            _wait_for_holder(RunPaths(run_folder(root, point)).locks)
-        return _go_on_with(root, point, config)
+            _wait_for_holder(RunPaths(folder).locks)
+        if has_begun(root, point):
+            return resume_run(load_run(folder), watch=config.slurm is None)
+        return start(config, Findings(), watch=config.slurm is None)
     except LeaseHeld as error:
         if config.slurm is not None:
             raise
         print(f"{LEFT_ALONE}{error}", file=sys.stderr)
         return NOT_COMPLETE
-
-
-def _go_on_with(root: Path, point: Point, config: Config) -> int:
-    from pipeline.cli.run import resume_run, start
-    from pipeline.run.directory import load_run
-
-    is_watched = config.slurm is None
-    if has_begun(root, point):
-        return resume_run(load_run(run_folder(root, point)), watch=is_watched)
-    return start(config, Findings(), watch=is_watched)
 
 
 def _wait_for_holder(locks: Path) -> None:
@@ -296,7 +268,7 @@ def _wait_for_holder(locks: Path) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _exit_code(ends: Sequence[End], due: int) -> int:
+def _exit_code(ends: Sequence[PointRun], due: int) -> int:
     """0 all done, 1 some failed, 3 interrupted, or another is at work; 2 where nothing could be started, as
     settings are wrong."""
     if any(end.code not in (0, 2, NOT_COMPLETE) for end in ends):
@@ -306,7 +278,7 @@ def _exit_code(ends: Sequence[End], due: int) -> int:
     return NOT_COMPLETE if len(ends) < due or any(end.code == NOT_COMPLETE for end in ends) else 0
 
 
-def _summary(root: Path, entries: Sequence[Entry], ends: Sequence[End], on_slurm: bool) -> str:
+def _summary(root: Path, entries: Sequence[Entry], ends: Sequence[PointRun], on_slurm: bool) -> str:
     """Return the list of runs, what failed and why, and the next commands."""
     place = shlex.quote(os.path.relpath(root) if len(os.path.relpath(root)) < len(str(root)) else str(root))
     lines = [describe(entries, root), ""]

@@ -10,20 +10,17 @@ from dataclasses import asdict
 from pipeline.cli.errors import will_change
 from pipeline.config.issue import ConfigError
 from pipeline.executors.slurm.passes import LEASE_PATIENCE
-from pipeline.executors.slurm.queue import Queue, cancel_jobs, look_at_queue
+from pipeline.executors.slurm.queue import RunQueue, cancel_jobs, look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import take_over as note_take_over
 from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.lease import hold
 from pipeline.run.owner import Owner
-from pipeline.run.permissions import check_may_write
 from pipeline.run.records import find_frontier
-from pipeline.run.standpoint import Elsewhere, NotOurs, standpoint, way_on
+from pipeline.run.standpoint import Elsewhere, NotOurs, check_may_write, standpoint, way_on
 from pipeline.run.submissions import is_job_of
-from pipeline.workers.beats import Beat, Doing
-from pipeline.workers.living import SILENT_SECONDS, Crew
-from slurm.clusters import on_cluster
-from slurm.commands import SlurmError
+from pipeline.workers.beats import SILENT_SECONDS, Beat, Doing, LiveWorkers
+from slurm.commands import SlurmError, on_cluster
 from slurm.query import Element, read_queue
 from slurm.states import UnknownState
 from slurm.submission import Refused
@@ -47,7 +44,7 @@ def check_may_cancel(run: Run) -> None:
         )
 
 
-def jobs_left(queue: Queue, found: Elsewhere) -> str:
+def jobs_left(queue: RunQueue, found: Elsewhere) -> str:
     """Say how many jobs of the owner's are left, and who can end them. Pure."""
     if queue.is_hidden or queue.unanswered is not None:
         return "its jobs are not seen from here"
@@ -84,11 +81,11 @@ def take_over(run: Run) -> None:
 def check_jobs_are_taken(run: Run) -> None:
     """Check that Slurm takes jobs with the run's settings, which are frozen, from this user. Raises
     ConfigError, with the command that goes on with others."""
-    from pipeline.preflight.cluster import check_cluster
+    from pipeline.checks.cluster import check_cluster
+    from pipeline.checks.finding import refuse
 
     try:
-        for _ in check_cluster(run.config):
-            pass
+        refuse(check_cluster(run.config))
     except ConfigError as error:
         raise ConfigError(f"{error}\n{with_other_settings(run)}") from None
 
@@ -124,7 +121,7 @@ def _end_jobs(run: Run, found: Elsewhere) -> Iterator[str]:
             f"jobs of {former} cannot be ended from here ({error}); they end by themselves: what waits when "
             "it starts, what computes with the task at hand"
         )
-    until, crew = time.monotonic() + _PATIENCE, Crew(run.paths)
+    until, crew = time.monotonic() + _PATIENCE, LiveWorkers(run.paths)
     while any(beat.doing is not Doing.BUSY for beat in _heard(crew)) and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
     if left := len(_heard(crew)):
@@ -135,7 +132,7 @@ def _elements_of(run: Run, owner: Owner) -> list[Element]:
     return read_queue(lambda name: is_job_of(run.identity.id, name), user=owner.uid)
 
 
-def _heard(crew: Crew) -> list[Beat]:
+def _heard(crew: LiveWorkers) -> list[Beat]:
     """Return the newest beats of workers that were heard of just now."""
     now = time.time()
     return [beat for beat in crew.live(now).values() if now - beat.beat <= SILENT_SECONDS]

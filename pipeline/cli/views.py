@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.cli.arguments import is_sweep, load
-from pipeline.cli.options import RunDir, Source, exit_of
+from pipeline.cli.arguments import RunDir, Source, exit_of, is_sweep, load
 
 
 def status(
@@ -23,18 +22,17 @@ def status(
 
         raise exit_of(show_status(run_dir, as_json, cost))
     from pipeline.status.snapshot import read_status
-    from pipeline.status.text import describe
+    from pipeline.status.text import describe, to_json
 
     found = read_status(load(run_dir), cost)
-    typer.echo(json.dumps(found.to_json(), indent=1) if as_json else describe(found))
+    typer.echo(json.dumps(to_json(found), indent=1) if as_json else describe(found))
     raise exit_of(found.state)
 
 
 def watch(
     run_dir: RunDir,
     interval: Annotated[
-        float,
-        typer.Option("--interval", min=1, max=86_400, help="Seconds between two questions to Slurm."),
+        float, typer.Option("--interval", min=1, max=86_400, help="Seconds between two questions to Slurm.")
     ] = 5.0,
 ) -> None:
     """Look at a run, or a sweep, until it has ended or you press q. Exit codes as of status."""
@@ -42,7 +40,7 @@ def watch(
         from pipeline.cli.sweep_views import watch as look_on_all
 
         raise exit_of(look_on_all(run_dir, interval))
-    from pipeline.watch.command import watch as look_on
+    from pipeline.watch.run import watch as look_on
 
     raise exit_of(look_on(load(run_dir), interval))
 
@@ -94,9 +92,9 @@ def samples(
 
     Of a sweep: those of its best run, which is named.
     """
-    from pipeline.api.responses import Selection
     from pipeline.cli.samples import show_samples
     from pipeline.cli.sweep_views import of_one_run
+    from pipeline.metrics.responses import Selection
 
     show_samples(
         of_one_run(source, is_best_wanted=False),
@@ -138,16 +136,23 @@ def sync(
     ] = False,
     project: Annotated[str | None, typer.Option(help="With --anew: the project of the new W&B run.")] = None,
     entity: Annotated[str | None, typer.Option(help="With --anew: its user or team.")] = None,
+    offline: Annotated[
+        Path | None,
+        typer.Option(
+            "--offline", metavar="DIR", help="Write an offline run of W&B to carry away, send nothing."
+        ),
+    ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, max=604_800, help="Seconds after which to give up.")
     ] = 600,
 ) -> None:
-    """Bring W&B to exactly one row per iteration, after a crash, an outage or days offline."""
+    """Bring every row to W&B exactly once, after a crash, an outage or days offline."""
     from pipeline.tracking.sync import Anew
     from pipeline.tracking.sync import sync as bring_up_to_date
 
     new = Anew.asked(anew, project, entity)
-    typer.echo(bring_up_to_date(load(run_dir), timeout, new, say=lambda text: typer.echo(text, err=True)))
+    run = load(run_dir)
+    typer.echo(bring_up_to_date(run, timeout, new, lambda text: typer.echo(text, err=True), offline))
 
 
 def export(

@@ -3,16 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.config.types import (
-    EnvironmentName,
-    Gpus,
-    Line,
-    Memory,
-    OptionName,
-    PoolName,
-    PositiveInt,
-    Text,
-)
+from pipeline.config.types import EnvironmentName, Gpus, Line, Memory, OptionName, PoolName, PositiveInt, Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +21,8 @@ class StepConfig:
     mem: Memory | None = None
     """Memory on each node, e.g. 64G. Default: tasks share that of the allocation."""
     container: Text | None = None
-    """Words put before the task's command. Default: scheduler.container."""
+    """Words put before the task's command, e.g. "apptainer exec --nv /images/ppo.sif". Default:
+    scheduler.container."""
     python: Text | None = None
     """Python interpreter of the task. Default: scheduler.python."""
     environment: dict[EnvironmentName, Line] = field(default_factory=dict)
@@ -43,13 +35,33 @@ class StepConfig:
         """Processes of one task."""
         return self.nodes * self.ntasks_per_node
 
+    @property
+    def num_gpus(self) -> int | None:
+        """GPUs on each node; None where that is not said: a whole node may have some."""
+        return None if self.gpus_per_node is None else int(str(self.gpus_per_node).rpartition(":")[2])
+
 
 STEP_STAGES = ("prepare", "rollout", "reward", "update", "evaluate", "benchmark")
 """Stages whose tasks have resources of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllocationConfig:
+class DrivenConfig:
+    """Settings of runs whose tasks are started by the process that drives the run."""
+
+    max_attempts: PositiveInt = 3
+    """Tries per task and per call of run or resume, before the run stops as failed."""
+    time_limit: PositiveInt = 14400
+    """Seconds a task may run before it is stopped and counted as failed."""
+
+    @property
+    def update_seconds(self) -> float:
+        """Seconds that an update may take."""
+        return float(self.time_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationConfig(DrivenConfig):
     """Tasks as job steps (srun) of the allocation that slurm-ppo run is started in."""
 
     kind: Literal["allocation"] = "allocation"
@@ -74,10 +86,6 @@ class AllocationConfig:
     """Python interpreter of every task. Default: the one that slurm-ppo runs in."""
     environment: dict[EnvironmentName, Line] = field(default_factory=dict)
     """Environment variables of every task."""
-    max_attempts: PositiveInt = 3
-    """Tries per task and per call of run or resume, before the run stops as failed."""
-    time_limit: PositiveInt = 14400
-    """Seconds a task may run before it is stopped and counted as failed."""
     grace: PositiveInt = 60
     """Seconds that running tasks get when slurm-ppo is warned or interrupted, to commit or to save what they
     have. Less than the seconds of sbatch --signal=B:USR2@SECONDS."""
@@ -92,8 +100,3 @@ class AllocationConfig:
     def num_update_ranks(self) -> int:
         """Processes that make one update together."""
         return self.update.num_ranks
-
-    @property
-    def update_seconds(self) -> float:
-        """Seconds that an update may take."""
-        return float(self.time_limit)

@@ -5,9 +5,10 @@ Hydra merges plain YAML over the defaults of the dataclasses; pydantic converts;
 the offending value and what is legal.
 """
 
+import copy
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,21 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from pipeline.config.choices import known_groups, packaged_configs, without_superseded
-from pipeline.config.conversion import converted, from_yaml, plain
+from pipeline.config.choices import (
+    chosen_files,
+    known_groups,
+    misplaced,
+    packaged_configs,
+    without_superseded,
+)
+from pipeline.config.conversion import as_yaml, converted, from_yaml, plain
 from pipeline.config.findings import Findings, without_problems
-from pipeline.config.home import with_homes
-from pipeline.config.issue import ConfigError
-from pipeline.config.keys import alternatives, fields_of
-from pipeline.config.overrides import sorted_out
-from pipeline.config.packages import chosen_files, misplaced
-from pipeline.config.partial import remove, without
+from pipeline.config.home import why_no_home, with_homes
+from pipeline.config.issue import ConfigError, Mistake
+from pipeline.config.keys import LONGEST_VALUE, alternatives, cut, fields_of, mistake_in_key, with_legal
+from pipeline.config.peers import OPTIONS
 from pipeline.config.schema import Config
-from pipeline.config.wording import mistakes_in
+from pipeline.config.wording import is_missing, location_of, mistakes_in
 
 _MISSING = "???"
 _ROUNDS = 4
@@ -50,10 +55,7 @@ def compose(
 
 
 def compose_what_can_be(
-    overrides: Sequence[str],
-    config_dir: Path | None,
-    found: Findings,
-    base: Mapping[str, Any] | None = None,
+    overrides: Sequence[str], config_dir: Path | None, found: Findings, base: Mapping[str, Any] | None = None
 ) -> Config | None:
     """Compose as :func:`compose` does, and add what is wrong to ``found``. Returns the configuration, with
     defaults in place of what is wrong, for other checks; None where nothing can be composed."""
@@ -79,7 +81,7 @@ def from_mapping(data: Mapping[str, Any]) -> Config:
 
 def _converted(data: Mapping[str, Any], found: Findings) -> Config | None:
     """Convert a mapping, or what is left of it without what is wrong."""
-    rest = _given(data)
+    rest = _with_stage_defaults(_given(data))
     for turn in range(_ROUNDS):
         try:
             return converted(Config, rest)
@@ -99,13 +101,38 @@ def _given(data: Any) -> Any:
     return {key: _given(value) for key, value in data.items() if value != _MISSING}
 
 
+def _with_stage_defaults(data: Any) -> Any:
+    """Return a configuration in which a stage of the scheduler keeps the defaults that are its own, such as
+    the driver's time, beside what it is given: they are those of a whole section, which pydantic replaces."""
+    given = data.get("scheduler") if isinstance(data, Mapping) else None
+    if not isinstance(given, Mapping):
+        return data
+    kinds = {kind.kind: kind for kind in alternatives(fields_of(Config)["scheduler"])}
+    known = kinds.get(str(given.get("kind", "local")))
+    own = {field.name: _own_defaults(field.default) for field in dataclasses.fields(known)} if known else {}
+    stages = {
+        name: {**own[name], **value}
+        for name, value in given.items()
+        if own.get(name) and isinstance(value, Mapping)
+    }
+    return {**data, "scheduler": {**given, **stages}}
+
+
+def _own_defaults(section: Any) -> dict[str, Any]:
+    """Return the values of a section in which it differs from others of its type."""
+    if not dataclasses.is_dataclass(section) or isinstance(section, type):
+        return {}
+    usual, own = plain(type(section)()), plain(section)
+    return {key: value for key, value in own.items() if value != usual[key]}
+
+
 def to_mapping(config: Config) -> dict[str, Any]:
     """Return a configuration as plain values, as YAML holds them."""
     return plain(config)
 
 
 def to_yaml(config: Config) -> str:
-    return yaml.safe_dump(to_mapping(config), sort_keys=False, width=110)
+    return as_yaml(to_mapping(config))
 
 
 def _is_no_config_dir(folder: Path) -> str | None:
@@ -195,3 +222,93 @@ def _defaults(node: Any) -> dict[str, Any]:
         else:
             values[field.name] = {} if typing.get_origin(hints[field.name]) is dict else _MISSING
     return values
+
+
+# --- what is left without what is wrong ---
+
+NOT_GIVEN = "/"
+_FILLING: dict[str, Any] = {"model": {"policy": NOT_GIVEN}, "data": {"prompts": NOT_GIVEN}}
+"""Values in place of those that have no default. They are never shown: the only message
+about such a key is that it must be given."""
+_DEPTH_OF_SECTION = 2
+"""Parts of a key right below a section, which has what else it holds when such a key is missing."""
+_COMPONENT = {"rest": {"kind": "remote", "url": "http://localhost/", "api": "plain", "trial": False}}
+"""A component of the reward of which nothing can be checked."""
+
+
+def without(data: Mapping[str, Any], problems: Iterable[Any]) -> dict[str, Any]:
+    """Return a configuration with defaults in place of what pydantic's errors name."""
+    rest = copy.deepcopy(dict(data))
+    for problem in problems:
+        location, _ = location_of(problem)
+        if not is_missing(problem):
+            remove(rest, location)
+        elif len(location) > _DEPTH_OF_SECTION:
+            remove(rest, location[:-1])
+    for section, filling in _FILLING.items():
+        rest[section] = filling | (rest.get(section) or {})
+    if not rest.setdefault("reward", {}).get("components"):
+        rest["reward"]["components"] = _COMPONENT
+    return rest
+
+
+def remove(rest: dict[str, Any], location: Sequence[str]) -> None:
+    """Remove an entry; of something in a list the whole list."""
+    *above, last = location
+    for part in above:
+        if not isinstance(rest.get(part), dict):
+            last = part
+            break
+        rest = rest[part]
+    rest.pop(last, None)
+
+
+# --- words that Hydra would misunderstand, drop or let through ---
+
+
+def sorted_out(
+    overrides: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> tuple[list[str], list[Mistake]]:
+    """Return the overrides that can be composed, and what is wrong with the others: an unknown key (with or
+    without +), a deletion, a sweep, or not of the form KEY=VALUE.
+
+    Args:
+        groups: options of each config group.
+    """
+    found = {text: _mistake(text, groups) for text in overrides}
+    return [text for text in overrides if found[text] is None], [one for one in found.values() if one]
+
+
+def _mistake(text: str, groups: Mapping[str, Sequence[str]]) -> Mistake | None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except (HydraException, ValueError):  # ValueError: a number of thousands of digits
+        name, _, value = text.partition("=")
+        if why := why_no_home(value):
+            return Mistake(name.lstrip("+"), f"{name}={value[:LONGEST_VALUE]}: {why}")
+        why = "is not an override; write KEY=VALUE (quote values with special characters: \"KEY='a=b'\")"
+        return Mistake(text.partition("=")[0].lstrip("+~"), f"{cut(text)} {why}")
+    key = override.key_or_group
+    if not key:
+        return Mistake("", f"{cut(text)} names no key; write KEY=VALUE")
+    if override.is_delete():
+        return Mistake(key, f"{text!r}: keys cannot be deleted; give {key} another value instead")
+    if override.is_sweep_override():
+        why = "one value per key; slurm-ppo sweep takes several; else quote the comma"
+        return Mistake(key, f"{text!r}: {why}")
+    if key not in groups:
+        return mistake_in_key(key, groups)
+    if override.value() in groups[key]:
+        return None
+    return Mistake(key, _no_option(key, str(override.value()), groups[key]))
+
+
+def _no_option(group: str, given: str, options: Sequence[str]) -> str:
+    """Say that a group has no such option, and which is meant where that is clear."""
+    own = {option.lower(): f"{group}={option}" for option in options}
+    meant = own.get(given.lower()) or OPTIONS.get(f"{group}={given}".lower())
+    text = f"{group}={given[:LONGEST_VALUE]}: no such option"
+    return f"{text}; here: {meant}" if meant else with_legal(text, given[:LONGEST_VALUE], options)

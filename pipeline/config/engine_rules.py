@@ -77,9 +77,9 @@ def _gpu_problems(config: Config, where: str, stage: str, is_own: bool = True) -
     """
     given: VllmConfig = getattr(config, stage).vllm
     resources = config.slurm.resources.get(where) if config.slurm else None
-    if resources is None or resources.gpus_per_node is None:
-        return  # without a number, a whole node may have some
-    asked = int(resources.gpus_per_node.rsplit(":", 1)[-1])
+    asked = resources.num_gpus if resources else None
+    if asked is None:
+        return
     needed = given.tensor_parallel_size * given.pipeline_parallel_size
     may_have_more = not is_own or (stage == "reward" and config.reward.device_map is not None)
     if asked < needed or (asked > needed and not may_have_more):

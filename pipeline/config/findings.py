@@ -32,6 +32,10 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self._lines or self._last)
 
+    def names(self, key: str) -> bool:
+        """Whether something is wrong with a key itself."""
+        return key in self._named
+
     def names_below(self, section: str) -> bool:
         """Whether something is wrong with a key of a section."""
         return any(name.startswith(f"{section}.") for name in self._named)
@@ -67,7 +71,7 @@ class Findings:
             self.add(str(error).splitlines(), is_last)
             self._errors += [error] if len(self._lines) + len(self._last) > before else []
         except Exception as error:
-            # A configuration with holes, made whole by defaults, is nobody's: what a check stumbles over
+            # A configuration with holes, filled by defaults, is not the user's: what a check finds wrong
             # there may be gone when the holes are mended.
             if not self:
                 raise

@@ -22,7 +22,7 @@ _OF_SETTING = re.compile(r"(?<=[=\[{,:( ])~[\w.-]*(?=/)")
 
 
 class NoHome(UserError, ValueError):
-    """A path begins with the home directory of a user whom nobody knows."""
+    """A path begins with the home directory of an unknown user."""
 
 
 def with_home(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Weight and tokenizer files of a Hugging Face model directory. No weight is read, only headers."""
+"""Settings, weights and tokenizer of a Hugging Face model directory. No weight is read, only headers."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.model_dir import read_json
+from slurm.sharedfiles import read_plainly
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -64,7 +64,8 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     Raises:
         BadModel: there is no weight file, or one is missing, cut short or not of safetensors.
     """
-    explicit = (read_json(directory / "config.json") or {}).get("transformers_weights")
+    settings = read_json(directory / "config.json") if (directory / "config.json").exists() else None
+    explicit = (settings or {}).get("transformers_weights")
     name = explicit or (WEIGHTS if (directory / WEIGHTS).is_file() else INDEX)
     if not (directory / name).is_file() and (directory / _ADAPTER).is_file():
         raise BadModel(
@@ -124,10 +125,12 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 
 def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor of a header by name. Raises BadModel where a tensor's bytes do not fit its shape."""
+    """Yield each tensor of a header by name. Raises BadModel where a tensor's bytes do not fit its shape, and
+    where metadata is not texts by name."""
     for name, entry in header.items():
         if name == "__metadata__":
-            _check_metadata(path, entry)
+            if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+                raise BadModel(f"the header of its {path.name} is damaged at __metadata__; copy it again")
             continue
         try:
             dtype, shape = str(entry["dtype"]), tuple(map(_whole, entry["shape"]))
@@ -137,12 +140,6 @@ def _described(path: Path, header: Mapping[str, Any], data: int) -> Iterator[tup
         except (KeyError, TypeError, ValueError) as error:
             raise BadModel(f"the header of its {path.name} is damaged at {name}; copy it again") from error
         yield name, Tensor(path, dtype, shape, data + start, end - start)
-
-
-def _check_metadata(path: Path, entry: object) -> None:
-    """Raise BadModel where a header's metadata is not texts by name."""
-    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise BadModel(f"the header of its {path.name} is damaged at __metadata__; copy it again")
 
 
 def _whole(number: object) -> int:
@@ -232,3 +229,53 @@ def read_vocabulary(directory: Path) -> Vocabulary | None:
         return Vocabulary({str(token): int(id_) for token, id_ in vocab.items()}, added)
     except (KeyError, TypeError, ValueError) as error:
         raise BadModel("the vocabulary of its tokenizer.json is damaged; copy it again") from error
+
+
+# --- settings ---
+
+ROUTER_LOGITS = "output_router_logits"
+"""Setting of config.json with which a mixture of experts gives the logits of its routers too."""
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object that a file holds; None when it holds none. A pipe is not waited for."""
+    try:
+        content = json.loads(read_plainly(path))
+    except (ValueError, RecursionError):  # the latter for brackets in thousands
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def text_settings(directory: Path) -> dict[str, Any]:
+    """Return the part of config.json that describes the language model; all of it for text-only models."""
+    settings = read_json(directory / "config.json") or {}
+    text = settings.get("text_config")
+    return text if isinstance(text, dict) else settings
+
+
+def architectures_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of the classes that config.json says the model was saved as."""
+    given = settings.get("architectures") or []
+    return [str(name) for name in (given if isinstance(given, list) else [given])]
+
+
+def position_limit(directory: Path) -> int | None:
+    """Return how many tokens the model has positions for; None when its configuration names no limit."""
+    settings = text_settings(directory)
+    limit = settings.get("max_position_embeddings") or settings.get("n_positions")
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def num_labels(directory: Path) -> int:
+    """Return how many outputs a classification model has, as transformers counts them: two by default."""
+    settings = read_json(directory / "config.json") or {}
+    labels = settings.get("id2label")
+    return len(labels) if labels else int(settings.get("num_labels", 2))
+
+
+def has_chat_template(directory: Path) -> bool:
+    """Whether the tokenizer has a chat template, in any of the places where transformers looks."""
+    if any((directory / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+        return True
+    settings = directory / "tokenizer_config.json"
+    return settings.exists() and "chat_template" in (read_json(settings) or {})

@@ -11,21 +11,24 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import scores_with
 from pipeline.config.engines import Engine
 from pipeline.config.issue import ConfigIssue
-from pipeline.config.layers import why_other_depth
 from pipeline.config.model_classes import Classes, classes_of_tasks
-from pipeline.config.model_dir import ROUTER_LOGITS, architectures_of, num_labels, read_json, text_settings
 from pipeline.config.model_files import (
     ADAPTER_SETTINGS,
+    ROUTER_LOGITS,
     BadModel,
     Tensors,
     Vocabulary,
+    architectures_of,
     embedding_rows,
     has_head,
     has_tokenizer,
     head_of,
+    num_labels,
     read_header,
+    read_json,
     read_tensors,
     read_vocabulary,
+    text_settings,
 )
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
@@ -34,6 +37,7 @@ from pipeline.config.trainable import (
     why_not_causal,
     why_not_known,
     why_not_of_class,
+    why_other_depth,
     why_untrainable,
 )
 from pipeline.config.update import TrainingEngine

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.config.types import EnvironmentName, HttpUrl, PositiveInt, Text
+from pipeline.config.types import PositiveInt, Text
 
 
 class Occasion(StrEnum):
@@ -35,25 +35,14 @@ Words = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_split_
 
 @dataclass(frozen=True, kw_only=True)
 class NotifyConfig:
-    """A command or a webhook of the user's that is notified how a run fares."""
+    """A command of the user's that is notified how a run fares."""
 
     command: Words | None = None
     """Program and arguments, a list or one text; no shell sees it. It gets the event as JSON on standard
     input and as SLURM_PPO_* variables."""
-    webhook: HttpUrl | None = None
-    """Address that the event is posted to as JSON, for one that is no secret; it is kept in config.yaml."""
-    webhook_env: EnvironmentName | None = None
-    """Environment variable that holds a webhook's address, where that is a secret (Slack, Mattermost)."""
-    webhook_file: Text | None = None
-    """File that holds the address of a webhook, read each time: the other place for a secret one."""
     on: tuple[Occasion, ...] = tuple(Occasion)
     """Occasions to notify of: failed, complete, stalled, trouble."""
     stall_after: PositiveInt = 21600
     """Seconds without a commit after which a run that is not at its end counts as stalled."""
     time_limit: PositiveInt = 30
-    """Seconds that the command and the webhook may take each, before they are stopped."""
-
-    @property
-    def tells_anybody(self) -> bool:
-        """Whether there is anybody to notify."""
-        return any((self.command, self.webhook, self.webhook_env, self.webhook_file))
+    """Seconds that the command may take before it is stopped."""

@@ -7,22 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.compose import compose_what_can_be
-from pipeline.config.evaluate_rules import missing_program
+from pipeline.config.evaluate_rules import missing_programs
 from pipeline.config.findings import Findings, without_problems
 from pipeline.config.home import why_no_home
 from pipeline.config.issue import ConfigError, ConfigIssue
-from pipeline.config.model_dir import position_limit, text_settings
+from pipeline.config.model_files import position_limit, text_settings
 from pipeline.config.model_rules import model_problems, used_models
-from pipeline.config.notify_rules import missing_means
 from pipeline.config.reward import RemoteConfig, RewardModelConfig
 from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import CLUSTERS
 from pipeline.config.schema import Config
 
-_PATHS = (
-    *("run_dir", "model.policy", "model.reference", "model.critic", "data.prompts"),
-    "notify.webhook_file",
-)
+_PATHS = ("run_dir", "model.policy", "model.reference", "model.critic", "data.prompts")
 """Keys whose values are paths; null ones stay null."""
 _COMPONENT_PATHS = {
     RewardModelConfig: ("path", "normalization.reference_samples"),
@@ -46,10 +42,7 @@ def configure(
 
 
 def configure_what_can_be(
-    overrides: Sequence[str],
-    config_dir: Path | None,
-    found: Findings,
-    base: Mapping[str, Any] | None = None,
+    overrides: Sequence[str], config_dir: Path | None, found: Findings, base: Mapping[str, Any] | None = None
 ) -> Config | None:
     """Configure as :func:`configure` does, and add what is wrong to ``found``. Returns the configuration,
     with defaults in place of what is wrong, for other checks; None where nothing can be composed."""
@@ -84,8 +77,7 @@ def unknown_homes(config: Config) -> Iterator[ConfigIssue]:
     models = ((model.key, str(model.directory)) for model in used_models(config))
     commands = {"notify.command": config.notify.command, "evaluate.command": config.evaluate.command}
     programs = ((key, words[0]) for key, words in commands.items() if words)
-    of_notify = ("notify.webhook_file", config.notify.webhook_file)
-    for key, path in (*models, *_data_paths(config), *programs, of_notify, ("run_dir", config.run_dir)):
+    for key, path in (*models, *_data_paths(config), *programs, ("run_dir", config.run_dir)):
         if path and (why := why_no_home(path)):
             yield ConfigIssue(key, path, why)
 
@@ -96,8 +88,7 @@ def missing_paths(config: Config) -> Iterator[ConfigIssue]:
     for key, path in _data_paths(config):
         if path and not Path(path).exists():
             yield ConfigIssue(key, path, "no such file or directory")
-    yield from missing_means(config.notify)
-    yield from missing_program(config)
+    yield from missing_programs(config)
 
 
 def _data_paths(config: Config) -> Iterator[tuple[str, str | None]]:

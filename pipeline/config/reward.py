@@ -82,7 +82,7 @@ class OnError(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleConfig:
-    """A Python function that scores responses, in processes of its own. See docs/howto/own_reward.md."""
+    """A Python function that scores responses, in processes of its own. See docs/howto/rewards.md."""
 
     kind: Literal["rule"] = "rule"
     """Marks this component as a rule."""
@@ -155,7 +155,7 @@ class RemoteApi(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
-    """A service that scores responses over HTTP. See docs/howto/reward_service.md."""
+    """A service that scores responses over HTTP. See docs/howto/rewards.md."""
 
     kind: Literal["remote"] = "remote"
     """Marks this component as a remote service."""

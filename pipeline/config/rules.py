@@ -17,12 +17,11 @@ from pipeline.config.allocation import AllocationConfig, StepConfig
 from pipeline.config.engine_rules import engine_problems
 from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
-from pipeline.config.notify_rules import notify_problems
 from pipeline.config.reward_rules import component_problems
-from pipeline.config.scheduler import CLUSTERS, MailType, ResourcesConfig, SlurmConfig
+from pipeline.config.scheduler import CLUSTERS, LocalUpdateConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
-from slurm.limits import parse_duration, parse_memory
+from slurm.limits import parse_duration
 
 
 def contradictions(config: Config) -> Iterator[ConfigIssue]:
@@ -40,8 +39,9 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         _keeping_problems,
         _slurm_problems,
         _step_problems,
+        _rank_problems,
         _pool_problems,
-        notify_problems,
+        _notify_problems,
         evaluation_problems,
     ):
         yield from problems(config)
@@ -62,17 +62,13 @@ def _batch_problems(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue.at(config, "rollout.num_shards", why)
     minibatches = config.update.minibatches
     if responses % minibatches:
+        divisors = (d for d in range(1, min(responses, 2 * minibatches) + 1) if responses % d == 0)
+        nearest = min(divisors, key=lambda divisor: abs(divisor - minibatches))  # the smaller of two
         why = (
             f"must divide the {responses} responses of an iteration (data.prompts_per_iteration x "
-            f"rollout.samples_per_prompt) without remainder; give {_nearest_divisor(responses, minibatches)}"
+            f"rollout.samples_per_prompt) without remainder; give {nearest}"
         )
         yield ConfigIssue.at(config, "update.minibatches", why)
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor of ``number`` that is nearest to ``wanted``, the smaller of two."""
-    divisors = (divisor for divisor in range(1, min(number, 2 * wanted) + 1) if number % divisor == 0)
-    return min(divisors, key=lambda divisor: abs(divisor - wanted))
 
 
 def _length_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -91,13 +87,6 @@ def _length_problems(config: Config) -> Iterator[ConfigIssue]:
 
 def _training_problems(config: Config) -> Iterator[ConfigIssue]:
     update = config.update
-    if update.device_map is not None:
-        why = (
-            "DeepSpeed places the trained model itself, so a device_map cannot be given too; set it to null "
-            "and shard with update.zero_stage. For generation and scoring: rollout.device_map, "
-            "reward.device_map"
-        )
-        yield ConfigIssue.at(config, "update.device_map", why)
     remedy = "set update.zero_stage to 1, 2 or 3 (1 is enough on one GPU)"
     if update.precision is not Precision.FP32 and update.zero_stage == 0:
         why = (
@@ -207,13 +196,10 @@ def _slurm_problems(config: Config) -> Iterator[ConfigIssue]:
         yield from _our_options("scheduler.", given.options)
         for stage, resources in given.resources.items():
             yield from _resource_problems(stage, resources)
-        mails = {"": given.mail_type} | {f"{stage}.": r.mail_type for stage, r in given.resources.items()}
-        if given.mail_user and not any(mails.values()):
+        options = (given.options, *(one.options for one in given.resources.values()))
+        if given.mail_user and not given.mail_type and not any("mail-type" in one for one in options):
             why = "nothing is sent there without scheduler.mail_type, e.g. scheduler.mail_type=[FAIL]"
             yield ConfigIssue.at(config, "scheduler.mail_user", why)
-        for stage, types in mails.items():
-            if types and MailType.NONE in types and len(types) > 1:
-                yield ConfigIssue(f"scheduler.{stage}mail_type", ",".join(types), "NONE goes with no other")
 
 
 _ONE_CLUSTER = re.compile(r"(?!(all|true|false)$)\w[\w.-]*")
@@ -250,13 +236,11 @@ def _resource_problems(stage: str, given: ResourcesConfig) -> Iterator[ConfigIss
     if seconds is not None and given.signal >= seconds:
         why = f"the warning would come before the start: {key}time={given.time} is {seconds:g} s; give less"
         yield ConfigIssue.at(given, "signal", why, key)
-    if given.mem and given.max_mem and parse_memory(given.max_mem) < parse_memory(given.mem):
-        yield ConfigIssue.at(given, "max_mem", f"is less than {key}mem={given.mem}", key)
     if given.array_parallelism and stage not in ("rollout", "reward") and not stage.startswith("pools."):
         yield ConfigIssue.at(given, "array_parallelism", "its arrays have one element; leave it out", key)
 
 
-def _several_problems(stage: str, given: ResourcesConfig | StepConfig) -> Iterator[ConfigIssue]:
+def _several_problems(stage: str, given: StepConfig) -> Iterator[ConfigIssue]:
     """Yield several nodes or ranks of a task that can only have one."""
     for name in ("nodes", "ntasks_per_node") if stage != "update" else ():
         if getattr(given, name) > 1:
@@ -278,6 +262,43 @@ def _step_problems(config: Config) -> Iterator[ConfigIssue]:
         for option in sorted(_OUR_STEP & step.options.keys()):
             why = "is set by slurm-ppo itself; leave it out"
             yield ConfigIssue(f"scheduler.{stage}.options.{option}", step.options[option], why)
+
+
+def _rank_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield an update of which two ranks would compute on one GPU."""
+    update = config.scheduler.update
+    if isinstance(update, LocalUpdateConfig):
+        name, where, ranks, gpus = "ranks", "gpus", update.ranks, update.gpus
+    else:
+        where = "gres" if isinstance(update, ResourcesConfig) and update.gres else "gpus_per_node"
+        name, ranks, gpus = "ntasks_per_node", update.ntasks_per_node, update.num_gpus or 0
+    if gpus != "auto" and 0 < gpus < ranks:
+        why = (
+            f"each rank computes on a GPU of its own, and scheduler.update.{where}={getattr(update, where)} "
+            f"gives {gpus} to all of a node; ask for {ranks} there, or give scheduler.update.{name}={gpus}"
+        )
+        yield ConfigIssue.at(update, name, why, "scheduler.update.")
+
+
+_SECRET_HOSTS = (
+    *("hooks.slack.com", "discord.com", "discordapp.com", "webhook.office.com", "logic.azure.com"),
+    *("chat.googleapis.com", "api.telegram.org", "maker.ifttt.com", "open.feishu.cn", "qyapi.weixin.qq.com"),
+)
+"""Hosts of chat services' addresses that are secrets: each is all that posting there takes."""
+
+
+def _notify_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield a secret address that would be written to config.yaml."""
+    for word in config.notify.command or ():
+        found = (
+            one for one in _SECRET_HOSTS if re.search(rf"(?<![\w-]){re.escape(one)}(:\d+)?/", word, re.I)
+        )
+        for host in found:
+            why = (
+                "whoever knows this address may post to it, and settings are written to config.yaml; keep it "
+                "in a file that the command reads: see docs/howto/notifications.md"
+            )
+            yield ConfigIssue("notify.command", f"...{host}/...", why)
 
 
 def _pool_problems(config: Config) -> Iterator[ConfigIssue]:

@@ -3,14 +3,13 @@
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from pipeline.config.allocation import AllocationConfig
+from pipeline.config.allocation import AllocationConfig, DrivenConfig, StepConfig
 from pipeline.config.job_kinds import DRIVER, parts_of
 from pipeline.config.types import (
     Count,
@@ -28,7 +27,7 @@ from pipeline.config.types import (
     Text,
     TimeLimit,
 )
-from slurm.limits import parse_duration
+from slurm.limits import parse_duration, parse_gres
 
 
 def _split_at_commas(value: object) -> object:
@@ -40,36 +39,31 @@ class LocalStageConfig:
     """This machine's share for one stage."""
 
     slots: Slots = "auto"
-    """Tasks of this stage that may run at once. auto: on a machine with GPUs as many as find theirs free;
-    without, two of rollout and reward, and one of every other stage."""
+    """Processes of this stage that may be there at once, each with one task. auto: on a machine with GPUs as
+    many as find theirs free; without, two of rollout and reward, and one of every other stage."""
     gpus: Count = "auto"
     """GPUs of each task, which no other task sees. auto: one if it computes with a model, or as many as its
     engine splits the model over (vLLM's sizes; all of them with a device_map)."""
     linger: Linger = "auto"
     """Seconds that a process of this stage waits for its next task, with all that it has loaded, and its
-    GPUs; 0: each task has a process of its own. auto: as long as there is memory; 0 where the slots of all
-    stages together need more GPUs than there are."""
+    GPUs, unless another task lacks its place or memory; 0: each task has a process of its own. auto: as long
+    as the run goes on; where GPUs are shared, or are too few for the slots of all stages together, a process
+    with GPUs takes what is ready and does not wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalUpdateConfig:
+class LocalUpdateConfig(LocalStageConfig):
     """This machine's share for the update."""
 
-    slots: Slots = "auto"
-    """Tasks of this stage that may run at once. auto: one."""
     gpus: Count = "auto"
     """GPUs of one update, of which every rank sees all. auto: one for each rank."""
-    linger: Linger = "auto"
-    """Seconds that a process of this stage waits for its next task, with all that it has loaded, and its
-    GPUs; 0: each task has a process of its own. auto: as long as there is memory; 0 where the slots of all
-    stages together need more GPUs than there are."""
     ranks: PositiveInt = 1
     """Processes that share the work of one update, each with update.num_threads threads or a GPU of its own.
     Together they take one slot."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalConfig:
+class LocalConfig(DrivenConfig):
     """Tasks as processes of this machine: how many at once, on which GPUs, and how often one is tried."""
 
     kind: Literal["local"] = "local"
@@ -80,7 +74,8 @@ class LocalConfig:
     CUDA_VISIBLE_DEVICES name them; they are not looked for, so tests may name some that do not exist.
     shared: every task sees all, and none is given any."""
     slots: Slots = "auto"
-    """Tasks of all stages that may run at once. auto: two, and one more for each GPU."""
+    """Tasks of all stages that may run at once; processes that wait for a task take no slot, and of those
+    that wait for a slot the later stage gets it. auto: two, and one more for each GPU."""
     rollout: LocalStageConfig = LocalStageConfig()
     """Slots and GPUs of the rollout stage."""
     reward: LocalStageConfig = LocalStageConfig()
@@ -94,20 +89,11 @@ class LocalConfig:
     waiting, unless that needs its GPU."""
     pools: dict[PoolName, LocalStageConfig] = field(default_factory=dict)
     """Slots and GPUs of the pools that reward components name."""
-    max_attempts: PositiveInt = 3
-    """Tries per task and per call of run or resume, before the run stops as failed."""
-    time_limit: PositiveInt = 14400
-    """Seconds a task may run before it is stopped and counted as failed."""
 
     @property
     def num_update_ranks(self) -> int:
         """Processes that make one update together."""
         return self.update.ranks
-
-    @property
-    def update_seconds(self) -> float:
-        """Seconds that an update may take."""
-        return float(self.time_limit)
 
 
 Names = Annotated[tuple[SbatchWord, ...], BeforeValidator(_split_at_commas)]
@@ -117,8 +103,6 @@ Names = Annotated[tuple[SbatchWord, ...], BeforeValidator(_split_at_commas)]
 class MailType(StrEnum):
     """Events that Slurm sends mail about, as in sbatch --mail-type: one mail for a whole array."""
 
-    NONE = "NONE"
-    """No mail, even if scheduler.mail_type asks for some."""
     BEGIN = "BEGIN"
     END = "END"
     FAIL = "FAIL"
@@ -151,7 +135,7 @@ MailTypes = Annotated[tuple[MailType, ...], BeforeValidator(_in_capitals)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResourcesConfig:
+class ResourcesConfig(StepConfig):
     """Resources that the jobs of one stage ask Slurm for. A null key is left to the cluster's defaults."""
 
     partition: Names = ()
@@ -162,20 +146,13 @@ class ResourcesConfig:
     """Quality of service. Default: scheduler.qos."""
     time: TimeLimit = "4:00:00"
     """Time limit of one job, D-HH:MM:SS or HH:MM:SS."""
-    nodes: PositiveInt = 1
-    """Nodes of one task; more than one only for the update."""
-    ntasks_per_node: PositiveInt = 1
-    """Ranks on each node; more than one only for the update."""
     gpus_per_node: Gpus | None = None
     """GPUs on each node: a count, or TYPE:COUNT. Not together with gres."""
     gres: SbatchWord | None = None
     """Generic resources as sbatch --gres writes them, where a cluster has no --gpus-per-node."""
-    cpus_per_task: PositiveInt = 1
-    """CPU cores of each rank."""
     mem: Memory | None = None
-    """Memory on each node, e.g. 64G. A task that ran out of memory is tried again with twice as much."""
-    max_mem: Memory | None = None
-    """Most memory that any try asks for. Default: eight times mem."""
+    """Memory on each node, e.g. 64G. A task that ran out of memory is tried again with twice as much,
+    up to eight times; with this where Slurm refuses that."""
     constraint: Line | None = None
     """Node features, as sbatch --constraint writes them."""
     exclude: Names = ()
@@ -193,12 +170,6 @@ class ResourcesConfig:
     container: Text | None = None
     """Words put before the task's command, e.g. "apptainer exec --nv /images/ppo.sif". Default:
     scheduler.container. For pyxis: "srun --container-image=..."."""
-    python: Text | None = None
-    """Python interpreter of the task. Default: scheduler.python."""
-    environment: dict[EnvironmentName, Line] = field(default_factory=dict)
-    """Environment variables, over those of scheduler.environment."""
-    mail_user: SbatchWord | None = None
-    """Address that Slurm writes to. Default: scheduler.mail_user."""
     linger: Linger = "auto"
     """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
     long as coming back costs, at most linger_max; 0: not at all. Not for prepare and driver."""
@@ -209,9 +180,6 @@ class ResourcesConfig:
     task_time: TimeLimit | None = None
     """Time limit of one task of a job that does several. Default: ten times the median of the stage,
     and a minute at least."""
-    mail_type: MailTypes | None = None
-    """Events that Slurm sends mail about. Default: scheduler.mail_type; for driver jobs, of which there is
-    one every few minutes: none."""
     options: dict[OptionName, Line | int | bool] = field(default_factory=dict)
     """Any other sbatch option, without its dashes: {comment: ppo, exclusive: true}."""
 
@@ -221,9 +189,9 @@ class ResourcesConfig:
         return None if self.task_time is None else parse_duration(self.task_time)
 
     @property
-    def num_ranks(self) -> int:
-        """Processes of one task."""
-        return self.nodes * self.ntasks_per_node
+    def num_gpus(self) -> int | None:
+        """GPUs on each node; None where neither gpus_per_node nor gres names any."""
+        return super().num_gpus if self.gres is None else parse_gres(self.gres).get("gpu")
 
     @property
     def has_gpus(self) -> bool:
@@ -288,7 +256,8 @@ class SlurmConfig:
     """Address that Slurm writes to. Default: the account that submits."""
     mail_type: MailTypes = ()
     """Events that Slurm sends mail about, once for each array of every stage, e.g. [FAIL, TIME_LIMIT_80].
-    Default: none. Driver jobs are left out, unless driver.mail_type says otherwise."""
+    Default: none. A stage's own: in its options, {mail-type: END} or {mail-type: NONE}. Driver jobs, of which
+    there is one every few minutes, are left out, unless driver.options asks for it."""
     linger_max: PositiveInt = 3600
     """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
     max_attempts: PositiveInt = 3
@@ -299,8 +268,6 @@ class SlurmConfig:
     cluster's limits allow."""
     check_minutes: PositiveInt = 15
     """Most minutes between two driver jobs, even if every other one was lost."""
-    poll_seconds: PositiveInt = 10
-    """Seconds between two queries of Slurm while slurm-ppo run watches."""
 
     @property
     def cluster(self) -> str:
@@ -338,27 +305,33 @@ def key_of(job_kind: str) -> str:
     return f"scheduler.pools.{pool}" if (pool := parts_of(job_kind)[1]) else f"scheduler.{job_kind}"
 
 
-def _without_cluster(options: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
-    return {name: value for name, value in options.items() if name != CLUSTERS}
+def _options_of(config: SlurmConfig, job_kind: str) -> dict[str, str | int | bool]:
+    """Return further sbatch options of a job kind. Mails about each driver job would be too many."""
+    left_out = (CLUSTERS, "mail-type") if job_kind == DRIVER else (CLUSTERS,)
+    shared = {name: value for name, value in config.options.items() if name not in left_out}
+    types = () if job_kind == DRIVER else config.mail_type
+    given = config.resources[key_of(job_kind).removeprefix("scheduler.")].options
+    options = ({"mail-type": ",".join(types)} if types else {}) | shared | given
+    if config.mail_user and "mail-type" in options:
+        return {"mail-user": config.mail_user, **options}
+    return options
 
 
 def resources_of(config: SlurmConfig, job_kind: str) -> ResourcesConfig:
     """Return a job kind's resources (a stage, score-POOL, driver), the scheduler's settings filled in."""
     key = key_of(job_kind).removeprefix("scheduler.")
     given, may_stay = config.resources[key], key not in _ONE_TASK
-    # Driver jobs call sbatch, which images for training do not have; and mail about each would be too much.
-    container, mail_type = (None, ()) if job_kind == DRIVER else (config.container, config.mail_type)
+    # Driver jobs call sbatch, which images for training do not have.
+    container = None if job_kind == DRIVER else config.container
     return dataclasses.replace(
         given,
         account=given.account or config.account,
         qos=given.qos or config.qos,
-        options={**_without_cluster(config.options), **given.options},
+        options=_options_of(config, job_kind),
         setup=config.setup if given.setup is None else given.setup,
         container=given.container or container,
         python=given.python or config.python or sys.executable,
         environment={**config.environment, **given.environment},
-        mail_user=given.mail_user or config.mail_user,
-        mail_type=mail_type if given.mail_type is None else given.mail_type,
         linger=given.linger if may_stay else 0,
         start_early=given.start_early and may_stay,
     )

@@ -41,15 +41,6 @@ TOOLS_COLUMN = "tools"
 """Name of the column with the tools of a chat, if no other is given."""
 
 
-class BadRows(StrEnum):
-    """Treatment of prompt rows that cannot be used."""
-
-    DROP = "drop"
-    """Leave them out, count them, and list them in a file of the run."""
-    FATAL = "fatal"
-    """List them in the same file and stop before the first rollout."""
-
-
 class LongPrompts(StrEnum):
     """Treatment of prompts of more than data.max_prompt_tokens tokens."""
 
@@ -57,8 +48,6 @@ class LongPrompts(StrEnum):
     """Leave them out, count them, and list them."""
     TRUNCATE = "truncate"
     """Keep their last data.max_prompt_tokens tokens, and count them."""
-    FATAL = "fatal"
-    """List them and stop before the first rollout."""
 
 
 class WandbMode(StrEnum):
@@ -119,14 +108,11 @@ class DataConfig:
     """Prompts that one iteration rolls out; a multiple of rollout.num_shards."""
     max_prompt_tokens: PositiveInt | None = None
     """Longest usable prompt in tokens. Default: context_length minus rollout.max_new_tokens."""
-    bad_rows: BadRows = BadRows.DROP
-    """Rows that are empty, not text, too long, of mixed types or have a duplicate id: drop (counted and
-    listed) or fatal."""
     max_dropped: Fraction = 0.5
-    """Largest share of a file's rows that may be dropped: with more, the run is refused before its first
-    rollout. 1: any."""
-    long_prompts: LongPrompts | None = None
-    """Prompts that are too long: drop, truncate (on the left) or fatal. Default: as bad_rows says."""
+    """Largest share of a file's rows that may be dropped, and are counted and listed: empty, not text, too
+    long or of a duplicate id. With more, the run is refused before its first rollout. 0: none; 1: any."""
+    long_prompts: LongPrompts = LongPrompts.DROP
+    """Prompts that are too long: drop, or truncate (on the left)."""
     shuffle: bool = True
     """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
 

@@ -117,7 +117,5 @@ class UpdateConfig:
     keep_shards_last: PositiveInt | None = 20
     """Keep shards, records and logs of the newest this many iterations, at least 2, as files, and pack those
     of each older one into an archive, which everything still reads. null: keep all as files."""
-    device_map: str | None = None
-    """Must stay null: DeepSpeed places the model. For rollout and reward see their own device_map."""
     num_threads: PositiveInt = 1
     """CPU threads of the task; part of the result, because float sums depend on it."""

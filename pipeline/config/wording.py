@@ -14,8 +14,6 @@ _WORDING = {
     "function": "module:function, or the name of a ready rule such as exact_match",
     "url": "an address such as http://gpu07:8000/classify, without user name and password",
     "mail_user": "an address such as me@example.org, or a user's name",
-    "webhook": "an address such as http://relay:8080/notify, without user name and password",
-    "webhook_env": "the name of an environment variable; the address itself belongs into no file",
     "api_key_env": "the name of an environment variable; the key itself belongs into no file",
     "scheduler": "module:function",
     "engine": "transformers, vllm, or module:function of an engine of yours",
@@ -24,7 +22,6 @@ _WORDING = {
     "options": "the option's long name, in lower-case letters and without dashes before it",
     "time": "D-HH:MM:SS or HH:MM:SS, in quotes because YAML takes 4:00:00 for the number 14400",
     "mem": "a number with K, M, G or T behind it, such as 64G",
-    "max_mem": "a number with K, M, G or T behind it, such as 64G",
     "gpus_per_node": "COUNT or TYPE:COUNT, such as 4 or a100:4",
 }
 _UNKNOWN, _MISSING = "unexpected_keyword_argument", ("missing", "missing_argument")

@@ -45,7 +45,7 @@ def plain(table: pa.Table) -> pa.Table:
 
 def check_buffers(column: pa.ChunkedArray) -> None:
     """Raise pa.ArrowInvalid where buffers contradict each other, before anything follows offsets, which might
-    end the process. Text that is not UTF-8 is left to whoever reads it, row by row."""
+    end the process. Text that is not UTF-8 is refused later, row by row."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -90,7 +90,10 @@ def _json_value(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if isinstance(kind, pa.JsonType):
-        return json.loads(value) if isinstance(value, str) else value
+        found = json.loads(value) if isinstance(value, str) else value
+        if isinstance(value, str) and "\\u" in value:  # half a character, which no UTF-8 text can hold
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
     if kinds.is_struct(kind):
         inner = {field.name: field.type for field in kind}
         return {key: _json_value(one, inner[key]) for key, one in value.items() if one is not None}

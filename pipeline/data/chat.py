@@ -29,8 +29,8 @@ class Rendering:
     """What every chat template of a run is given besides messages and tools."""
 
     moment: float
-    """Unix time that templates are told when they ask for the time, which they show as it is in UTC: the same
-    for each task of the run, on whatever day and node."""
+    """Unix time that templates get as the current time, in UTC: the same for each task of the run, on any day
+    and node."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Values by name, for the policy's template (``model.chat_template_arguments``)."""
 

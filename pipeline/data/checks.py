@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.config.model_dir import text_settings
-from pipeline.config.schema import BadRows, Config, LongPrompts
+from pipeline.config.model_files import text_settings
+from pipeline.config.schema import Config, LongPrompts
 from pipeline.data.chat import Rendering
-from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts, summarize
-from pipeline.data.readings import ReadAs, Reading
+from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts
 from pipeline.data.rendering import PromptTokenizer, ScoringTemplate, prompt_texts
-from pipeline.data.rows import RejectReason
+from pipeline.data.rows import ReadAs, Reading, RejectReason
 from pipeline.data.tables import PromptError, first_line
 from pipeline.data.tokens import affixes_of, text_ids
 from pipeline.run.schemas import reserved_columns
@@ -28,7 +27,6 @@ _MOST_QUOTED = 80
 _WAYS_OUT = {
     RejectReason.BAD_ANSWER: "mend the answers",
     RejectReason.TOO_LONG: "lower rollout.max_new_tokens, set data.long_prompts=truncate",
-    RejectReason.MIXED_TYPES: "leave the column out by data.columns",
 }
 
 
@@ -196,7 +194,7 @@ def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config
 
 
 def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> None:
-    """Stop where rows that cannot be used are fatal, too many, or leave too few.
+    """Stop where rows that cannot be used are too many, or leave too few.
 
     Args:
         listing: the file that lists them, if there is one.
@@ -205,11 +203,6 @@ def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> 
         PromptError: with the way out.
     """
     for judged in files:
-        for key, value in (("bad_rows", config.data.bad_rows), ("long_prompts", config.data.long_prompts)):
-            fatal = [row for row in judged.rejected if decided_by(config, row) == key]
-            if value == BadRows.FATAL and fatal:
-                where = f"; listed in {listing}" if listing else f" in {judged.key}={judged.path}"
-                raise PromptError(f"{summarize(fatal)} (data.{key}=fatal){where}")
         if why := too_few(config, judged, by_example=not listing):
             where = f"; unusable rows are listed in {listing}" if listing else ""
             raise PromptError(f"{judged.key}={judged.path}{why}{where}")
@@ -240,12 +233,6 @@ def too_few(config: Config, judged: Judged, by_example: bool) -> str:
         way_out = _WAYS_OUT.get(_commonest(judged), "mend them")
         return f": {judged.portion_dropped} cannot be used{because}; {way_out}, or set data.max_dropped=1"
     return ""
-
-
-def decided_by(config: Config, row: Rejected) -> str:
-    """Return the key of ``data`` that decides what becomes of a row that cannot be used."""
-    is_long = row.reason is RejectReason.TOO_LONG and config.data.long_prompts is not None
-    return "long_prompts" if is_long else "bad_rows"
 
 
 def _because(judged: Judged, by_example: bool) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.data.readings import ReadAs
-from pipeline.data.rows import RejectReason, Unusable
+from pipeline.data.rows import ReadAs, RejectReason, Unusable
 from pipeline.text import shown
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -26,8 +26,7 @@ from pipeline.data.messages import (
     parse_messages,
     parse_tools,
 )
-from pipeline.data.readings import ReadAs, Reading
-from pipeline.data.rows import Cells, Columns, RejectReason, Unusable
+from pipeline.data.rows import Cells, ReadAs, Reading, RejectReason, Unusable
 from pipeline.data.sources import read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
@@ -121,19 +120,10 @@ def read_prompts(
             tools_column = None
         read = [name for name in ours if name in source.names]
         others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved, read)
-        sifted = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
-        found = source.columns(others, [prompt.row for prompt in sifted[0]], tools_column)
-    return _without_misfits(sifted, found, source.num_total)
-
-
-def _without_misfits(sifted: "_Sifted", columns: Columns, num_total: int) -> Prompts:
-    rows, rejected, read_as = sifted
-    misfits, mixed = columns.misfits, RejectReason.MIXED_TYPES
-    fitting = tuple(prompt for prompt in rows if prompt.row not in misfits)
-    rejected += [Rejected(p.row, p.prompt_id, mixed, misfits[p.row]) for p in rows if p.row in misfits]
-    counts = Counter(Reading(kind) for prompt in fitting for kind in read_as.get(prompt.row, ()))
-    in_order = tuple(sorted(rejected, key=lambda one: one.row))
-    return Prompts(fitting, columns.table, in_order, num_total, counts + columns.read_as)
+        rows, rejected, read_as = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
+        found = source.columns(others, [prompt.row for prompt in rows])
+    counts = Counter(Reading(kind) for kinds in read_as.values() for kind in kinds)
+    return Prompts(tuple(rows), found.table, tuple(rejected), source.num_total, counts + found.read_as)
 
 
 def content_id(prompt: str | tuple[Message, ...], tools: Tools | None = None) -> str:

@@ -164,7 +164,8 @@ def prompt_texts(
             if not isinstance(row.prompt, str):
                 missing = left_out(render, row.prompt, row.tools)
                 _check_is_written(missing)
-                _check_takes(row, templates)
+                for why in filter(None, (template.refusal(row) for template in templates)):
+                    raise TemplateRefused(why)
                 counts.update(f"the policy's chat template does not write {part}" for part in missing)
                 counts.update(
                     f"{template.key} does not read {part}"
@@ -183,10 +184,3 @@ def _check_is_written(missing: Sequence[str]) -> None:
         raise TemplateRefused(
             f"the policy's chat template leaves out {' and '.join(needed)}, so that it would not read them"
         )
-
-
-def _check_takes(row: Prompt, templates: Sequence[ScoringTemplate]) -> None:
-    """Raise TemplateRefused for the first template of a scoring component that refuses a prompt."""
-    for template in templates:
-        if why := template.refusal(row):
-            raise TemplateRefused(why)

@@ -1,13 +1,66 @@
-"""Rows of a prompt file as they are judged: cells to look at, columns to keep, and reasons against a row."""
+"""Rows of a prompt file as they are judged: cells to look at, columns to keep, reasons against a row.
 
+What is read otherwise than it is written is counted by how. Other columns of JSON Lines have values of any
+JSON type, which Arrow keeps only where they agree; where they do not, as answers that are 42 in one row and
+"42" in the next, all are text.
+"""
+
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipeline.data.readings import Reading
+
+class ReadAs(StrEnum):
+    """Kind of reading. The values are parts of names of metrics."""
+
+    JSON_TEXT = "json_text"
+    """Messages or tools that are JSON text are what it says."""
+    JOINED_PARTS = "joined_parts"
+    """Text parts of a message's content are one text."""
+    NULL_KEYS = "null_keys"
+    """Keys of a message that are null are not there."""
+    UNUSED_TOOLS = "unused_tools"
+    """Tools beside plain text, which no template makes a prompt of, reach no policy."""
+    MESSAGES_AS_TEXT = "messages_as_text"
+    """Text that looks like chat messages and is none in JSON, such as Python's own notation, stays text."""
+    VALUES_AS_TEXT = "values_as_text"
+    """In a column whose types differ all is text: JSON text, of what is not text itself."""
+    ONE_BEGIN_TOKEN = "one_begin_token"
+    """Plain text that has the token already with which the tokenizer begins texts gets no second one."""
+
+
+_WORDS = {
+    ReadAs.JSON_TEXT: "messages or tools written as JSON text were read as what it says",
+    ReadAs.JOINED_PARTS: "text parts of a message's content were joined",
+    ReadAs.NULL_KEYS: "keys of a message that are null were left out",
+    ReadAs.UNUSED_TOOLS: (
+        "tools beside plain text, which no template makes a prompt of, are not given to the policy"
+    ),
+    ReadAs.MESSAGES_AS_TEXT: (
+        "text that looks like chat messages, but is none in JSON (which has double "
+        "quotes), is given to the policy as it is"
+    ),
+    ReadAs.VALUES_AS_TEXT: "values of {column!r}, whose types differ, were read as text",
+    ReadAs.ONE_BEGIN_TOKEN: (
+        "text that begins with the token that the tokenizer adds by itself was given no second one"
+    ),
+}
+
+
+class Reading(NamedTuple):
+    """What was read otherwise, of which rows are counted."""
+
+    kind: ReadAs
+    column: str = ""
+    """Column whose values were; empty where it is the prompt, or its tools."""
+
+    def __str__(self) -> str:
+        return _WORDS[self.kind].format(column=self.column)
 
 
 class RejectReason(StrEnum):
@@ -38,8 +91,6 @@ class RejectReason(StrEnum):
     """The id is missing, null, empty, or neither a string nor an integer."""
     DUPLICATE_ID = "duplicate_id"
     """An earlier usable row has the same id, or the same prompt where ids come from content."""
-    MIXED_TYPES = "mixed_types"
-    """A value of another column is of another type than most rows have there."""
     BAD_ANSWER = "bad_answer"
     """A reward rule cannot score responses to the row, most often as its answer is missing."""
     TOO_LONG = "too_long"
@@ -74,10 +125,29 @@ class Cells:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns to keep besides prompt and id, of the rows whose values fit."""
+    """The columns to keep besides prompt and id."""
 
     table: pa.Table
-    misfits: Mapping[int, str] = field(default_factory=dict)
-    """By row, descriptions of values that do not fit a column that the others fit."""
     read_as: Counter[Reading] = field(default_factory=Counter)
     """Counts of rows, by what in them was read otherwise than it is written."""
+
+
+def column(name: str, values: Sequence[object]) -> tuple[pa.Array, Counter[Reading]]:
+    """Convert JSON values to one column, of text where their types differ or Arrow has none for them. Returns
+    it with the number of values that were made text."""
+    kinds = {type(value) for value in values}
+    if not (bool in kinds and kinds & {int, float}):  # pyarrow would make numbers of some
+        try:
+            return pa.array(values), Counter()
+        except (pa.ArrowException, OverflowError):
+            pass
+    texts = [as_text(value) for value in values]
+    num_made = sum(new is not old for new, old in zip(texts, values, strict=True))
+    return pa.array(texts), Counter({Reading(ReadAs.VALUES_AS_TEXT, name): num_made})
+
+
+def as_text(value: object) -> str | None:
+    """Return text and null as they are, and any other JSON value as its JSON text."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)

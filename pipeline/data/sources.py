@@ -6,8 +6,8 @@ Each becomes :class:`_Lines` or :class:`_Table`: rows to judge one by one, and c
 import json
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
@@ -15,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.data.arrow_types import check_buffers, has_json, python_value
-from pipeline.data.columns import Mixed, array, fit
-from pipeline.data.readings import ReadAs, Reading
-from pipeline.data.rows import Cells, Columns, RejectReason, Unusable
+from pipeline.data.rows import Cells, Columns, Reading, RejectReason, Unusable, column
 from pipeline.data.tables import (
     ARROW,
     KEEP,
@@ -29,7 +27,6 @@ from pipeline.data.tables import (
     read_files,
     readable,
 )
-from pipeline.text import shown
 
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SAMPLE_ROWS = 20_000
@@ -41,29 +38,6 @@ _WANTED = "JSON Lines are wanted: an object on each line"
 _SCAN_BYTES = 16 << 20
 """Bytes of a scan's chunk, if one row has no more."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True)
-class _Column:
-    """One column of JSON values, fitted."""
-
-    name: str
-    values: Sequence[object]
-    misfits: Mapping[int, str] = field(default_factory=dict)
-    read_as: Counter[Reading] = field(default_factory=Counter)
-
-
-def _fitted(name: str, values: Sequence[object], is_any: bool) -> _Column:
-    """Make the values of a column alike. Where they cannot be, and ``is_any`` says that they may be of any
-    type, all are given as the JSON text that they are."""
-    found = fit(values)
-    if found.misfits and is_any:
-        texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-        made = Reading(ReadAs.VALUES_AS_JSON, name)
-        return _Column(name, texts, read_as=Counter({made: sum(text is not None for text in texts)}))
-    made = Reading(ReadAs.NUMBERS_AS_TEXT, name)
-    read_as = Counter({made: found.num_as_text} if found.num_as_text else {})
-    return _Column(name, found.values, found.misfits, read_as)
 
 
 _Line = tuple[int, dict[str, object] | Unusable]
@@ -105,34 +79,18 @@ class _Lines:
                 tools = value.get(tools_column) if tools_column else None
                 yield Cells(row, where, value.get(prompt_column, no_prompt), prompt_id, tools, has_id)
 
-    def columns(self, names: Sequence[str], rows: Sequence[int], tools_column: str | None) -> Columns:
-        """Return columns of some rows. Raises PromptError where one cannot be made."""
-        made = [_fitted(name, self._values(name, rows), name == tools_column) for name in names]
-        misfits: dict[int, str] = {}
-        for column in made:
-            for index, what in column.misfits.items():
-                where = f"line {self.lines[rows[index]][0]}: {column.name!r} has {what}"
-                misfits.setdefault(rows[index], where)
-        kept = [index for index, row in enumerate(rows) if row not in misfits]
-        arrays = [self._array(column, rows, kept) for column in made]
-        counted = pa.table([pa.nulls(len(kept)), *arrays], names=["", *names])
+    def columns(self, names: Sequence[str], rows: Sequence[int]) -> Columns:
+        """Return columns of some rows."""
+        made = [column(name, self._values(name, rows)) for name in names]
+        counted = pa.table([pa.nulls(len(rows)), *(array for array, _ in made)], names=["", *names])
         # without columns too, the number of rows is kept
         table = counted.select(range(1, len(names) + 1))
-        return Columns(table, misfits, sum((column.read_as for column in made), Counter()))
+        return Columns(table, sum((read_as for _, read_as in made), Counter()))
 
     def _values(self, name: str, rows: Sequence[int]) -> list[object]:
         """Return the values of one JSON key; None for a row that lacks it or is no object."""
         found = (self.lines[row][1] for row in rows)
         return [None if isinstance(value, Unusable) else value.get(name) for value in found]
-
-    def _array(self, column: _Column, rows: Sequence[int], kept: Sequence[int]) -> pa.Array:
-        values = [column.values[index] for index in kept]
-        try:
-            return array(values)
-        except Mixed as mixed:
-            number = self.lines[rows[kept[mixed.culprit]]][0]
-            message = f"{self.path}: the values of {column.name!r} do not fit one column: line {number} has"
-            raise PromptError(f"{message} {shown(values[mixed.culprit])} ({mixed}); {KEEP}") from mixed
 
 
 @dataclass(frozen=True)
@@ -142,7 +100,7 @@ class _Table:
     path: Path
     table: pa.Table
     names: list[str]
-    """All columns of the source, of which the table may lack those that nobody wants."""
+    """All columns of the source, of which the table may lack those that are not used."""
     places: Sequence[int]
     """The table's rows in the source, of which it may be a sample."""
     num_total: int
@@ -159,8 +117,8 @@ class _Table:
         for row, (prompt, prompt_id, own) in enumerate(zip(prompts, ids, tools, strict=False)):
             yield Cells(row, f"row {self.places[row]}", prompt, prompt_id, own, id_column is not None)
 
-    def columns(self, names: Sequence[str], rows: Sequence[int], tools_column: str | None) -> Columns:
-        """Return columns of some rows; none is a misfit, as a column has one type."""
+    def columns(self, names: Sequence[str], rows: Sequence[int]) -> Columns:
+        """Return columns of some rows."""
         for name in names:
             _check_values(self.path, name, self.table[name])
         used = np.zeros(self.num_rows, dtype=bool)
@@ -169,10 +127,10 @@ class _Table:
         read_as: Counter[Reading] = Counter()
         for index, name in enumerate(names):
             if has_json(table.schema.field(index).type):
-                column = _fitted(name, list(map(_parsed, table[name])), is_any=True)
-                read_as += column.read_as
-                table = table.set_column(index, name, pa.chunked_array([array(column.values)]))
-        return Columns(table, read_as=read_as)
+                array, made = column(name, list(map(_parsed, table[name])))
+                read_as += made
+                table = table.set_column(index, name, pa.chunked_array([array]))
+        return Columns(table, read_as)
 
 
 Source = _Lines | _Table

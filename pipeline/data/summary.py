@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.engines import Engine
-from pipeline.config.model_dir import text_settings
+from pipeline.config.model_files import text_settings
 from pipeline.config.reward import RuleConfig, prefill_of
 from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.schema import Config
@@ -20,7 +20,7 @@ _WARN_ABOVE = 0.1
 """Share of dropped rows above which people are warned."""
 _MOST_LISTED = 10
 _MOST = 0.95
-"""Share of prompts of which the longest is told, besides the longest of all."""
+"""Share of prompts for the percentile of lengths that is reported beside the maximum."""
 
 
 # --- lines ---
@@ -33,7 +33,7 @@ def lines(
     special: Collection[str] = (),
     ends: Ends | None = None,
 ) -> Iterator[str]:
-    """Yield what people are told of all prompt files, and of how the policy's tokenizer fits them.
+    """Yield lines for people on all prompt files, and on how the policy's tokenizer fits them.
 
     Args:
         tokenizer: None where it cannot be had.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.model_dir import read_json
+from pipeline.config.model_files import read_json
 from pipeline.data.tokens import what_makes_ids
 from pipeline.run.environment import TASK_ENVIRONMENT
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.config.model_dir import read_json
+from pipeline.config.model_files import read_json
 from pipeline.data.chat import refusals
 
 if TYPE_CHECKING:

@@ -1,25 +1,21 @@
 """The GPUs of this machine that a run may use. Opens no driver."""
 
+import contextlib
 import itertools
 import os
 import re
-import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import LocalConfig
-from pipeline.executors.assignment import Grant
-from pipeline.executors.machine import has_gpus
+from pipeline.process import said_within
+from pipeline.run.gpus import OTHERS, VISIBLE, has_gpus, visible_names
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 ONLY = "SLURM_PPO_GPUS"
 """Variable with the names of GPUs that a run may give to its tasks, of all that it finds. A sweep sets it, so
 that runs side by side have GPUs of their own."""
-_OTHERS = ("HIP_VISIBLE_DEVICES",)
-"""Names of the same variable for AMD's GPUs; ROCR_VISIBLE_DEVICES is left as it is, and numbers begin anew
-within it."""
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _MIG = re.compile(r"^\s+MIG .*\(UUID: (MIG-[^)]+)\)")
 _LIST_SECONDS = 20.0
@@ -36,12 +32,12 @@ class Devices:
     why: str = ""
     """Where the names are from, in words."""
 
-    def variables(self, grant: Grant) -> dict[str, str]:
-        """Return what shows a task its GPUs and no others."""
+    def variables(self, given: Iterable[str]) -> dict[str, str]:
+        """Return what shows a worker the GPUs that it is given and no others."""
         if not self.are_given:
             return {}
-        shown = ",".join(name for share in grant for name in share.gpus)
-        return {VISIBLE: shown, **{name: shown for name in _OTHERS if name in os.environ}}
+        shown = ",".join(given)
+        return {VISIBLE: shown, **{name: shown for name in OTHERS if name in os.environ}}
 
 
 def devices_of(
@@ -114,36 +110,27 @@ def parts(devices: Devices, count: int) -> list[tuple[str, ...]]:
     return [names[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
-def visible_names(environment: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; None where it is not set. As in CUDA,
-    what follows -1 does not count."""
-    given = environment.get(VISIBLE, environment.get(_OTHERS[0]))
-    if given is None:
-        return None
-    names: list[str] = []
-    for name in (word.strip() for word in given.split(",")):
-        if name in ("", "-1", "NoDevFiles"):
-            break
-        names.append(name)
-    return tuple(dict.fromkeys(names))
-
-
 def listed_gpus(
     devices: Path = Path("/dev"), topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")
 ) -> tuple[str, ...]:
     """Return all GPUs of this machine by ``nvidia-smi -L``, and parts of GPUs where they are divided; without
     that program by its device files, AMD's by the kernel's list."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_LIST_SECONDS, check=True
-        )
-        if names := parse_list(done.stdout):
-            return names
-    except (OSError, subprocess.SubprocessError):
-        pass
+    done = None
+    with contextlib.suppress(OSError):
+        done = said_within(["nvidia-smi", "-L"], _LIST_SECONDS)
+    if done and not done.exit_code and (names := parse_list(done.text)):
+        return names
     nvidia = [file for file in devices.glob("nvidia[0-9]*") if file.name.removeprefix("nvidia").isdigit()]
-    amd = [file for file in topology.glob("*/gpu_id") if file.read_text().strip() not in ("", "0")]
+    amd = list(filter(_is_gpu, topology.glob("*/gpu_id")))
     return tuple(map(str, range(len(nvidia or amd))))
+
+
+def _is_gpu(file: Path) -> bool:
+    """Whether a file of the kernel's list is of a GPU, and not of a processor. Of GPUs that a job was not
+    given it may not be read."""
+    with contextlib.suppress(OSError):
+        return file.read_text().strip() not in ("", "0")
+    return False
 
 
 def parse_list(text: str) -> tuple[str, ...]:

@@ -6,23 +6,25 @@ from pipeline.config.engines import Engine
 from pipeline.config.issue import ConfigError
 from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
-from pipeline.config.scheduler import LocalConfig, LocalStageConfig, LocalUpdateConfig, key_of
+from pipeline.config.scheduler import LocalConfig, LocalStageConfig, key_of
 from pipeline.config.schema import Config
-from pipeline.executors.assignment import Need, Share
+from pipeline.config.types import Linger
+from pipeline.decide.staying import ALWAYS
 from pipeline.executors.devices import Devices, devices_of
-from pipeline.executors.machine import has_gpus
-from pipeline.executors.running import LocalLimits
-from pipeline.executors.staying import seconds_of
-from pipeline.run.engine_use import engines_of
+from pipeline.executors.limits import HERE, Limits, need_of, node_of
+from pipeline.run.engine_use import engines_of, uses_vllm
+from pipeline.run.gpus import fork_hazard, has_gpus, unknown_to_vllm
 from pipeline.run.tasks import Stage, Task
 
 _SLOTS_BESIDE_GPUS = 2
 """Tasks of all stages at once, beside one for each GPU."""
 _SLOTS = {Stage.ROLLOUT: 2, Stage.REWARD: 2}
 """Tasks of a stage at once, where they need no GPU; of every other stage one."""
+_ASIDE = (Stage.PREPARE, Stage.EVALUATE, Stage.BENCHMARK)
+"""What nothing waits for once a run has begun."""
 
 
-def local_limits(config: Config) -> LocalLimits:
+def local_limits(config: Config) -> Limits:
     """Return the limits of a run on this machine.
 
     Raises:
@@ -31,6 +33,7 @@ def local_limits(config: Config) -> LocalLimits:
     given = config.scheduler
     assert isinstance(given, LocalConfig)
     devices = devices_of(given)
+    check_names(config, devices)
     needs = gpus_of_tasks(config, len(devices.names))
     check_suffice(config, needs, devices)
     slots = {
@@ -38,15 +41,20 @@ def local_limits(config: Config) -> LocalLimits:
         for kind, share in shares_of(config).items()
     }
     slots["prepare"] = 1
-    return LocalLimits(
-        _SLOTS_BESIDE_GPUS + len(devices.names) if given.slots == "auto" else given.slots,
+    slots_of_all = _SLOTS_BESIDE_GPUS + len(devices.names) if given.slots == "auto" else given.slots
+    return Limits(
         slots,
         given.time_limit,
-        lingers(config, needs, slots, devices),
+        slots_of_all,
         beside=frozenset({Stage.BENCHMARK}),
-        nodes=(Share(gpus=devices.names),),
-        needs={kind: Need(gpus=count) for kind, count in needs.items()},
-        show=devices.variables,
+        linger=lingers(config, needs, slots, devices),
+        of_one_task={kind for kind, share in shares_of(config).items() if share.linger == 0},
+        nodes=(node_of(HERE, len(devices.names), 0),) if devices.names else (),
+        gpus={HERE: devices.names},
+        needs={kind: need_of(gpus=count) for kind, count in needs.items() if count},
+        all_need_places=all(count for kind, count in needs.items() if kind not in _ASIDE),
+        show=lambda grant: devices.variables([name for share in grant for name in share.gpus]),
+        ranks={Stage.UPDATE: given.num_update_ranks},
     )
 
 
@@ -59,18 +67,21 @@ def describe_gpus(config: Config) -> Iterator[str]:
     if not isinstance(config.scheduler, LocalConfig):
         return
     devices = devices_of(config.scheduler)
+    check_names(config, devices)
     needs = gpus_of_tasks(config, len(devices.names))
     check_suffice(config, needs, devices)
     if devices.are_given:
         each = ", ".join(f"{kind} {count}" for kind, count in needs.items() if count)
         yield f"GPUs: {len(devices.names)} ({devices.why}); of each task: {each or 'none'}"
+    if hazard := fork_hazard():
+        yield f"each process imports its libraries by itself, which takes seconds: {hazard}"
 
 
-def shares_of(config: Config) -> dict[str, LocalStageConfig | LocalUpdateConfig]:
+def shares_of(config: Config) -> dict[str, LocalStageConfig]:
     """Return this machine's share for each job kind but prepare."""
     given = config.scheduler
     assert isinstance(given, LocalConfig)
-    shares: dict[str, LocalStageConfig | LocalUpdateConfig] = {
+    shares: dict[str, LocalStageConfig] = {
         Stage.ROLLOUT: given.rollout,
         Stage.REWARD: given.reward,
         Stage.UPDATE: given.update,
@@ -143,7 +154,13 @@ def check_suffice(config: Config, needs: dict[str, int], devices: Devices) -> No
         raise ConfigError(f"{asked}: a task needs {count} GPUs, and there are {there}; ask for at most that")
 
 
-def slots_of(share: LocalStageConfig | LocalUpdateConfig, kind: str, need: int, total: int) -> int:
+def check_names(config: Config, devices: Devices) -> None:
+    """Raise ConfigError where vLLM cannot use the names of the GPUs that tasks are given."""
+    if uses_vllm(config) and (problem := unknown_to_vllm(devices.names)):
+        raise ConfigError(f"scheduler.gpus ({devices.why}): {problem}, or take engine=transformers")
+
+
+def slots_of(share: LocalStageConfig, kind: str, need: int, total: int) -> int:
     """Return how many tasks of a job kind may run at once: with GPUs as many as find theirs."""
     if share.slots != "auto":
         return share.slots
@@ -154,15 +171,12 @@ def slots_of(share: LocalStageConfig | LocalUpdateConfig, kind: str, need: int, 
 
 def lingers(
     config: Config, needs: dict[str, int], slots: dict[str, int], devices: Devices
-) -> dict[str, float]:
-    """Return the seconds that idle processes of each job kind stay. ``auto``: always, if the GPUs suffice for
-    all slots of all stages side by side, so that none has to make place for another."""
-    on_gpus = has_gpus() and not devices.are_given
+) -> dict[str, Linger]:
+    """Return the seconds that idle workers of each job kind stay. ``auto``: always, if the GPUs suffice for
+    all slots of all stages side by side, so that none has to make place for another. Else not at all, as an
+    idle one would keep a GPU's memory."""
     shares = shares_of(config)
     wanted = sum(needs[kind] * slots[kind] for kind, share in shares.items() if share.linger != 0)
-    found = {}
-    for kind, share in shares.items():
-        found[kind] = seconds_of(share.linger, on_gpus)
-        if share.linger == "auto" and needs[kind] and wanted > len(devices.names):
-            found[kind] = 0.0
-    return found
+    are_shared, are_few = has_gpus() and not devices.are_given, wanted > len(devices.names)
+    auto = {kind: 0 if are_shared or (needs[kind] and are_few) else ALWAYS for kind in shares}
+    return {kind: auto[kind] if share.linger == "auto" else share.linger for kind, share in shares.items()}

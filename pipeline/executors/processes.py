@@ -1,254 +1,242 @@
-"""Jobs as processes of this machine: a bounded number of them run at a time.
+"""Workers as processes of this machine: started on what they are given, heard, and ended.
 
-Processes are forked from a server that has imported the heavy libraries once, so that a job does not pay for
-the imports. One that has done a job stays for the next of its pool, as long as that pays. Independent of PPO:
-keys of jobs are opaque strings.
+What they do they find themselves (:mod:`stages.workers`); who is started, and who makes place, is decided by
+passes. So this knows neither tasks nor commits: a worker has a name, a job kind and words.
 """
 
+import contextlib
 import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 
-from pipeline.executors.assignment import Decision, Grant, Holder, Room, Waiting, assign
-from pipeline.executors.orders import Order
-from pipeline.executors.running import (
-    Job,
-    JobEnd,
-    LocalLimits,
-    Running,
-    note_failure,
-    rank_log,
-    rank_variables,
-)
-from pipeline.executors.staying import LEAST_FREE, Idle, who_leaves
-from pipeline.executors.teams import Team, fork, preload, signal_group, start_server
-from pipeline.memory import free_share
+from pipeline.decide.judging import was_killed
+from pipeline.executors.forking import Rank, fork, preload, signal_group, start_server
+from pipeline.executors.limits import Grant, Limits, Started, WorkerEnd
+from pipeline.process import joined_within
+from pipeline.run.environment import RELEASED
+from pipeline.run.paths import rank_log
 from pipeline.text import exit_in_words
 
-_GRACE_SECONDS = 5.0
-"""Seconds that processes may take to end when their job is cancelled, after another rank has failed, or when
-they leave."""
+_KILLED_SECONDS = 60.0
+"""Seconds in which a process that was killed is gone, unless it hangs: to free memory takes some."""
+_MOST_RUNG = 4096
+"""Bytes read from a bell at once; the ranks of a worker ring one or two for each task."""
+
+_ENDING_SECONDS = 0.05
+"""Seconds for which the end of a worker is awaited that has committed: it takes less, and a pass that begins
+before it finds no place, and keeps waiting what gets its place."""
 
 
-class LocalExecutor:
-    """Queue that runs jobs in processes; ``entry`` is a ``module:function`` that takes a process's
-    :class:`~pipeline.executors.orders.Orders`."""
+@dataclass
+class Team:
+    """The processes that are one worker, by rank."""
 
-    def __init__(self, entry: str, modules: Sequence[str], limits: LocalLimits) -> None:
-        self._entry = entry
-        self._limits = limits
-        preload(modules)
-        self._queue: list[Job] = []
-        self._running: dict[str, Running] = {}
-        self._idle: list[tuple[Team, float]] = []
-        """Processes without a job, and since when."""
-        self._leaving: list[tuple[Team, float]] = []
-        """Processes that were told to leave, and until when they may take."""
-
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs; they start as slots become free, by priority, then in this order."""
-        start_server()  # its imports go on while the driver does; a run that is done needs none
-        self._queue = sorted([*self._queue, *jobs], key=lambda job: job.priority)
-
-    def collect_ended(self) -> Mapping[str, JobEnd]:
-        """Return, by key, the jobs that have ended since this was last asked."""
-        ended = {}
-        for key, running in list(self._running.items()):
-            codes = running.codes()
-            running.known_unfinished = codes.count(None)
-            if running.is_refused:
-                self._start_again(running)
-                continue
-            note_failure(running, codes, _GRACE_SECONDS)
-            running.team.remove_leftovers()
-            if None not in codes or time.monotonic() >= running.deadline:
-                ended[key] = self._end(running)
-                del self._running[key]
-        return ended
+    started: Started
+    grant: Grant
+    rendezvous: Path
+    processes: Sequence[ForkServerProcess]
+    bell: Connection
+    """End of a pipe to read what the ranks ring."""
+    released: int = 0
+    """Number of ranks that have given their devices back, for good."""
+    failed_rank: int | None = None
+    """Rank that failed first; the others cannot go on without it."""
+    deadline: float = float("inf")
+    """Time (monotonic) at which it is killed."""
+    note: str = ""
+    """Why that is, in words."""
+    clean: set[int] = field(default_factory=set)
+    """Ranks that have ended and whose left-over processes were killed."""
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a job runs that was not collected."""
-        return bool(self._running)
+    def living(self) -> list[ForkServerProcess]:
+        return [process for process in self.processes if process.exitcode is None]
+
+    @property
+    def sentinels(self) -> list[int]:
+        """What is ready when a rank ends, of those whose end was not noted yet."""
+        return [process.sentinel for rank, process in enumerate(self.processes) if rank not in self.clean]
+
+    @property
+    def held(self) -> Grant:
+        """What no other worker may use."""
+        return () if self.released >= len(self.processes) else self.grant
+
+    def listen(self) -> None:
+        """Hear the bell."""
+        while not self.bell.closed and self.bell.poll():
+            rung = os.read(self.bell.fileno(), _MOST_RUNG)
+            self.released += rung.count(RELEASED) if not self.started.stays else 0
+            if not rung:  # all its processes are gone
+                self.bell.close()
+
+    def check(self, grace: float) -> None:
+        """Note which rank failed first, and give the others ``grace`` seconds. Where several failed since the
+        last look, take one that was killed: the others' errors only say that their peer is gone. What ranks
+        that have ended left behind is killed, as it keeps memory: once, as process ids are reused."""
+        codes = [process.exitcode for process in self.processes]
+        for rank, code in enumerate(codes):
+            if code is not None and rank not in self.clean:
+                signal_group(self.processes[rank], signal.SIGKILL)
+                self.clean.add(rank)
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed and self.failed_rank is None:
+            self.failed_rank = next((rank for rank in failed if was_killed(codes[rank])), failed[0])
+            self.deadline = min(self.deadline, time.monotonic() + grace)
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self.living:
+            signal_group(process, number)
+
+    def end(self) -> WorkerEnd:
+        """Kill what is left, with all that the processes have started. Returns how it ended."""
+        for process in self.living:
+            signal_group(process, signal.SIGKILL)
+            joined_within(process, _KILLED_SECONDS)
+        codes, ranks = [_code(process) for process in self.processes], len(self.processes)
+        self.check(0.0)
+        for process in self.processes:
+            if process.exitcode is not None:
+                process.close()
+        self.bell.close()
+        self.rendezvous.unlink(missing_ok=True)
+        rank = self.failed_rank or 0
+        note = f"rank {rank} of {ranks} {exit_in_words(codes[rank])}" if ranks > 1 and codes[rank] else ""
+        return WorkerEnd(codes[rank], self.note or note, rank)
+
+
+def _code(process: ForkServerProcess) -> int:
+    """Return the exit code of a process that has ended, or was killed and hangs in the kernel."""
+    return -signal.SIGKILL if process.exitcode is None else process.exitcode
+
+
+class Processes:
+    """Provider of workers that are processes of this machine; ``entry`` is a ``module:function`` that takes
+    the words of one."""
+
+    def __init__(self, entry: str, modules: Sequence[str], limits: Limits) -> None:
+        self._entry, self.limits = entry, limits
+        preload(modules)
+        self.starting_seconds = 0.0
+        """Seconds spent in starting workers: the first waits until the server has imported its modules."""
+        self._teams: dict[str, Team] = {}
+        self._ended: dict[str, WorkerEnd] = {}
+
+    @property
+    def living(self) -> Mapping[str, Started]:
+        """Workers of which a process lives, oldest first."""
+        return {name: team.started for name, team in self._teams.items()}
+
+    def nodes_of(self, worker: str) -> tuple[str, ...]:
+        """Return the nodes on which a worker holds its places yet."""
+        return tuple(share.node for share in self._teams[worker].held)
+
+    def start(self, worker: Started, words: Sequence[str], variables: Mapping[str, str]) -> bool:
+        """Start a worker. False where its kind has as many as it may, or it has no place."""
+        kind, most = worker.job_kind, self.limits.most(worker.job_kind)
+        there = Counter(team.started.job_kind for team in self._teams.values())
+        taken = [(team.started.job_kind, team.held) for team in self._teams.values()]
+        grant = self.limits.grant(kind, taken)
+        if grant is None or (most is not None and there[kind] >= most):
+            return False
+        start_server()
+        worker.log.parent.mkdir(parents=True, exist_ok=True)
+        rendezvous = worker.log.with_suffix(".rendezvous")
+        given, size = {**os.environ, **variables, **self.limits.show(grant)}, self.limits.ranks.get(kind, 1)
+        command = tuple(self.limits.command(worker, words, variables))
+        ranks = [
+            Rank(command, {**given, **rank_variables(n, size, rendezvous)}, rank_log(worker.log, n))
+            for n in range(size)
+        ]
+        began = time.monotonic()
+        processes, bell = fork(self._entry, ranks)
+        self.starting_seconds += time.monotonic() - began
+        self._teams[worker.name] = Team(worker, grant, rendezvous, processes, bell)
+        return True
+
+    def collect_ended(self) -> Mapping[str, WorkerEnd]:
+        """Return, by name, how the workers ended that have since this was last called."""
+        for name, team in list(self._teams.items()):
+            team.check(self.limits.grace)
+            if not team.living or time.monotonic() >= team.deadline:
+                self._ended[name] = team.end()
+                del self._teams[name]
+                remove_if_empty(team.started.log, len(team.processes))
+        ended, self._ended = self._ended, {}
+        return ended
 
     def wait(self, seconds: float) -> None:
-        """Start the jobs that fit; return when a job or one of its ranks ends, when a job has committed and
-        another fits beside it, or after ``seconds``."""
-        # Not before: what the caller submits in answer to an ended job may be more urgent than what waits.
-        self._start_what_fits()
-        until = time.monotonic() + seconds
-        is_over = False
-        while not is_over and (left := until - time.monotonic()) > 0:
-            is_over = self._wait_for_news(left)
+        """Return when a worker rings or one of its ranks ends, or after ``seconds``. What has rung and does
+        not stay is about to end: where nothing can start before, wait a moment for that too."""
+        rung, until = self._wait_for_any(seconds), time.monotonic() + _ENDING_SECONDS
+        while rung and not any(team.started.stays for team in rung) and self._is_full():
+            rung = self._wait_for_any(until - time.monotonic())
 
-    def _wait_for_news(self, seconds: float) -> bool:
-        """Wait for anything to happen. Returns whether it is of interest to the caller."""
-        running = [(one, one.codes()) for one in self._running.values()]
-        if any(codes.count(None) < one.known_unfinished for one, codes in running):
-            return True  # else who is not waited for any more would be slept through
-        unreleased = [one for one, _ in running if not one.is_released and not one.team.bell.closed]
-        calls = [call for one, codes in running for call in one.team.calls(codes)]
-        calls += [one.team.bell for one in unreleased]
-        calls += [process.sentinel for team, _ in (*self._idle, *self._leaving) for process in team.living]
+    def _wait_for_any(self, seconds: float) -> Sequence[Team]:
+        """Wait as :meth:`wait`. Return those that rang; none if anything has ended, or nothing has come."""
         now = time.monotonic()
-        until = min([now + seconds, *(one.deadline for one, _ in running), *self._times_to_leave()])
-        ready = wait_for_any(calls, timeout=max(0.0, until - now))
-        rung = [one for one in unreleased if one.listen()]
-        has_left = self._see_off()
-        return (
-            has_left
-            or (bool(rung) and self._free_slots() > 0)
-            or not ready
-            or any(one.has_news for one, _ in running)
+        until = min(
+            [now + min(seconds, self.limits.look_seconds), *(t.deadline for t in self._teams.values())]
         )
+        bells = {t.bell: t for t in self._teams.values() if not t.bell.closed}
+        ends = [sentinel for team in self._teams.values() for sentinel in team.sentinels]
+        ready = wait_for_any([*bells, *ends], timeout=max(0.0, until - now))
+        for team in self._teams.values():
+            team.listen()
+        rung = [bells[one] for one in ready if isinstance(one, Connection)]
+        return rung if len(rung) == len(ready) else ()
 
-    def _times_to_leave(self) -> list[float]:
-        """Return when processes that are idle or leaving have to be gone."""
-        linger = self._limits.linger
-        return [*(since + linger[team.pool] for team, since in self._idle), *(t for _, t in self._leaving)]
+    def _is_full(self) -> bool:
+        """Whether no worker of a kind that needs a place would find one, and all that follow need one."""
+        limits, taken = self.limits, [(t.started.job_kind, t.held) for t in self._teams.values()]
+        return limits.all_need_places and not any(limits.grant(kind, taken) for kind in limits.needs)
 
-    def cancel(self, spares_committed: bool = False) -> None:
-        """Stop every running job, drop the queued ones, and end idle processes.
+    def ring(self, workers: Collection[str]) -> None:
+        """Have workers that wait look again."""
+        for first in (self._teams[name].processes[0] for name in workers):
+            if first.exitcode is None and first.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(first.pid, signal.SIGUSR1)
 
-        Args:
-            spares_committed: let jobs go on that only save what their committed result left.
-        """
-        self._queue.clear()
-        self._let_go(range(len(self._idle)))
-        for one in self._running.values():
-            one.listen()
-        stopped = [one for one in self._running.values() if not (spares_committed and one.is_committed)]
-        for running in stopped:
-            running.team.let_go()
-            running.team.terminate()
-        until = time.monotonic() + (self._limits.grace or _GRACE_SECONDS)
-        for process in [process for running in stopped for process in running.team.living]:
+    def kill(self, worker: str, why: str) -> None:
+        """Kill a worker at once; what it says of its end is ``why``."""
+        team = self._teams[worker]
+        team.note, team.deadline = why, time.monotonic()
+
+    def cancel(self, but: Collection[str] = ()) -> None:
+        """End all workers, but for some, and wait for that; none of them is reported by
+        :meth:`collect_ended`."""
+        stopped = {name: team for name, team in self._teams.items() if name not in but}
+        for team in stopped.values():
+            team.signal(signal.SIGTERM)
+        until = time.monotonic() + self.limits.grace
+        for process in [process for team in stopped.values() for process in team.living]:
             process.join(max(0.0, until - time.monotonic()))
-            signal_group(process, signal.SIGKILL)
-            process.join()
-        self.collect_ended()
-        self._queue.clear()  # a job that its process had not begun was queued again
-        self._let_go(range(len(self._idle)))
-        self._see_off()
-        while self._leaving:
-            wait_for_any([one.sentinel for team, _ in self._leaving for one in team.living], timeout=0.1)
-            self._see_off()
+        for name, team in stopped.items():
+            team.end()
+            del self._teams[name]
+            remove_if_empty(team.started.log, len(team.processes))
 
-    def _start_what_fits(self) -> None:
-        self._see_off()
-        decision, teams = self._decide(), [team for team, _ in self._idle]
-        taken = {index: teams[place] for index, place in decision.takes.items()}
-        self._let_go(decision.leaves)
-        self._idle = [(team, since) for team, since in self._idle if team not in taken.values()]
-        waiting = []
-        for index, job in enumerate(self._queue):
-            if index in taken:
-                self._running[job.key] = self._start(job, taken[index])
-            elif index in decision.starts and self._has_memory(job):
-                self._running[job.key] = self._start(job, None, decision.starts[index])
-            else:
-                waiting.append(job)
-        self._queue = waiting
 
-    def _decide(self) -> Decision:
-        """Decide which queued jobs start, by :func:`assign`."""
-        limits, running = self._limits, self._running.values()
-        in_pools = Counter(one.job.pool for one in running)
-        pools = {pool: most - in_pools[pool] for pool, most in limits.pools.items()}
-        return assign(
-            [Waiting(job.pool, job.ranks, limits.need(job.pool)) for job in self._queue],
-            [Holder(team.pool, len(team.processes), team.grant) for team, _ in self._idle],
-            limits.nodes,
-            [share for one in running for share in one.held],
-            [share for team, _ in self._leaving for share in team.grant],
-            Room(self._free_slots(), pools, limits.beside),
-        )
+def remove_if_empty(log: Path, ranks: int) -> None:
+    """Remove the logs of a worker in which nothing is: what its tasks print goes to logs of theirs."""
+    for path in (rank_log(log, rank) for rank in range(ranks)):
+        if path.exists() and not path.stat().st_size:
+            path.unlink()
 
-    def _free_slots(self) -> int:
-        beside = self._limits.beside
-        taken = (not one.is_released and one.job.pool not in beside for one in self._running.values())
-        return self._limits.slots - sum(taken)
 
-    def _has_memory(self, job: Job) -> bool:
-        """Whether there is memory for new processes beside idle ones; if not, one of those leaves."""
-        if not (self._idle or self._leaving) or (free := free_share()) >= LEAST_FREE:
-            return True
-        if not self._leaving:  # else its memory is about to be free
-            now = time.monotonic()
-            self._let_go(who_leaves(self._idle_ones(), self._limits.linger, now, job.pool, free))
-        return not self._leaving
-
-    def _idle_ones(self) -> list[Idle]:
-        return [Idle(team.pool, since) for team, since in self._idle]
-
-    def _start(self, job: Job, team: Team | None, grant: Grant = ()) -> Running:
-        """Give a job to processes that are idle, or to new ones, which get ``grant``."""
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        rendezvous = job.log.with_suffix(f".{os.urandom(4).hex()}.rendezvous")
-        shown = self._limits.show(team.grant if team else grant)
-        stays = self._limits.stays(job.pool)
-        orders = [
-            Order(
-                job.arguments,
-                str(rank_log(job.log, rank)),
-                {**os.environ, **shown, **rank_variables(rank, job.ranks, rendezvous)},
-                stays=stays,
-            )
-            for rank in range(job.ranks)
-        ]
-        is_fresh = team is None
-        if team is None:
-            team = fork(job.pool, self._entry, orders, grant)
-        else:
-            team.give(orders)
-        deadline = time.monotonic() + self._limits.time_limit
-        return Running(job, team, rendezvous, deadline, is_fresh, stays, known_unfinished=job.ranks)
-
-    def _start_again(self, running: Running) -> None:
-        """Queue a job for other processes, where one was gone before it got it."""
-        del self._running[running.job.key]
-        running.team.kill()
-        running.rendezvous.unlink(missing_ok=True)
-        self._queue = sorted([running.job, *self._queue], key=lambda job: job.priority)
-
-    def _end(self, running: Running) -> JobEnd:
-        codes, note, team = running.codes(), "", running.team
-        if None in codes and running.failed_rank is None:
-            note = f"stopped at the time limit of {self._limits.time_limit:g} s"
-        if len(running.done) == running.job.ranks and team.is_whole():
-            team.hear_bell()  # what was said of this job
-            self._idle.append((team, time.monotonic()))
-        else:
-            ends = team.kill()
-            codes = [end if code is None else code for code, end in zip(codes, ends, strict=True)]
-        running.rendezvous.unlink(missing_ok=True)
-        if running.failed_rank is None:
-            return JobEnd(next((code for code in codes if code), 0), note)
-        exit_code, ranks = codes[running.failed_rank], running.job.ranks
-        assert exit_code is not None
-        note = f"rank {running.failed_rank} of {ranks} {exit_in_words(exit_code)}" if ranks > 1 else ""
-        return JobEnd(exit_code, note, running.failed_rank)
-
-    def _let_go(self, places: Sequence[int]) -> None:
-        """Tell idle processes to leave."""
-        until = time.monotonic() + _GRACE_SECONDS
-        for place in sorted(places, reverse=True):
-            team, _ = self._idle.pop(place)
-            team.let_go()
-            self._leaving.append((team, until))
-
-    def _see_off(self) -> bool:
-        """Let idle processes go whose time is over, and clear away what has left or died. Returns whether the
-        place of one that had to leave is free."""
-        now = time.monotonic()
-        self._let_go(who_leaves(self._idle_ones(), self._limits.linger, now))
-        broken = [(team, now) for team, _ in self._idle if not team.is_whole()]
-        self._idle = [(team, since) for team, since in self._idle if team.is_whole()]
-        gone = [(team, until) for team, until in self._leaving if not team.living or now >= until]
-        self._leaving = [one for one in self._leaving if one not in gone]
-        for team, _ in (*broken, *gone):
-            team.kill()
-        return bool(gone)
+def rank_variables(rank: int, size: int, rendezvous: Path) -> dict[str, str]:
+    """Return the environment variables of one of several ranks. They clear a master address in the user's own
+    environment, which is not for these ranks.
+    """
+    if size == 1:
+        return {}
+    place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    return place | {"RENDEZVOUS_FILE": str(rendezvous), "MASTER_ADDR": "", "MASTER_PORT": ""}

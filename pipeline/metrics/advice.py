@@ -1,44 +1,91 @@
 """Advice on a run: rules that read its numbers and say what is wrong, how it shows, what to change.
 
 Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy
-learns), :mod:`pipeline.metrics.engine_advice` (whether engines agree), :mod:`pipeline.metrics.speed_advice`
-(where the time goes) or :mod:`pipeline.metrics.starts` (what workers cost), with its thresholds and their
-reasons beside it. A rule that lacks a number is silent, and so are all rules on short runs but that about
-engines that disagree.
+learns), :mod:`pipeline.metrics.speed_advice` (where the time goes), :mod:`pipeline.metrics.starts` (what
+workers cost) or below (whether engines agree), with its thresholds and their reasons beside it. A rule that
+lacks a number is silent, and so are all rules on short runs but that about engines that disagree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pipeline.metrics.advice_input import LOOK_BACK, Advice, Evidence, Rule, Severity, TaskTime
-from pipeline.metrics.engine_advice import engine_mismatch
+from pipeline.config.algorithm import CorrectionLevel
+from pipeline.config.engines import Engine
+from pipeline.metrics.advice_input import (
+    LOOK_BACK,
+    Advice,
+    AdviceInput,
+    Findings,
+    Rule,
+    Series,
+    Severity,
+    recent,
+    series,
+)
 from pipeline.metrics.learning_advice import LEARNING_RULES
 from pipeline.metrics.speed_advice import SPEED_RULES
 from pipeline.metrics.starts import START_RULES
+from pipeline.text import number
 
-__all__ = [
-    "Advice",
-    "Evidence",
-    "Rule",
-    "Severity",
-    "TaskTime",
-    "advise",
-    "first_shown",
-    "in_a_line",
-    "worst",
-]
+_K3_MUCH, _K3_TOO_MUCH = 0.01, 0.1
+"""Nats per token: engines that differ in rounding alone are at 1e-3 (bf16) and below."""
+_AT_ONCE = 0.05
+"""Nats per token in a single iteration, below which chance and rounding may be what is seen."""
+
+
+def engine_mismatch(evidence: AdviceInput) -> Findings:
+    """Detect a rollout engine and a trainer that compute different probabilities; from the first iteration
+    on, since what makes them differ does not pass."""
+    found = _mismatch(evidence)
+    if found is None:
+        return
+    severity = Severity.PROBLEM if found.middle > _K3_TOO_MUCH else Severity.WARNING
+    median = "median " if len(found) > 1 else ""
+    what = f"{found.name}: {median}{number(found.middle)} nats per token in {found.span}"
+    title = "the rollout engine's probabilities differ from the trainer's"
+    remedy = "; ".join(_mismatch_remedies(evidence))
+    yield Advice(severity, Rule.ENGINE_MISMATCH, title, what, remedy, ("mismatch/k3", "mismatch/kl"))
+
+
+def _mismatch(evidence: AdviceInput) -> Series | None:
+    """Return the mismatch of recent iterations, or of the last of a few, if it is too large."""
+    usual = recent(evidence, "mismatch/k3")
+    if usual is not None:
+        return usual if usual.middle > _K3_MUCH else None
+    newest = (series(evidence.trained[-1:], name) for name in ("mismatch/kl", "mismatch/k3"))
+    largest = max((one for one in newest if len(one)), key=lambda one: one.middle, default=None)
+    return largest if largest and largest.middle > _AT_ONCE else None
+
+
+def _mismatch_remedies(evidence: AdviceInput) -> Iterator[str]:
+    config = evidence.config
+    if config.algorithm.correction.level is CorrectionLevel.NONE:
+        yield "set algorithm.correction.level=token"
+    if config.rollout_precision is not config.update.precision:
+        yield (
+            f"give rollout.precision={config.rollout_precision} and "
+            f"update.precision={config.update.precision} the same format"
+        )
+    if config.rollout.engine == Engine.TRANSFORMERS:
+        yield (
+            "to see what it comes from, generate one row at a time (rollout.tokens_per_batch=1), then train "
+            "with update.attention=eager and update.remove_padding=false"
+        )
+    else:
+        yield "try rollout.engine=transformers"
+
 
 RULES = (*LEARNING_RULES, engine_mismatch, *SPEED_RULES, *START_RULES)
 
 
-def advise(evidence: Evidence) -> list[Advice]:
+def advise(evidence: AdviceInput) -> list[Advice]:
     """Apply every rule. Findings come worst first, equally bad ones in the order of :class:`Rule`."""
     found = [advice for rule in RULES for advice in rule(evidence)]
     severities, rules = list(Severity), list(Rule)
     return sorted(found, key=lambda a: (-severities.index(a.severity), rules.index(a.rule)))
 
 
-def first_shown(evidence: Evidence) -> list[Advice]:
+def first_shown(evidence: AdviceInput) -> list[Advice]:
     """Return warnings and problems that the newest row is the first to show."""
     now = replace(evidence, rows=evidence.rows[-LOOK_BACK - 1 :])
     before = {advice.rule for advice in advise(replace(now, rows=now.rows[:-1]))}

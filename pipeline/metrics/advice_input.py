@@ -105,7 +105,7 @@ class TaskTime:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class AdviceInput:
     """All data that rules may read."""
 
     rows: Sequence[Row]
@@ -165,14 +165,14 @@ def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value) and abs(value) < _IGNORED_ABOVE
 
 
-def recent(evidence: Evidence, name: str, count: int = WINDOW) -> Series | None:
+def recent(evidence: AdviceInput, name: str, count: int = WINDOW) -> Series | None:
     """Return the last ``count`` values, or None where too few are recent to say anything."""
     rows = evidence.trained[-2 * count :]
     found = series(rows, name)[-count:]
     return found if len(evidence.trained) >= MIN_ROWS and len(found) >= min(count, 3) else None
 
 
-def matching(evidence: Evidence, pattern: str) -> list[tuple[str, str]]:
+def matching(evidence: AdviceInput, pattern: str) -> list[tuple[str, str]]:
     """Find (name, first group) of the numbers in recent rows that match a regular expression, in order."""
     names = dict.fromkeys(name for row in evidence.trained[-WINDOW:] for name in row)
     return [(name, found[1]) for name in names if (found := re.fullmatch(pattern, name))]

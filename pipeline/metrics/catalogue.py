@@ -1,13 +1,14 @@
-"""Catalogue of the numbers of an iteration's row: their names and meanings.
+"""Catalogue of the numbers of an iteration's row, with their meanings, and of the charts that show them.
 
-Every number that :func:`iteration_row` writes is described by one entry of :data:`METRICS`; tracking and
-report take names and sections from there.
+Every number that :func:`iteration_row` writes is described by one entry of :data:`METRICS`; report, W&B's
+workspace and the docs take names, sections and :data:`CHARTS` from here.
 """
 
 import fnmatch
 import functools
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class Section(StrEnum):
@@ -92,6 +93,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/overflow_steps", _H, "steps at which fp16 lowered its loss scale"),
     Metric("policy/stopped_early", _H, "1 if target_kl ended the training of this iteration"),
     Metric("policy/padding_efficiency", _H, "share of real tokens in the micro-batches"),
+    Metric("policy/computed_responses", _H, "responses that went through the policy: those with a gradient"),
     Metric("policy/clip_fraction_low", _H, "share of tokens clipped at the lower bound"),
     Metric("policy/clip_fraction_high", _H, "share of tokens clipped at the upper bound"),
     Metric("policy/dual_clip_fraction", _H, "share of tokens held by dual clipping"),
@@ -160,12 +162,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens_per_second/*", _P, "response tokens per wall second of a stage"),
     Metric("memory_gib/*", _P, "largest peak memory of a stage's tasks"),
     Metric("gpu_memory_gib/*", _P, "largest peak GPU memory of a stage's tasks"),
+    Metric("halvings/*", _P, "times that a task's batch budget was halved, of the one with most, if any was"),
+    Metric("engine/model_runner/*", _P, "vLLM's model runner, 1 or 2, in the generator and the scorer"),
+    Metric("engine/async_scheduling/*", _P, "1 where vLLM prepares a step while it computes another"),
+    Metric("engine/own_process/*", _P, "1 where vLLM has a process of its own"),
+    Metric("engine/unreturned_gib/*", _P, "memory that did not come back when vLLM was closed"),
     Metric("slurm/job_id/*", _C, "job whose task was the last of its stage to be committed"),
-    Metric("slurm/gpu_hours/*", _P, "GPU-hours of all attempts of a stage, as Slurm accounts for them"),
-    Metric("slurm/cpu_hours/*", _P, "CPU-hours of all attempts of a stage"),
-    Metric("slurm/queue_seconds/*", _P, "seconds that a stage's jobs could have started but waited, summed"),
-    Metric("slurm/run_seconds/*", _P, "seconds that a stage's jobs ran, summed over all attempts"),
-    Metric("slurm/attempts/*", _P, "jobs of a stage that started, requeued ones once for every start"),
+    Metric("slurm/gpu_hours/*", _P, "GPU-hours held for a stage's attempts, with the waits of workers"),
+    Metric("slurm/cpu_hours/*", _P, "CPU-hours held for a stage's attempts, with the waits of workers"),
+    Metric("slurm/queue_seconds/*", _P, "seconds that a stage's attempts waited though they could start"),
+    Metric("slurm/run_seconds/*", _P, "seconds that a stage's attempts ran, summed"),
+    Metric("slurm/attempts/*", _P, "attempts at a stage that started, requeued jobs once for every start"),
     Metric(
         "slurm/startup_share/*",
         _P,
@@ -191,3 +198,73 @@ def describe(name: str) -> Metric | None:
     exact = [metric for metric in METRICS if metric.name == name]
     patterns = [m for m in METRICS if "*" in m.name and fnmatch.fnmatchcase(name, m.name)]
     return next(iter([*exact, *sorted(patterns, key=lambda m: -len(m.name))]), None)
+
+
+# --- charts ----------------------------------------------------------------------------------------------
+
+FEW = 12
+"""Number of iterations up to which each has a marker and a tick."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over iterations. ``names``: of METRICS, separated by spaces; ``*`` is a curve per match."""
+
+    section: Section
+    title: str
+    names: str
+    lower: str = ""
+    """Names of curves of another unit, in a panel below."""
+    caption: str = ""
+    """Text under the title. Default: the meaning of the first name, and of the first lower one."""
+    kind: Literal["lines", "bars", "band"] = "lines"
+    """Style: bars are stacked; a band's names are its middle, its two edges, and dots to put on it."""
+    from_zero: bool = False
+
+
+LOW, HIGH = "reward/mean-std", "reward/mean+std"
+"""Edges of the reward's band, no metrics: pipeline/report/figures.py computes them."""
+
+
+_REWARD = "mean total reward and a band of one standard deviation; diamonds: greedy on held-out prompts"
+_KL = "KL per response, summed over its tokens (k1); below: its coefficient"
+_CLIPPING = "share of tokens clipped at the ratio's bounds, by dual clipping and in the value loss"
+_CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_fraction value/clip_fraction"
+_LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
+_LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
+_LENGTHS = "response_length/mean response_length/min response_length/max"
+_PROMPTS = "data/rejected data/rejected/* data/truncated data/read_as/* data/left_out"
+
+CHARTS: tuple[Chart, ...] = (
+    Chart(_O, "Reward", f"reward/mean {LOW} {HIGH} evaluate/reward", "", _REWARD, "band"),
+    Chart(_O, "Prompts without spread", "reward/frac_zero_std", from_zero=True),
+    Chart(_O, "KL to the reference", "objective/kl", "objective/kl_coef", _KL),
+    Chart(_S, "Reward components", "reward/*/mean"),
+    Chart(_S, "Spread of reward components", "reward/*/std", from_zero=True),
+    Chart(_H, "Entropy", "policy/entropy"),
+    Chart(_H, "Clipping", _CLIPPED, "", _CLIPPING, from_zero=True),
+    Chart(_H, "Losses", "policy/loss", "value/loss", _LOSSES),
+    Chart(_H, "Gradient norms", "policy/grad_norm", "value/grad_norm", _NORMS, from_zero=True),
+    Chart(_H, "Explained variance", "value/explained_variance"),
+    Chart(_H, "Size of the update", "policy/approx_kl", from_zero=True),
+    Chart(_H, "Rollout engine against trainer", "mismatch/kl", "mismatch/max"),
+    Chart(_R, "Response length", _LENGTHS, "response_length/clip_ratio", _LENGTH, "band", from_zero=True),
+    Chart(_R, "Finish reasons", "finish_reason/*", kind="bars"),
+    Chart(_E, "Held-out reward components", "evaluate/reward/*"),
+    Chart(_E, "Held-out sets", "evaluate/*/reward"),
+    Chart(_E, "Solved held-out prompts", "evaluate/pass@* evaluate/*/pass@*", from_zero=True),
+    Chart(_E, "Numbers of evaluate.command", "eval/*"),
+    Chart(_E, "Held-out response length", "evaluate/response_length", from_zero=True),
+    Chart(_P, "Seconds per stage", "seconds/*", kind="bars"),
+    Chart(_P, "Tokens per second", "tokens_per_second/*", from_zero=True),
+    Chart(_P, "GPU hours", "slurm/gpu_hours/*", kind="bars"),
+    Chart(_P, "Seconds in the queue", "slurm/queue_seconds/*", kind="bars"),
+    Chart(_P, "Idle share", "slurm/idle_share/*", from_zero=True),
+    Chart(_P, "Idle share of workers", "slurm/worker_idle_share/*", from_zero=True),
+    Chart(_P, "Start-up share", "slurm/startup_share/*", from_zero=True),
+    Chart(_P, "Wasted share", "slurm/wasted_share", from_zero=True),
+    Chart(_P, "Memory (GiB)", "memory_gib/*", from_zero=True),
+    Chart(_P, "GPU memory (GiB)", "gpu_memory_gib/*", from_zero=True),
+    Chart(_P, "Batch budgets halved for lack of GPU memory", "halvings/*", from_zero=True),
+    Chart(_C, "Prompts left out, cut or read otherwise", _PROMPTS, from_zero=True),
+)

@@ -8,7 +8,7 @@ from pipeline.metrics.advice_input import (
     TREND_ROWS,
     WINDOW,
     Advice,
-    Evidence,
+    AdviceInput,
     Findings,
     Rule,
     Series,
@@ -28,7 +28,7 @@ _IMPORTANT = 0.1
 """Share of the rewards' standard deviation by which a mean reward has to change before it matters."""
 
 
-def reward_hacking(evidence: Evidence) -> Findings:
+def reward_hacking(evidence: AdviceInput) -> Findings:
     """Detect a score that rises while what it stands for falls."""
     important = _IMPORTANT * _spread(evidence)
     heldout = evaluation_trend(evidence.trained)
@@ -60,7 +60,7 @@ def _moved(trend: Trend) -> str:
     return f"{later.name} went from {numbers}"
 
 
-def _rule_trends(evidence: Evidence) -> Iterator[tuple[str, Trend]]:
+def _rule_trends(evidence: AdviceInput) -> Iterator[tuple[str, Trend]]:
     """Yield trends of rules with positive weight that fall. Reward models are what is being hacked."""
     components = evidence.config.reward.components
     for name, component in components.items() if len(components) > 1 else ():
@@ -72,12 +72,12 @@ def _rule_trends(evidence: Evidence) -> Iterator[tuple[str, Trend]]:
             yield name, trend
 
 
-def _spread(evidence: Evidence) -> float:
+def _spread(evidence: AdviceInput) -> float:
     found = recent(evidence, "reward/std")
     return found.middle if found else 0.0
 
 
-def reward_falling(evidence: Evidence) -> Findings:
+def reward_falling(evidence: AdviceInput) -> Findings:
     """Detect a reward that is half a standard deviation of responses below its best window."""
     found = series(evidence.trained, "reward/mean")[-TREND_ROWS:]
     now, spread = found[-WINDOW:], _spread(evidence)
@@ -95,7 +95,7 @@ _KL_FACTOR, _KL_FLOOR = 3.0, 0.1
 """Factor, and nats per token: a KL that trebles within a few iterations matters above the floor."""
 
 
-def kl_jump(evidence: Evidence) -> Findings:
+def kl_jump(evidence: AdviceInput) -> Findings:
     """Detect a policy three times as far from the reference as a few iterations before."""
     jump = _jump(evidence, "objective/kl_per_token", _KL_FACTOR)
     if jump and jump[1].middle > _KL_FLOOR:
@@ -105,7 +105,7 @@ def kl_jump(evidence: Evidence) -> Findings:
         yield Advice(Severity.WARNING, Rule.KL_JUMP, title, _jumped(*jump), remedy, names)
 
 
-def _jump(evidence: Evidence, name: str, factor: float) -> tuple[Series, Series] | None:
+def _jump(evidence: AdviceInput, name: str, factor: float) -> tuple[Series, Series] | None:
     """Return the ten values before and the last three, if the latter are ``factor`` times as large."""
     found = series(evidence.trained, name)
     after, before = found[-3:], found[-13:-3]
@@ -122,7 +122,7 @@ def _jumped(before: Series, after: Series) -> str:
 _LENGTH_FACTOR = 2.0
 
 
-def length_change(evidence: Evidence) -> Findings:
+def length_change(evidence: AdviceInput) -> Findings:
     """Detect lengths that double or halve within 40 iterations. Growth that pays is only worth a note."""
     found = series(evidence.trained, "response_length/mean")[-TREND_ROWS:]
     before, after = found[:WINDOW], found[-WINDOW:]
@@ -149,7 +149,7 @@ _ENTROPY_LOW, _ENTROPY_GONE, _ENTROPY_FACTOR = 0.05, 0.01, 0.2
 first has not collapsed."""
 
 
-def entropy_collapse(evidence: Evidence) -> Findings:
+def entropy_collapse(evidence: AdviceInput) -> Findings:
     """Detect a policy that hardly explores any more."""
     now = recent(evidence, "policy/entropy")
     before = series(evidence.trained, "policy/entropy")[:WINDOW]
@@ -168,7 +168,7 @@ def entropy_collapse(evidence: Evidence) -> Findings:
 _FLAT_MANY, _FLAT_ALL = 0.5, 0.9
 
 
-def flat_groups(evidence: Evidence) -> Findings:
+def flat_groups(evidence: AdviceInput) -> Findings:
     """Detect many prompts whose samples score the same: estimators that compare them learn nothing there."""
     found = recent(evidence, "reward/frac_zero_std")
     config = evidence.config
@@ -193,7 +193,7 @@ _STILL = 1e-7
 """KL per token of an update that moves nothing: the rounding of single precision."""
 
 
-def clipping(evidence: Evidence) -> Findings:
+def clipping(evidence: AdviceInput) -> Findings:
     """Detect steps that go too far, or nowhere."""
     low, high = (recent(evidence, f"policy/clip_fraction_{side}") for side in ("low", "high"))
     if low and high and low.middle + high.middle > _CLIPPED_MUCH:
@@ -212,7 +212,7 @@ def clipping(evidence: Evidence) -> Findings:
         yield Advice(Severity.WARNING, Rule.NOTHING_MOVES, title, what, remedy, (moved.name,))
 
 
-def stopped_early(evidence: Evidence) -> Findings:
+def stopped_early(evidence: AdviceInput) -> Findings:
     """Detect updates most of whose steps are not taken."""
     update = evidence.config.update
     planned = update.epochs * update.minibatches
@@ -228,7 +228,7 @@ _RATIO_ERROR = 0.01
 """Largest error of any token: kernels that sum in any order stay below it, wrong inputs do not."""
 
 
-def first_ratio(evidence: Evidence) -> Findings:
+def first_ratio(evidence: AdviceInput) -> Findings:
     """Detect a first ratio other than 1: before the first step old and new policy are the same."""
     found = recent(evidence, "policy/ratio_error_first")
     if found and found.middle > _RATIO_ERROR:
@@ -245,7 +245,7 @@ _SKIPPED_SHARE, _OVERFLOW_SHARE = 0.02, 0.2
 """Shares of steps: fp16 looks for its loss scale by overflowing now and then, but not every fifth step."""
 
 
-def skipped_steps(evidence: Evidence) -> Findings:
+def skipped_steps(evidence: AdviceInput) -> Findings:
     """Detect steps that were lost to numbers that are not finite."""
     for name, share, rule, title, remedy in _LOST_STEPS:
         rows = evidence.trained[-2 * WINDOW :]
@@ -276,7 +276,7 @@ _LOST_STEPS = (
 _NORM_FACTOR = 10.0
 
 
-def gradient_explosion(evidence: Evidence) -> Findings:
+def gradient_explosion(evidence: AdviceInput) -> Findings:
     """Detect gradients ten times as large as before, and clipped to update.max_grad_norm."""
     rates = {"policy": "update.learning_rate", "value": "update.critic_learning_rate"}
     for model, key in rates.items():
@@ -288,7 +288,7 @@ def gradient_explosion(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.GRADIENT_EXPLOSION, title, _jumped(*jump), remedy, names)
 
 
-def blind_critic(evidence: Evidence) -> Findings:
+def blind_critic(evidence: AdviceInput) -> Findings:
     """Detect a critic that predicts no more than a constant, which adds noise, after ten iterations."""
     found = recent(evidence, "value/explained_variance")
     is_used = evidence.config.algorithm.estimator is Estimator.GAE
@@ -307,7 +307,7 @@ _CUT_MANY, _CUT_MOST = 0.25, 0.75
 """Shares of responses: an untrained model may ramble, but one that never ends is scored on a beginning."""
 
 
-def truncation(evidence: Evidence) -> Findings:
+def truncation(evidence: AdviceInput) -> Findings:
     """Detect responses that were cut at rollout.max_new_tokens, and did not end."""
     found = recent(evidence, "finish_reason/length") or recent(evidence, "response_length/clip_ratio")
     if found is None or found.middle <= _CUT_MANY:
@@ -333,7 +333,7 @@ _LOST_HOW = {
 }
 
 
-def unscored(evidence: Evidence) -> Findings:
+def unscored(evidence: AdviceInput) -> Findings:
     """Detect that more than one response in a hundred has a reward that is not about it."""
     responses = evidence.config.responses_per_iteration
     for name, kind in matching(evidence, rf"reward/.+/({'|'.join(_LOST_HOW)})"):
@@ -352,7 +352,7 @@ def unscored(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.UNSCORED, title, what, remedy, (name,))
 
 
-LEARNING_RULES: tuple[Callable[[Evidence], Findings], ...] = (
+LEARNING_RULES: tuple[Callable[[AdviceInput], Findings], ...] = (
     reward_hacking,
     reward_falling,
     kl_jump,

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.metrics.advice_input import Advice, Rule, Severity
+from pipeline.config.conversion import converted
+from pipeline.metrics.advice_input import Advice
 from pipeline.run import journal
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import parse_task
@@ -41,22 +42,10 @@ def noticed_in(events: Iterable[Mapping[str, Any]]) -> list[Noticed]:
     for event in events:
         try:
             if event["event"] == NOTICED:
-                found.append(_of_event(event))
+                found.append(converted(Noticed, {**event, "advice": event}))
             elif event["event"] == _WENT_BACK:
                 first = min(parse_task(name).iteration for name in event["tasks"])
                 found = [one for one in found if one.iteration < first]
         except (KeyError, TypeError, ValueError):  # written by another version, or a bit has flipped
             continue
     return found
-
-
-def _of_event(event: Mapping[str, Any]) -> Noticed:
-    advice = Advice(
-        Severity(event["severity"]),
-        Rule(event["rule"]),
-        str(event["title"]),
-        str(event["what"]),
-        str(event["remedy"]),
-        tuple(map(str, event["metrics"])),
-    )
-    return Noticed(int(event["iteration"]), float(event["time"]), advice)

@@ -43,6 +43,7 @@ def iteration_row(
         row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in rollouts)
     for update in records.get(Stage.UPDATE, ()):
         row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
+    row |= _facts_of_engines([r for rs in records.values() for r in rs])
     row |= _counted([r for rs in records.values() for r in rs if r.task.stage.scores])
     for stage, stage_records in records.items():
         row |= stage_metrics(stage, stage_records)
@@ -85,6 +86,8 @@ def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:
     gpu = [r.metrics["peak_gpu_memory_gib"] for r in records if "peak_gpu_memory_gib" in r.metrics]
     if gpu:
         metrics[f"gpu_memory_gib/{stage}"] = max(gpu)
+    if halvings := max(r.halvings for r in records):
+        metrics[f"halvings/{stage}"] = halvings
     return metrics
 
 
@@ -95,6 +98,16 @@ def evaluation_metrics(record: Record) -> dict[str, float]:
     found["evaluate/response_length"] = record.metrics["response_tokens"] / record.metrics["responses"]
     if turns := record.metrics.get("turns"):
         found["evaluate/num_turns"] = turns / record.metrics["responses"]
+    return found
+
+
+def _facts_of_engines(records: Sequence[Record]) -> dict[str, float]:
+    """Return how engines computed; the largest number where tasks differ."""
+    found: dict[str, float] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            if name.startswith("engine/"):
+                found[name] = max(value, found.get(name, value))
     return found
 
 

@@ -1,25 +1,13 @@
-"""A few of an iteration's responses, to be read by people: in the report and in W&B's table."""
+"""Responses of an iteration with their scores, and which of them are shown. Pure."""
 
-import json
-import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from pipeline.run.commits import CorruptData, Record, StaleData, read_record
-from pipeline.run.directory import Run
-from pipeline.run.seeds import derive_seed
-from pipeline.run.tasks import Stage, Task
-
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_READ_BYTES = 64 << 20
-"""Bytes of rollout data to read per iteration: a few samples do not justify reading further shards."""
-_COMPONENT = "reward/"
-"""Prefix of the components' columns; see :func:`pipeline.run.schemas.component_column`."""
 
 
 class Choice(StrEnum):
@@ -80,25 +68,6 @@ class Sample:
     """With rollout.multi_turn what followed the prompt, message by message; otherwise none."""
 
 
-def read_samples(run: Run, iteration: int, max_bytes: int = _READ_BYTES) -> list[Sample]:
-    """Read the sampled responses of an iteration, without greedy ones, in the order of shards and rows.
-
-    Shards that are gone or corrupt are skipped, so the result may be empty. Of an iteration with more than
-    ``max_bytes`` of rollout data only some shards are read, drawn by the run's seed, at least one.
-    """
-    found: dict[int, list[Sample]] = {}
-    read = 0
-    for shard in _shard_order(run, iteration):
-        if read and read >= max_bytes:
-            break
-        rollout = _record(run, Task(iteration, Stage.ROLLOUT, shard))
-        reward = _record(run, Task(iteration, Stage.REWARD, shard))
-        if rollout is not None and reward is not None:
-            found[shard] = _read_shard(run, rollout, reward)
-            read += sum(entry.bytes for entry in rollout.outputs)
-    return [sample for shard in sorted(found) for sample in found[shard]]
-
-
 def choose(
     samples: Sequence[AnyRewarded], best: int = 4, worst: int = 4, at_random: int = 8, seed: int = 0
 ) -> list[tuple[Choice, AnyRewarded]]:
@@ -116,102 +85,58 @@ def choose(
     return [(choice, sample) for choice, group in groups for sample in group]
 
 
-def sample_seed(run: Run, iteration: int) -> int:
-    """Derive the seed of what is drawn from an iteration, from the run's seed and the iteration only."""
-    return derive_seed(run.config.seed, "samples", iteration)
+@dataclass(frozen=True)
+class Damage:
+    """Something of a run that was committed and cannot be read."""
+
+    what: str
+    """The task that made it, e.g. ``iteration 3 reward shard 1``."""
+    why: str
+    """What is wrong, with the file's name."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
 
 
-def _shard_order(run: Run, iteration: int) -> list[int]:
-    shards = list(range(run.plan.num_shards))
-    random.Random(sample_seed(run, iteration)).shuffle(shards)
-    return shards
+@dataclass(frozen=True)
+class Samples:
+    """Responses of an iteration, with their scores, and what could not be read of it."""
 
+    iteration: int
+    """Iteration that made them. Policy ``iteration - 1`` wrote them."""
+    rows: tuple[Sample, ...]
+    """Responses, without greedy ones: chosen ones in the order of the choice, else by shard and row."""
+    choices: tuple[Choice | None, ...]
+    """Reason why each of ``rows`` was chosen; None where all are given."""
+    num_scored: int
+    """Responses of the iteration that have a reward and can be read, chosen or not."""
+    reward_mean: float | None
+    """Mean reward of these; None where there are none."""
+    damage: tuple[Damage, ...] = ()
+    """Shards that are left out because they cannot be read."""
+    num_pending: int = 0
+    """Shards that are not scored yet."""
 
-def _record(run: Run, task: Task) -> Record | None:
-    try:
-        return read_record(run.paths, task)
-    except CorruptData:
-        return None
+    def table(self) -> "pa.Table":
+        """Return the rows as an Arrow table: a column for each attribute of ``Sample``, ``reward/NAME`` for
+        each component of the reward, and ``choice``. ``turns`` are lists of structs ``role``, ``text``."""
+        import pyarrow as pa
 
-
-def _read_shard(run: Run, rollout: Record, reward: Record) -> list[Sample]:
-    """Read a shard's samples; none if a file is unreadable, not as committed, or of another schema."""
-    from pipeline.run.schemas import SchemaError
-
-    try:
-        return read_pair(run, rollout, reward)
-    except (CorruptData, StaleData, SchemaError, OSError):
-        return []
-
-
-def read_pair(run: Run, rollout: Record, reward: Record, rows: Sequence[int] | None = None) -> list[Sample]:
-    """Read the sampled responses of a shard and their scores.
-
-    Args:
-        rows: rows of the shard to read, in this order; None for all but greedy ones.
-
-    Raises:
-        CorruptData: a file is not what was committed.
-        StaleData: the scores are of other responses than there are now.
-        SchemaError: a file is of another version of slurm-ppo.
-    """
-    from pipeline.run.schemas import REWARD, ROLLOUT, is_sampled
-    from pipeline.run.shards import read_shard
-
-    texts = read_shard(run.paths, rollout, ROLLOUT)
-    scores = read_shard(run.paths, reward, REWARD)
-    if not all(texts[name].equals(scores[name]) for name in ("prompt_id", "sample_index")):
-        raise StaleData(reward.task, f"it scored other responses than {rollout.task} holds now")
-    if rows is not None:
-        return _samples(rollout.task.iteration, texts.take(rows), scores.take(rows))
-    sampled = is_sampled(texts)
-    return _samples(rollout.task.iteration, texts.filter(sampled), scores.filter(sampled))
-
-
-def _samples(iteration: int, texts: "pa.Table", scores: "pa.Table") -> list[Sample]:
-    columns = [
-        *(texts[name].to_pylist() for name in ("prompt_id", "sample_index", "prompt_text", "response_text")),
-        _numbers(scores["reward"]),
-        _components(scores),
-        _kls(texts, scores),
-        [len(tokens) for tokens in texts["response_tokens"]],
-        texts["finish_reason"].to_pylist(),
-        texts["num_turns"].to_pylist(),
-        [_turns(text) for text in texts["response_messages"].to_pylist()],
-    ]
-    return [Sample(iteration, *row) for row in zip(*columns, strict=True)]
-
-
-def _turns(text: str | None) -> tuple[Turn, ...]:
-    """Parse the messages of a conversation (response_messages)."""
-    messages = json.loads(text) if text else ()
-    return tuple(Turn(str(message["role"]), str(message["content"])) for message in messages)
-
-
-def _components(scores: "pa.Table") -> list[dict[str, float]]:
-    """Return each row's component scores by name: [rows]."""
-    columns = [name for name in scores.column_names if name.startswith(_COMPONENT)]
-    names = [name.removeprefix(_COMPONENT) for name in columns]
-    if not names:
-        return [{} for _ in range(scores.num_rows)]
-    values = zip(*(_numbers(scores[column]) for column in columns), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in values]
-
-
-def _numbers(column: "pa.ChunkedArray") -> list[float]:
-    """Return scores, NaN for a response that a reward model could not take."""
-    return [math.nan if value is None else value for value in column.to_pylist()]
-
-
-def _kls(texts: "pa.Table", scores: "pa.Table") -> list[float | None]:
-    """Compute :attr:`Sample.kl` of each row: [rows]."""
-    names = ("rollout_logprobs", "response_mask")
-    columns = (*(texts[name] for name in names), scores["reference_logprobs"])
-    return [_kl(*row) for row in zip(*columns, strict=True)]
-
-
-def _kl(rollout: "pa.ListScalar", mask: "pa.ListScalar", reference: "pa.ListScalar") -> float | None:
-    if not reference.is_valid:
-        return None
-    gaps = rollout.values.to_numpy() - reference.values.to_numpy()
-    return float(gaps[mask.values.to_numpy(zero_copy_only=False)].sum(dtype="float64"))
+        turns = pa.list_(pa.struct([("role", pa.string()), ("text", pa.string())]))
+        kinds: dict[object, pa.DataType] = {
+            int: pa.int64(),
+            float: pa.float64(),
+            float | None: pa.float64(),
+            str: pa.string(),
+        }
+        columns = {
+            one.name: pa.array([getattr(s, one.name) for s in self.rows], kinds[one.type])
+            for one in fields(Sample)
+            if one.type in kinds
+        }
+        columns["turns"] = pa.array([[turn._asdict() for turn in s.turns] for s in self.rows], turns)
+        for component in dict.fromkeys(name for sample in self.rows for name in sample.components):
+            scores = [sample.components.get(component) for sample in self.rows]
+            columns[f"reward/{component}"] = pa.array(scores, pa.float64())
+        columns["choice"] = pa.array([choice and str(choice) for choice in self.choices], pa.string())
+        return pa.table(columns)

@@ -4,9 +4,9 @@ A line has the sums of each stage over all attempts, and the attempts themselves
 has thousands, so that the file stays readable however long the run is.
 """
 
-import math
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -62,7 +62,9 @@ class Span:
     gpus: int = 0
     """GPUs held; 0, as ``cpus``, where accounting does not say."""
     held: float | None = None
-    """Time from which a worker held its resources and waited for this task; None for a job's first task."""
+    """Time from which a worker held its resources and waited for this task; None for a job of one task."""
+    begun: float = 0.0
+    """Seconds from the start of a worker's job until it could begin with this task, which is its first."""
 
     @property
     def number(self) -> int:
@@ -74,6 +76,11 @@ class Span:
         """Seconds from its start to its end; None while one of them is unknown."""
         return None if self.started is None or self.ended is None else self.ended - self.started
 
+    @property
+    def is_wasted(self) -> bool:
+        """Whether it is over and left no result, though it was at a task or failed."""
+        return self.end is SpanEnd.FAILED or (self.end is SpanEnd.ENDED and self.job_kind != DRIVER)
+
 
 @dataclass(frozen=True)
 class StageTime:
@@ -82,30 +89,34 @@ class StageTime:
     ``run`` is ``startup + compute + idle + retry`` for tasks; driver jobs only wait and run.
     """
 
-    lane: str
-    attempts: int
+    lane: str = ""
+    attempts: int = 0
     """Attempts that started."""
-    failed: int
-    ready: float | None
+    failed: int = 0
+    ready: float | None = None
     """Unix time at which the first attempt could have started."""
-    started: float | None
+    started: float | None = None
     """Unix time of the first start."""
-    ended: float | None
+    ended: float | None = None
     """Unix time of the last end."""
-    queue: float
+    queue: float = 0.0
     """Seconds from ready to started."""
-    run: float
+    run: float = 0.0
     """Seconds from started to ended, of every attempt that has ended."""
-    startup: float
+    startup: float = 0.0
     """Seconds of committed attempts from the job's start to the first model compute."""
-    compute: float
+    compute: float = 0.0
     """Seconds of committed attempts in which a model computed."""
-    idle: float
+    idle: float = 0.0
     """Seconds of committed attempts spent neither starting up nor computing (I/O, hashing, rules, exit)."""
-    retry: float
+    retry: float = 0.0
     """Seconds of attempts without a result that counts."""
-    gpu_hours: float
-    cpu_hours: float
+    gpu_hours: float = 0.0
+    """Hours of GPUs held: for ``run`` and ``waiting``, and while workers started up for these tasks."""
+    cpu_hours: float = 0.0
+    wasted_gpu_hours: float = 0.0
+    """Part of them of attempts that are over without a result."""
+    wasted_cpu_hours: float = 0.0
     waiting: float = 0.0
     """Seconds in which workers held their resources and waited for these tasks; not in ``run``."""
 
@@ -131,39 +142,45 @@ class IterationSpans:
     """Unix time at which the line was made. A driver job is in the first line after its end."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Seconds of one attempt, by what they were spent on."""
-
-    queue: float = 0.0
-    run: float = 0.0
-    startup: float = 0.0
-    compute: float = 0.0
-    idle: float = 0.0
-    retry: float = 0.0
-    waiting: float = 0.0
-
-
-def parts_of(span: Span) -> Parts:
-    """Split an attempt's time. Unknown parts count as 0."""
+def parts_of(span: Span) -> StageTime:
+    """Split an attempt's time, with what it held meanwhile. Unknown parts count as 0."""
     queue = max(0.0, span.started - span.ready) if span.started and span.ready else 0.0
     waiting = max(0.0, span.started - span.held) if span.started and span.held else 0.0
-    if span.started is None or span.ended is None:
-        return Parts(queue, waiting=waiting)
-    run = max(0.0, span.ended - span.started)
-    if span.job_kind == DRIVER:
-        return Parts(queue, run)
+    run = max(0.0, span.seconds or 0.0)
+    hours = (run + waiting + span.begun) / 3600
+    wasted = hours * span.is_wasted
+    startup, compute, idle, retry = _parts_of_run(span, run)
+    return StageTime(
+        attempts=int(span.started is not None),
+        failed=int(span.end is SpanEnd.FAILED),
+        queue=queue,
+        run=run,
+        startup=startup,
+        compute=compute,
+        idle=idle,
+        retry=retry,
+        gpu_hours=span.gpus * hours,
+        cpu_hours=span.cpus * hours,
+        wasted_gpu_hours=span.gpus * wasted,
+        wasted_cpu_hours=span.cpus * wasted,
+        waiting=waiting,
+    )
+
+
+def _parts_of_run(span: Span, run: float) -> tuple[float, float, float, float]:
+    """Return seconds of start-up, of compute, idle, and without a result that counts."""
+    if span.job_kind == DRIVER or span.started is None:
+        return 0.0, 0.0, 0.0, 0.0
     if span.end is not SpanEnd.COMMITTED:
-        return Parts(queue, run, retry=run, waiting=waiting)
-    first = span.started if span.computing is None else span.computing
-    startup = min(max(0.0, first - span.started), run)
+        return 0.0, 0.0, 0.0, run
+    startup = min(max(0.0, (span.computing or span.started) - span.started), run)
     compute = min(span.compute, run - startup)
-    return Parts(queue, run, startup, compute, run - startup - compute, waiting=waiting)
+    return startup, compute, run - startup - compute, 0.0
 
 
 def stage_times(spans: Iterable[Span]) -> dict[str, StageTime]:
     """Sum spans by job kind."""
-    return {job_kind: _stage_time(group) for job_kind, group in _by_job_kind(spans).items()}
+    return {job_kind: stage_time(group) for job_kind, group in _by_job_kind(spans).items()}
 
 
 def _by_job_kind(spans: Iterable[Span]) -> dict[str, list[Span]]:
@@ -174,43 +191,27 @@ def _by_job_kind(spans: Iterable[Span]) -> dict[str, list[Span]]:
     return groups
 
 
-def _stage_time(spans: Sequence[Span]) -> StageTime:
+def stage_time(spans: Sequence[Span]) -> StageTime:
+    """Sum up spans, of which there is at least one."""
     parts = [parts_of(span) for span in spans]
-    started = [span for span in spans if span.started is not None]
-    lanes = Counter(span.lane for span in spans)
-
-    def total(name: str) -> float:
-        return math.fsum(getattr(part, name) for part in parts)
-
-    def hours(held: Callable[[Span], int]) -> float:
-        return math.fsum(held(span) * part.run for span, part in zip(spans, parts, strict=True)) / 3600
-
     return StageTime(
-        lane=lanes.most_common(1)[0][0],
-        attempts=len(started),
-        failed=sum(span.end is SpanEnd.FAILED for span in spans),
+        lane=Counter(span.lane for span in spans).most_common(1)[0][0],
         ready=min((span.ready for span in spans if span.ready is not None), default=None),
-        started=min((span.started for span in started if span.started is not None), default=None),
+        started=min((span.started for span in spans if span.started is not None), default=None),
         ended=max((span.ended for span in spans if span.ended is not None), default=None),
-        **{part.name: total(part.name) for part in fields(Parts)},
-        gpu_hours=hours(lambda span: span.gpus),
-        cpu_hours=hours(lambda span: span.cpus),
+        **{name: sum(getattr(part, name) for part in parts) for name in _SUMS},
     )
 
 
 def iteration_spans(iteration: int, spans: Sequence[Span], written: float = 0.0) -> IterationSpans:
     """Make an iteration's line: the sums of all spans, and the spans, thinned."""
-    kept = _thinned(spans)
-    return IterationSpans(iteration, stage_times(spans), tuple(kept), len(spans) - len(kept), written)
-
-
-def _thinned(spans: Sequence[Span]) -> list[Span]:
-    """Keep of each job kind failures, the last to end, and evenly chosen others, in the order of starts."""
     groups = _by_job_kind(sorted(spans, key=lambda span: span.shard))
-    return [span for group in groups.values() for span in _some(group)]
+    kept = tuple(span for group in groups.values() for span in _some(group))
+    return IterationSpans(iteration, stage_times(spans), kept, len(spans) - len(kept), written)
 
 
 def _some(spans: Sequence[Span]) -> list[Span]:
+    """Keep failures, the last to end, and evenly chosen others, in the order of starts."""
     if len(spans) <= _MOST_ATTEMPTS:
         return list(spans)
     failed = [i for i, span in enumerate(spans) if span.end is SpanEnd.FAILED][: _MOST_ATTEMPTS // 2]
@@ -220,14 +221,9 @@ def _some(spans: Sequence[Span]) -> list[Span]:
     return [spans[i] for i in sorted({*failed, *evenly, last})]
 
 
-def share_metrics(stages: Mapping[str, StageTime]) -> dict[str, float]:
-    """Return the shares of the stages' job time that were start-up and idle, for an iteration's row."""
-    ran = {job_kind: stage for job_kind, stage in stages.items() if stage.run and job_kind != DRIVER}
-    return {
-        f"slurm/{part}_share/{job_kind}": getattr(stage, part) / stage.run
-        for part in ("startup", "idle")
-        for job_kind, stage in ran.items()
-    }
+def total(stages: Iterable[StageTime]) -> StageTime:
+    """Add up stages; zeros for none."""
+    return functools.reduce(StageTime.plus, stages, StageTime())
 
 
 # --- lines ---------------------------------------------------------------------------------------------
@@ -264,13 +260,10 @@ _NO_LINE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
 def from_line(line: Mapping[str, Any], with_attempts: bool = True) -> IterationSpans:
     """Invert :func:`to_line`. On anything else raises one of the errors of :data:`_NO_LINE`."""
     stages = {job_kind: StageTime(**stage) for job_kind, stage in line["stages"].items()}
-    attempts = tuple(_by_column(line)) if with_attempts else ()
-    return IterationSpans(int(line["iteration"]), stages, attempts, line["left_out"], line["written"])
-
-
-def _by_column(line: Mapping[str, Any]) -> Iterator[Span]:
     columns = line["attempts"] | {"end": map(SpanEnd, line["attempts"]["end"])}
-    return (Span(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True))
+    rows = zip(*columns.values(), strict=True) if with_attempts else ()
+    attempts = tuple(Span(**dict(zip(columns, row, strict=True))) for row in rows)
+    return IterationSpans(int(line["iteration"]), stages, attempts, line["left_out"], line["written"])
 
 
 def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:
@@ -278,7 +271,7 @@ def stage_totals(iterations: Iterable[IterationSpans]) -> dict[str, StageTime]:
     found: dict[str, StageTime] = {}
     for spans in iterations:
         for job_kind, stage in spans.stages.items():
-            found[job_kind] = found[job_kind].plus(stage) if job_kind in found else stage
+            found[job_kind] = found.get(job_kind, StageTime(stage.lane)).plus(stage)
     return found
 
 

@@ -10,7 +10,7 @@ from pipeline.metrics.advice_input import (
     MIN_ROWS,
     WINDOW,
     Advice,
-    Evidence,
+    AdviceInput,
     Findings,
     Rule,
     Severity,
@@ -25,11 +25,11 @@ from pipeline.text import duration, number
 from slurm.limits import parse_memory
 
 _WORTH_SECONDS = 60.0
-"""Seconds of an iteration from which on speed matters: in shorter ones nobody would notice a gain."""
+"""Seconds of an iteration from which on speed matters: in shorter ones no gain is noticed."""
 _LIMITING_SHARE = 0.7
 
 
-def bottleneck(evidence: Evidence) -> Findings:
+def bottleneck(evidence: AdviceInput) -> Findings:
     """Detect the stage that takes most of each iteration: nothing else is worth making faster."""
     for job_kind in _job_kinds(evidence):
         share, seconds = _share_of_iteration(evidence, job_kind), recent(evidence, f"seconds/{job_kind}")
@@ -40,12 +40,12 @@ def bottleneck(evidence: Evidence) -> Findings:
             yield Advice(Severity.NOTE, Rule.BOTTLENECK, title, what, remedy, names)
 
 
-def _job_kinds(evidence: Evidence) -> tuple[str, ...]:
+def _job_kinds(evidence: AdviceInput) -> tuple[str, ...]:
     """Return the job kinds that an iteration waits for, so not evaluation."""
     return Plan.of(evidence.config).job_kinds
 
 
-def _share_of_iteration(evidence: Evidence, job_kind: str) -> float | None:
+def _share_of_iteration(evidence: AdviceInput, job_kind: str) -> float | None:
     """Return its share of the time; None if unknown, or iterations are too short to matter."""
     whole, part = recent(evidence, "seconds/iteration"), recent(evidence, f"seconds/{job_kind}")
     if whole is None or part is None or whole.middle < _WORTH_SECONDS:
@@ -83,7 +83,7 @@ def _engine(config: Config, job_kind: str) -> tuple[str, bool]:
 _GAP_SHARE = 0.5
 
 
-def queue_bound(evidence: Evidence) -> Findings:
+def queue_bound(evidence: AdviceInput) -> Findings:
     """Detect jobs that wait longer than they run; without accounting, iterations that are mostly idle."""
     if not evidence.config.slurm:
         return
@@ -109,7 +109,7 @@ def queue_bound(evidence: Evidence) -> Findings:
     yield Advice(Severity.WARNING, Rule.QUEUE_BOUND, title, what, remedy, names)
 
 
-def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
+def _sums(evidence: AdviceInput, prefix: str) -> dict[str, float]:
     """Sum numbers over the last rows, by what follows ``prefix`` in their names."""
     rows = evidence.trained[-WINDOW:] if len(evidence.trained) >= MIN_ROWS else []
     names = {name for row in rows for name in row if name.startswith(prefix)}
@@ -117,7 +117,7 @@ def _sums(evidence: Evidence, prefix: str) -> dict[str, float]:
     return {name: total for name, total in sums.items() if total > 0}
 
 
-def _gap(evidence: Evidence) -> float:
+def _gap(evidence: AdviceInput) -> float:
     """Return the share of an iteration that is in no stage; stages that overlap only make it smaller."""
     shares = [_share_of_iteration(evidence, job_kind) for job_kind in _job_kinds(evidence)]
     known = [share for share in shares if share is not None]
@@ -128,7 +128,7 @@ _START_UP_SHARE = 0.5
 _START_UP_SECONDS = 30.0
 
 
-def start_up(evidence: Evidence) -> Findings:
+def start_up(evidence: AdviceInput) -> Findings:
     """Detect tasks that load models for longer than they use them."""
     for job_kind in _job_kinds(evidence):
         compute, total = recent(evidence, f"seconds/compute/{job_kind}"), _task_seconds(evidence, job_kind)
@@ -148,7 +148,7 @@ def start_up(evidence: Evidence) -> Findings:
 _IDLE_SHARE = 0.3
 
 
-def idle_workers(evidence: Evidence) -> Findings:
+def idle_workers(evidence: AdviceInput) -> Findings:
     """Detect workers that hold what they were given, and wait for much of the time."""
     if not evidence.config.slurm:
         return
@@ -176,7 +176,7 @@ def _fewer_starts(config: Config, job_kind: str) -> str:
     return f"{more}; {sooner}" if is_vllm else more
 
 
-def _task_seconds(evidence: Evidence, job_kind: str) -> float | None:
+def _task_seconds(evidence: AdviceInput, job_kind: str) -> float | None:
     """Return the seconds of all tasks of an iteration: from attempts, accounting, or the only task's time."""
     totals: dict[int, float] = {}
     for attempt in evidence.attempts:
@@ -190,14 +190,14 @@ def _task_seconds(evidence: Evidence, job_kind: str) -> float | None:
     return found.middle if found else None
 
 
-def _num_tasks(evidence: Evidence, job_kind: str) -> int:
+def _num_tasks(evidence: AdviceInput, job_kind: str) -> int:
     return 1 if job_kind == Stage.UPDATE else evidence.config.rollout.num_shards
 
 
 _WASTED_MUCH, _WASTED_MOST = 0.15, 0.4
 
 
-def wasted(evidence: Evidence) -> Findings:
+def wasted(evidence: AdviceInput) -> Findings:
     """Detect much time in attempts without a result: failures, preemptions, time limits."""
     found = recent(evidence, "slurm/wasted_share")
     share = found.middle if found else _wasted_by_attempts(evidence)
@@ -217,7 +217,7 @@ def wasted(evidence: Evidence) -> Findings:
     yield Advice(severity, Rule.WASTED, title, what, remedy, ("slurm/wasted_share",))
 
 
-def _wasted_by_attempts(evidence: Evidence) -> float:
+def _wasted_by_attempts(evidence: AdviceInput) -> float:
     attempts = evidence.attempts
     total = sum(a.seconds for a in attempts)
     if len({a.iteration for a in attempts}) < MIN_ROWS or total <= 0:
@@ -229,7 +229,7 @@ _SLOW_FACTOR, _SLOW_ITERATIONS, _LEAST_SECONDS = 1.4, 3, 5.0
 """Thresholds. Shards differ in time as responses do in length, so a node's median over iterations counts."""
 
 
-def slow_node(evidence: Evidence) -> Findings:
+def slow_node(evidence: AdviceInput) -> Findings:
     """Detect a node whose tasks take longer than the same tasks elsewhere, time and again."""
     ratios: dict[tuple[str, str], dict[int, float]] = {}
     for (iteration, job_kind), tasks in _arrays(evidence):
@@ -248,7 +248,7 @@ def slow_node(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.SLOW_NODE, title, what, remedy, names)
 
 
-def _arrays(evidence: Evidence) -> Iterator[tuple[tuple[int, str], Sequence[TaskTime]]]:
+def _arrays(evidence: AdviceInput) -> Iterator[tuple[tuple[int, str], Sequence[TaskTime]]]:
     """Yield committed attempts of the newest iterations, by array; only arrays of several shards count."""
     newest = max((a.iteration for a in evidence.attempts), default=0)
     arrays: dict[tuple[int, str], list[TaskTime]] = {}
@@ -270,7 +270,7 @@ def _slowness(node: str, tasks: Sequence[TaskTime]) -> float | None:
 _STRAGGLER_FACTOR, _FEW_SHARDS = 2.0, 4
 
 
-def stragglers(evidence: Evidence) -> Findings:
+def stragglers(evidence: AdviceInput) -> Findings:
     """Detect a last shard that takes twice as long as most, and that everybody waits for."""
     longest: dict[str, list[tuple[float, float]]] = {}
     for (_, job_kind), tasks in _arrays(evidence):
@@ -293,7 +293,7 @@ def stragglers(evidence: Evidence) -> Findings:
 _PADDING_SHARE, _UPDATE_SHARE = 0.5, 0.3
 
 
-def padding(evidence: Evidence) -> Findings:
+def padding(evidence: AdviceInput) -> Findings:
     """Detect an update that computes more padding than tokens, and takes long."""
     found, share = recent(evidence, "policy/padding_efficiency"), _share_of_iteration(evidence, Stage.UPDATE)
     if found and share is not None and found.middle < _PADDING_SHARE and share > _UPDATE_SHARE:
@@ -309,7 +309,7 @@ def padding(evidence: Evidence) -> Findings:
 _NEAR_LIMIT = 0.9
 
 
-def memory(evidence: Evidence) -> Findings:
+def memory(evidence: AdviceInput) -> Findings:
     """Detect tasks that nearly use the memory their jobs asked for."""
     config = evidence.config.slurm
     if config is None:
@@ -326,7 +326,7 @@ def memory(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
 
 
-SPEED_RULES: tuple[Callable[[Evidence], Findings], ...] = (
+SPEED_RULES: tuple[Callable[[AdviceInput], Findings], ...] = (
     bottleneck,
     queue_bound,
     start_up,

@@ -1,21 +1,19 @@
 """What the starts of workers cost, in words, and rules about them. Pure."""
 
-import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
-from pipeline.config.job_kinds import parts_of
 from pipeline.config.scheduler import key_of
-from pipeline.metrics.advice_input import MIN_ROWS, Advice, Evidence, Findings, Rule, Severity
-from pipeline.run.tasks import Stage
+from pipeline.metrics.advice_input import MIN_ROWS, Advice, AdviceInput, Findings, Rule, Severity
+from pipeline.run.tasks import is_sharded
 from pipeline.text import duration
 from pipeline.workers.beats import Reason
-from pipeline.workers.summary import Spent, WorkersOf
+from pipeline.workers.summary import WorkersOf
 
 _FEWEST, _SHARE = 5, 0.1
 """Starts without a task, and their share of all, above which it is worth changing something: at the end of a
-run, or where the run goes back, some are nobody's fault."""
+run, or where the run goes back, some are normal."""
 _WORTH_SECONDS = 60.0
 """Seconds of start-up from which on they are worth a line if nothing else is: each stage starts up once."""
 _COMES_BACK = (Reason.NEEDED, Reason.FAR, Reason.LONG)
@@ -55,24 +53,8 @@ _REMEDIES: Mapping[Change, str] = {
 
 def starts_in_words(workers: WorkersOf) -> str:
     """Return a phrase like ``reward: 38 of 60 starts did no task, 41 evicted; start-up 45 s, work 40 s``."""
-    return "; ".join((_counts(workers), _times(workers.spent)))
-
-
-def parts_of_starts(workers: WorkersOf) -> list[str]:
-    """Return the parts of that phrase, and the key to change where something should change."""
-    key = key_to_change(workers)
-    return [_counts(workers), _times(workers.spent), *([f"change {key}"] if key else ())]
-
-
-def parts_together(workers: Iterable[WorkersOf]) -> list[str]:
-    """Say the same of all job kinds of which something should change, and the key of the worst of them."""
-    bad = [one for one in workers if key_to_change(one)]
-    if not bad:
-        return []
-    counts = ", ".join(f"{one.job_kind} {one.without_task}/{one.starts}" for one in bad)
-    spent = functools.reduce(Spent.plus, (one.spent for one in bad))
-    worst = max(bad, key=lambda one: (one.without_task, one.spent.startup))
-    return [f"starts without a task: {counts}", _times(spent), f"change {key_to_change(worst)}"]
+    spent = workers.spent
+    return f"{_counts(workers)}; start-up {duration(spent.startup)}, work {duration(spent.busy)}"
 
 
 def _counts(workers: WorkersOf) -> str:
@@ -80,10 +62,6 @@ def _counts(workers: WorkersOf) -> str:
     evicted = f", {workers.evicted} evicted" if workers.evicted else ""
     idle = f"{workers.without_task} of {last}{count} start{'s' * (count != 1)} did no task"
     return f"{workers.job_kind}: {idle}{evicted}"
-
-
-def _times(spent: Spent) -> str:
-    return f"start-up {duration(spent.startup)}, work {duration(spent.busy)}"
 
 
 def costs_much(workers: WorkersOf) -> bool:
@@ -123,18 +101,13 @@ def _main_change(workers: WorkersOf) -> Change | None:
     return changes.most_common(1)[0][0] if changes else None
 
 
-def is_sharded(job_kind: str) -> bool:
-    """Whether a job kind has many tasks in an iteration; an unknown one, of another version, has not."""
-    return parts_of(job_kind)[0] in [stage for stage in Stage if stage.is_sharded]
-
-
 def _against_many(workers: WorkersOf) -> Change:
     """Return what keeps workers from leaving: a place of their own, or waiting for longer."""
     waited = sum(workers.reasons.get(reason, 0) for reason in (Reason.FAR, Reason.LONG))
     return Change.PARTITION if workers.evicted >= waited else Change.LINGER
 
 
-def empty_starts(evidence: Evidence) -> Findings:
+def empty_starts(evidence: AdviceInput) -> Findings:
     """Detect workers that start up, do no task, and leave."""
     for one in _long_enough(evidence):
         if has_empty_starts(one):
@@ -144,7 +117,7 @@ def empty_starts(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.EMPTY_STARTS, title, starts_in_words(one), remedy)
 
 
-def many_starts(evidence: Evidence) -> Findings:
+def many_starts(evidence: AdviceInput) -> Findings:
     """Detect workers that come and go so often that they start up for longer than they work."""
     for one in _long_enough(evidence):
         if has_many_starts(one):
@@ -159,7 +132,7 @@ def many_starts(evidence: Evidence) -> Findings:
             yield Advice(Severity.WARNING, Rule.MANY_STARTS, title, starts_in_words(one), remedy)
 
 
-def _long_enough(evidence: Evidence) -> list[WorkersOf]:
+def _long_enough(evidence: AdviceInput) -> list[WorkersOf]:
     """Return the workers of a run that is long enough for advice."""
     return list(evidence.workers) if len(evidence.trained) >= MIN_ROWS else []
 

@@ -57,7 +57,7 @@ def cells(row: Row, columns: Sequence[Column] = COLUMNS) -> list[str]:
     return [number(column.value(row), column.digits) for column in columns]
 
 
-def iteration_table(rows: Sequence[Row], width: int = 80, color: bool = False) -> str:
+def iteration_table(rows: Sequence[Row], width: int = 80) -> str:
     """Format one line per row under a line of titles; columns are dropped until ``width`` suffices."""
     columns = list(COLUMNS)
     for title in (None, *_FIRST_TO_GO):
@@ -67,13 +67,11 @@ def iteration_table(rows: Sequence[Row], width: int = 80, color: bool = False) -
         if sum(widths) + len(widths) - 1 <= width:
             break
     gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= width else " "
-    texts = [gap.join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in lines]
-    head = f"\x1b[1m{texts[0]}\x1b[0m" if color else texts[0]
-    return "\n".join([head, *texts[1:]])
+    return "\n".join(gap.join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in lines)
 
 
 @dataclass(frozen=True)
-class Spread:
+class Interval:
     """A point of a curve, and the interval that chance alone may have moved it in."""
 
     at: float
@@ -83,7 +81,7 @@ class Spread:
     high: float
 
 
-def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: bool = False) -> str:
+def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16) -> str:
     """Plot ``reward/mean`` over iterations with its spread, and ``evaluate/reward`` as dots.
 
     No line joins the points: what differs by less than the spread is no trend.
@@ -105,10 +103,10 @@ def reward_curve(rows: Sequence[Row], width: int = 80, height: int = 16, color: 
         means, key = together(means, step), f"mean reward of {step} iterations ┼  lowest to highest │"
     heldout = "  held-out ●" if dots else ""
     key = f"{key}{heldout}" if len(key) + len(heldout) <= width else f"reward ┼{heldout}"
-    return f"{key.center(width).rstrip()}\n{_plot(means, dots, width, height - 1, color)}"
+    return f"{key.center(width).rstrip()}\n{_plot(means, dots, width, height - 1)}"
 
 
-def means_of(rows: Sequence[Row]) -> list[Spread]:
+def means_of(rows: Sequence[Row]) -> list[Interval]:
     """Return the mean reward of every row that has a finite one, with two standard errors to each side; with
     none where the number of responses or their standard deviation is not known."""
     found, before = [], None
@@ -121,18 +119,18 @@ def means_of(rows: Sequence[Row]) -> list[Spread]:
             deviation = row.get("reward/std", 0.0)
             error = deviation / math.sqrt(count) if count > 0 and math.isfinite(deviation) else 0.0
             margin = _STANDARD_ERRORS * error
-            found.append(Spread(row["iteration"], value, value - margin, value + margin))
+            found.append(Interval(row["iteration"], value, value - margin, value + margin))
     return found
 
 
-def together(found: Sequence[Spread], count: int) -> list[Spread]:
+def together(found: Sequence[Interval], count: int) -> list[Interval]:
     """Join each ``count`` neighbours to their mean, with their lowest and highest value."""
     parts = [found[first : first + count] for first in range(0, len(found), count)]
     joined = []
     for part in parts:
         values = [one.value for one in part]
         at = sum(one.at for one in part) / len(part)
-        joined.append(Spread(at, sum(values) / len(values), min(values), max(values)))
+        joined.append(Interval(at, sum(values) / len(values), min(values), max(values)))
     return joined
 
 
@@ -141,20 +139,14 @@ def points(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
     return [(r["iteration"], r[name]) for r in rows if name in r and math.isfinite(r[name])]
 
 
-def _plot(
-    means: Sequence[Spread],
-    dots: Sequence[tuple[float, float]],
-    width: int,
-    height: int,
-    color: bool,
-) -> str:
+def _plot(means: Sequence[Interval], dots: Sequence[tuple[float, float]], width: int, height: int) -> str:
     """Draw on plotext's only figure, which is cleared first."""
     import plotext
 
     plotext.terminal.limit(False, False)
     figure = plotext.figure
     figure.clear()
-    figure.theme("simple" if color else "colorless")
+    figure.theme("colorless")
     figure.canvas("default")
     figure.plot_size(width, height)
     middles = [(one.at, one.value) for one in means]
@@ -167,10 +159,10 @@ def _plot(
             figure.draw(figure.signal(*map(list, zip(*signal, strict=True)), marker=marker))
     _rule(figure.ruler("x"), *x_limits, even_ticks(*x_limits, width // 10, whole=True))
     _rule(figure.ruler("y"), *y_limits, even_ticks(*y_limits, height // 2))
-    return "\n".join(text.rstrip() for text in str(figure.build().string(colorless=not color)).splitlines())
+    return "\n".join(text.rstrip() for text in str(figure.build().string(colorless=True)).splitlines())
 
 
-def _whiskers(means: Sequence[Spread], step: float) -> list[tuple[float, float]]:
+def _whiskers(means: Sequence[Interval], step: float) -> list[tuple[float, float]]:
     """Return points from the lower to the upper end of each spread, ``step`` apart at most."""
     return [
         (one.at, one.low + (one.high - one.low) * i / count)
@@ -209,14 +201,10 @@ def sparkline(values: Sequence[float | None], width: int = 40) -> str:
     """
     count = min(len(values), width)
     shares = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
-    means = [_mean(share) for share in shares]
+    finite = [[v for v in share if v is not None and math.isfinite(v)] for share in shares]
+    means = [sum(found) / len(found) if found else None for found in finite]
     known = [mean for mean in means if mean is not None]
     low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
     if span == 0:
         return "".join(" " if mean is None else _BLOCKS[3] for mean in means)
     return "".join(" " if m is None else _BLOCKS[round((m - low) / span * 7)] for m in means)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None

@@ -1,24 +1,26 @@
-"""Notifications to people, by command or webhook, when a run fails, completes, stalls or meets trouble.
+"""Notifications to people, by a command, when a run fails, completes, stalls or meets trouble.
 
 An event is sent once and noted in ``events.jsonl`` with what came of it; a driver that is killed between the
-two sends it a second time. Whatever the command or the server does, training goes on.
+two sends it a second time. Whatever the command does, training goes on.
 """
 
 import contextlib
 import json
 import os
+import re
 import shlex
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE, Popen
+from typing import IO, Any
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.notify import NotifyConfig, Occasion
-from pipeline.notify.deliver import Delivery, post, run_words
-from pipeline.notify.secrets import secrets_of, without_secrets
+from pipeline.process import signal_session, wait_or_kill
 from pipeline.run import journal
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, read_record
@@ -27,7 +29,7 @@ from pipeline.run.failures import Failure
 from pipeline.run.lease import Lease, LeaseHeld, acquire
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier
-from pipeline.text import duration
+from pipeline.text import duration, exit_in_words
 
 TEST = "test"
 """Name of the event that a person asks for, to see that it arrives."""
@@ -165,10 +167,10 @@ def _event(run: Run, event: str, message: str, key: str, iteration: int | None =
 def tell(run: Run, event: Event, note: Note) -> None:
     """Send an event that is wanted and was not sent before, and note what came of it.
 
-    Never raises for what the command, the server or the disk does: a full disk is worth a notification.
+    Never raises for what the command or the disk does: a full disk is worth a notification.
     """
     given = run.config.notify
-    if event.event not in given.on or not given.tells_anybody or _was_told(run, event.key):
+    if event.event not in given.on or not given.command or _was_told(run, event.key):
         return
     try:
         lease = _alone(run)
@@ -190,7 +192,7 @@ def tell_if_stalled(run: Run, newest: float, begun: float, note: Note, why: str 
         newest: unix time of the newest commit, 0 for none.
         begun: unix time of the person's call.
     """
-    if not run.config.notify.tells_anybody:
+    if not run.config.notify.command:
         return
     since, now = max(newest, begun, run.identity.created), time.time()
     if now - since >= run.config.notify.stall_after:
@@ -213,13 +215,12 @@ def _was_told(run: Run, key: str) -> bool:
         return False
 
 
-def _record(run: Run, event: Event, deliveries: Sequence[Delivery], note: Note) -> None:
-    for delivery in deliveries:
-        if delivery.trouble:
-            note(f"notify.{delivery.to} was not told that the run is {event.event}: {delivery.trouble}")
-    outcomes = {str(delivery.to): delivery.trouble or "sent" for delivery in deliveries}
+def _record(run: Run, event: Event, trouble: str, note: Note) -> None:
+    if trouble:
+        note(f"notify.command was not told that the run is {event.event}: {trouble}")
+    outcome = trouble or "sent"
     try:
-        journal.event(run.paths.events, "notified", of=event.event, key=event.key, **outcomes)
+        journal.event(run.paths.events, "notified", of=event.event, key=event.key, command=outcome)
     except OSError as error:
         note(f"{run.paths.events} could not take note of the notification: {error}")
 
@@ -230,58 +231,85 @@ def _folder(run: Run) -> Path:
     return folder if folder.is_dir() else run.paths.root
 
 
-def deliver(given: NotifyConfig, event: Event, folder: Path) -> list[Delivery]:
-    """Send an event to every recipient. Takes at most ``given.time_limit`` seconds for each."""
-    found = []
-    if given.command:
-        environment = {**os.environ, **event.variables()}
-        body = json.dumps(event.to_json()).encode()
-        trouble = run_words(given.command, body, environment, folder, given.time_limit)
-        hidden = secrets_of(os.environ) | {os.environ.get(given.webhook_env or "", "")} - {""}
-        found.append(Delivery("command", without_secrets(trouble, hidden)))
-    if given.webhook or given.webhook_env or given.webhook_file:
-        found.append(_to_webhook(given, event))
-    return found
+def deliver(given: NotifyConfig, event: Event, folder: Path) -> str:
+    """Send an event, in at most ``given.time_limit`` seconds. Returns what went wrong, in a line."""
+    assert given.command is not None
+    environment = {**os.environ, **event.variables()}
+    body = json.dumps(event.to_json()).encode()
+    trouble = run_words(given.command, body, environment, folder, given.time_limit)
+    return without_secrets(trouble, os.environ)
 
 
-def _to_webhook(given: NotifyConfig, event: Event) -> Delivery:
-    try:
-        address = webhook_address(given, os.environ)
-    except (OSError, ValueError) as error:
-        return Delivery("webhook", str(error))
-    trouble = post(address, json.dumps(event.to_json()).encode(), given.time_limit)
-    return Delivery("webhook", without_secrets(trouble, secrets_of(os.environ, address)))
-
-
-def send_trial(run: Run) -> tuple[list[str], bool]:
-    """Send a test event. Returns lines on it, and whether it arrived everywhere. Raises ConfigError."""
+def send_trial(run: Run) -> str:
+    """Send a test event. Returns why it did not arrive, in a line. Raises ConfigError."""
     given = run.config.notify
-    if not given.tells_anybody:
-        raise ConfigError(
-            "notify: nobody is notified; give notify.command=..., or notify.webhook_env=NAME of an "
-            "environment variable that holds an address"
+    if not given.command:
+        raise ConfigError("notify: no notification is sent; give notify.command=...")
+    return deliver(given, trial(run), _folder(run))
+
+
+# Delivery within a time limit. Any failure becomes a line of text without secrets in it.
+
+_LAST_BYTES = 4096
+"""Bytes kept of a command's standard error, to find its last line in."""
+_LONGEST_LINE = 200
+_AFTER_SECONDS = 1.0
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|HOOK|AUTH|COOKIE", re.IGNORECASE)
+_SHORTEST = 6
+"""Fewest characters of a secret: shorter ones would be found in everything."""
+
+
+def run_words(
+    words: Sequence[str], body: bytes, environ: Mapping[str, str], folder: Path, limit: float
+) -> str:
+    """Run a command without a shell, ``body`` on its standard input. Returns what went wrong, in a line."""
+    try:
+        process = Popen(
+            words, cwd=folder, env=environ, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, start_new_session=True
         )
-    deliveries = deliver(given, trial(run), _folder(run))
-    lines = [f"notify.{d.to}: {d.trouble or 'a test event was sent'}" for d in deliveries]
-    return lines, not any(delivery.trouble for delivery in deliveries)
+    except (OSError, ValueError) as error:
+        return f"{words[0]} cannot be started: {error}"
+    assert process.stdin is not None
+    assert process.stderr is not None
+    last = bytearray()
+    listener = threading.Thread(target=_listen, args=(process.stderr, last), daemon=True)
+    listener.start()
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it need not read
+            process.stdin.write(body)  # far less than a pipe holds
+            process.stdin.close()
+    except BaseException:
+        signal_session(process.pid)
+        raise
+    code = wait_or_kill(process, limit)
+    if code is None:
+        return f"{words[0]} was stopped, it took more than {limit:g} s"
+    listener.join(_AFTER_SECONDS)  # a child that it left behind may hold the pipe open
+    return "" if code == 0 else _in_words(words[0], code, bytes(last))
 
 
-def webhook_address(given: NotifyConfig, environment: Mapping[str, str]) -> str:
-    """Return the webhook's address, from wherever it is kept.
+def _listen(stream: IO[bytes], last: bytearray) -> None:
+    """Keep the end of a stream, however long it is."""
+    with stream:
+        while chunk := os.read(stream.fileno(), 1 << 16):
+            last += chunk
+            del last[:-_LAST_BYTES]
 
-    Raises:
-        OSError: its file cannot be read.
-        ValueError: there is none, or it is not an address. The message never shows it.
-    """
-    if given.webhook:
-        return given.webhook
-    if given.webhook_env:
-        place, found = f"webhook_env={given.webhook_env}", environment.get(given.webhook_env, "").strip()
-    else:
-        assert given.webhook_file is not None
-        place, found = f"webhook_file={given.webhook_file}", Path(given.webhook_file).read_text().strip()
-    if not found:
-        raise ValueError(f"notify.{place} is not set" if given.webhook_env else f"notify.{place} is empty")
-    if not found.startswith(("https://", "http://")) or len(found.split()) != 1:
-        raise ValueError(f"notify.{place} holds something that is not an address like https://...")
-    return found
+
+def _in_words(program: str, code: int, said: bytes) -> str:
+    how = f"{'was ' if code < 0 else ''}{exit_in_words(code)}"
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    return f"{program} {how}" + (f": {lines[-1].strip()[:_LONGEST_LINE]}" if lines else "")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name probably holds a secret."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def without_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """Hide the values of variables that are named like secrets, longer ones first."""
+    values = {value.strip() for name, value in environment.items() if is_secret_name(name)}
+    for secret in sorted(values, key=len, reverse=True):
+        text = text.replace(secret, "[hidden]") if len(secret) >= _SHORTEST else text
+    return text

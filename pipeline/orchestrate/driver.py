@@ -8,15 +8,15 @@ from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
-from pipeline.metrics.advice import Evidence, Rule, first_shown, in_a_line
+from pipeline.decide.reconcile import Actions, Observation, reconcile
+from pipeline.metrics.advice import first_shown, in_a_line
+from pipeline.metrics.advice_input import AdviceInput, Rule
 from pipeline.metrics.noticed import note_noticed
 from pipeline.notify.events import completion, failure, pause, rows_unwritten, tell, tell_if_stalled
 from pipeline.orchestrate.jobs import Ended, Jobs
-from pipeline.orchestrate.losses import find_lost
-from pipeline.orchestrate.lost_states import note_lost_states
+from pipeline.orchestrate.lost_states import find_lost, note_lost_states
 from pipeline.orchestrate.publish import Publisher
-from pipeline.orchestrate.reconcile import Actions, Observation, Retract, reconcile
-from pipeline.orchestrate.rewind import Point
+from pipeline.orchestrate.rewind import Point, take_commits_back
 from pipeline.orchestrate.rewind import take_back as take_history_back
 from pipeline.run import journal
 from pipeline.run.benchmarks import leave_out
@@ -25,11 +25,16 @@ from pipeline.run.directory import Run, resume_command
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.identity import RunError
 from pipeline.run.kept import keep
-from pipeline.run.lineage import find_break
-from pipeline.run.packing import unpack
+from pipeline.run.losses import find_break
 from pipeline.run.plan import Plan, policy_maker, unique
-from pipeline.run.records import Frontier, Records, find_frontier, newest_commit, stale_because
-from pipeline.run.superseded import move_aside
+from pipeline.run.records import (
+    Frontier,
+    Records,
+    find_frontier,
+    newest_commit,
+    stale_because,
+    without_stale,
+)
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from slurm.sharedfiles import NotAFile
@@ -40,6 +45,9 @@ BLOCKED_PATIENCE = 20.0
 """The same where something lies in the place of a file or folder, which waiting does not remove."""
 _BLOCKED = (NotAFile, FileExistsError, IsADirectoryError, NotADirectoryError)
 _ROWS_REST = 1.0
+_READ_SECONDS = 30.0
+"""Seconds after which a driver that stays reads all that is at hand again: files may be purged meanwhile, and
+workers go by what is there."""
 _KEPT_SECONDS = 300.0
 """Seconds between two looks of a driver at the files that identify the run."""
 
@@ -52,7 +60,7 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
     CANCELLED = "cancelled"
     PAUSED = "paused"
-    """Rest of a run on Slurm whose jobs somebody cancelled with Slurm's own commands."""
+    """Rest of a run whose jobs were cancelled with Slurm's own commands."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +76,9 @@ class Pass:
     trouble: str = ""
     """Reason why rows could not be written; empty if they could."""
     is_watched: bool = True
-    """Whether somebody makes the next pass; false where Slurm's queue is full and holds no driver job."""
+    """Whether a next pass is ensured; false where Slurm's queue is full and holds no driver job."""
     is_unsettled: bool = False
-    """Whether another pass is due at once, by whoever made this one."""
+    """Whether the caller is to make another pass at once."""
 
 
 class Watcher(Protocol):
@@ -102,16 +110,29 @@ class Driver:
     """Reason why rows could not be written in the last pass; empty if they could."""
     rows_patience: float = ROWS_PATIENCE
     """Seconds for which that reason is waited for to pass, where nothing but rows is left to do."""
+    read: float = field(init=False)
+    """When everything was last read from the disk (monotonic)."""
+    committed: set[Task] = field(default_factory=set)
+    """Tasks with a record that the last pass knew."""
     kept: float = -math.inf
-    """When it last saw to what identifies the run (monotonic)."""
+    """When it last checked the files that identify the run (monotonic)."""
     has_recovered: bool = False
     """Whether the journal holds no unresolved trouble with rows; false until checked, as an earlier driver
     may have left some."""
 
     def __post_init__(self) -> None:
-        self.records, self.frontier = Records(self.run.paths), find_frontier(self.run.plan, self.run.paths)
+        self._read_anew()
         with self.never_in_the_way():
             self.books.open()
+
+    def _read_anew(self) -> None:
+        self.records = Records(self.run.paths)
+        self.frontier = self._find_frontier()
+        self.read = time.monotonic()
+
+    def _find_frontier(self) -> Frontier:
+        """Return how far the run has come, without evaluations of other policies than there are now."""
+        return without_stale(self.run.plan, self.records, find_frontier(self.run.plan, self.run.paths))
 
     def one_pass(self) -> Actions:
         """Observe the disk and the executor, decide, act, and keep books. Idempotent."""
@@ -119,6 +140,8 @@ class Driver:
         config = self.run.config
         attempts = config.scheduler.max_attempts, config.attempts_of(Stage.BENCHMARK)
         actions = reconcile(self.run.plan, seen, *attempts)
+        if actions.retract and self.books.tidying.finish():
+            return self.one_pass()  # what was seen may have gone since
         self.act(actions, seen)
         self.keep_books(seen.tasks)
         self.watcher.progress(self.frontier, self.records, tuple(seen.tasks))
@@ -126,23 +149,29 @@ class Driver:
 
     def observe(self) -> Observation:
         """Collect ended jobs and new commits, and find how far the run has come."""
+        if time.monotonic() - self.read > _READ_SECONDS:
+            self._read_anew()
         jobs, records = self.jobs, self.records
         jobs.query()
         tasks = self._read_commits()
         newest = policy_maker(self.frontier.updated) if self.frontier.updated > self.run.plan.start else None
-        for ended in jobs.collect_ended(tasks, records.published, newest):
+        new, self.committed = records.known.keys() - self.committed, set(records.known)
+        for ended in jobs.collect_ended(tasks, records.published, newest, new):
             self._record_failure(ended)
         with self.never_in_the_way():
             note_lost_states(self.run, records, self.frontier.updated, jobs.live, self.watcher.note)
-        seen = Observation(tasks, dict(records.known), dict(records.corrupt), jobs.live, jobs.failures)
+        passed = self.frontier.passed(self.run.plan, tasks)
+        known, corrupt = dict(records.known), dict(records.corrupt)
+        seen = Observation(tasks, known, corrupt, jobs.live, jobs.failures, passed=passed)
         return replace(seen, lost=find_lost(self.run, seen, records, self.frontier.updated))
 
     def act(self, actions: Actions, seen: Observation) -> None:
         """Carry out the decisions. Retracting comes first: a launch must not see what is being taken back. A
-        run of which something is given up stops, and whoever makes the pass withdraws what waits.
+        run of which something is given up stops, and the caller cancels what waits.
         """
         if actions.retract:
-            self._take_back(actions.retract)
+            take_commits_back(self.run, actions.retract, self.records, self.jobs, self.watcher.note)
+            self.frontier = self._find_frontier()
         for last in actions.leave_out:
             self._leave_out(last, seen)
         if not actions.give_up:
@@ -157,7 +186,7 @@ class Driver:
                 self._tell_advice(int(row["iteration"]))
             for text in books.note_benchmarks(self.frontier):
                 note(text)
-            for text in (*books.thin(self.frontier), *books.pack(self.frontier)):
+            for text in books.tidy(self.frontier):
                 note(text)
             self._keep_identity()
             if not self.has_recovered:
@@ -209,13 +238,14 @@ class Driver:
             RunError: it cannot be made again: what it would be made from was thinned out.
         """
         run = self.run
+        self.books.tidying.finish()
         found = find_break(run.plan, run.paths, self.frontier.updated)
         if found is None:
             return True
         self.watcher.note(f"{found.why}; it is moved aside, with all that came of it, and made again")
         self.books.close_rows()
         take_history_back(run, Point(Stage.UPDATE, found.iteration))
-        self.records, self.frontier = Records(run.paths), find_frontier(run.plan, run.paths)
+        self._read_anew()
         return False
 
     def wait_for_rows(self, since: float) -> None:
@@ -250,8 +280,8 @@ class Driver:
             self.frontier = moved
 
     def _find_moved(self) -> Frontier:
-        """Return the frontier after the commits known now. It does not pass over an update that is stale: one
-        whose inputs have changed since is for reconcile to take back.
+        """Return the frontier after the commits known now. It does not pass over an update or an evaluation
+        that is stale: one whose inputs have changed since is for reconcile to take back.
         """
         plan, known = self.run.plan, self.records.known
         updated, evaluated, benchmarked = astuple(self.frontier)
@@ -262,8 +292,9 @@ class Driver:
             updated += not stale_because(following, plan.inputs(following), known)
         evaluations = plan.evaluation_tasks()
         # Nothing counts before prepare does: when its commit was taken back, others may still stand.
-        if updated >= 0 and evaluated < len(evaluations) and evaluations[evaluated] in known:
-            evaluated += 1
+        if updated >= 0 and evaluated < len(evaluations) and (next_one := evaluations[evaluated]) in known:
+            is_of_this = not stale_because(next_one, plan.inputs(next_one), known)
+            evaluated += next_one.iteration <= updated and is_of_this
         benchmarks = plan.benchmark_tasks()
         if updated >= 0 and benchmarked < len(benchmarks) and benchmarks[benchmarked] in known:
             benchmarked += 1
@@ -313,7 +344,7 @@ class Driver:
     def _look_for_prompts(self) -> None:
         """Find again how far the run has come, where the record of its prompts is gone."""
         if self.records.readable(PREPARE) is None:
-            self.frontier = find_frontier(self.run.plan, self.run.paths)
+            self.frontier = self._find_frontier()
 
     def _leave_out(self, failure: Failure, seen: Observation) -> None:
         """Commit an expendable task without a result, so that the run goes on without it."""
@@ -321,36 +352,6 @@ class Driver:
         if leave_out(self.run.paths, failure, self.run.plan.inputs(task), seen.committed):
             journal.event(self.run.paths.events, "left_out", task=task_key(task), message=why)
             self.watcher.note(f"{task} is left out, its numbers are missing: {why}; training goes on")
-
-    def _take_back(self, retracts: Sequence[Retract]) -> None:
-        """Move the commits to retract aside, and find again how far the run has come."""
-        paths = self.run.paths
-        label = task_key(retracts[0].task).replace("/", "-")
-        more = f"-and-{len(retracts) - 1}-more" if len(retracts) > 1 else ""
-        for iteration in {retract.task.iteration for retract in retracts if retract.task.stage.is_sharded}:
-            unpack(paths, iteration)
-        records = {one.task: record for one in retracts if (record := self.records.readable(one.task))}
-        target = str(move_aside(paths, [retract.task for retract in retracts], label + more))
-        for task, reason in ((retract.task, retract.reason) for retract in retracts):
-            self.records.forget(task)
-            # Counted like an attempt that failed for its inputs: a disk that spoils all commits ends the run.
-            attempt = records[task].attempt if task in records else ""
-            self.jobs.note_retracted(Failure(task, 0, FailureKind.INPUTS, reason), attempt)
-            journal.event(paths.events, "retracted", task=task_key(task), reason=reason, moved_to=target)
-        self._tell_taken_back(retracts)
-        self.frontier = find_frontier(self.run.plan, paths)
-
-    def _tell_taken_back(self, retracts: Sequence[Retract]) -> None:
-        """Say what is computed again, in a line for each reason."""
-        by_reason: dict[str, list[Task]] = {}
-        for one in retracts:
-            by_reason.setdefault(one.reason, []).append(one.task)
-        for reason, tasks in by_reason.items():
-            named = f"{tasks[-1]} to {tasks[0]}" if len(tasks) > 1 else str(tasks[0])
-            if tasks[0].stage is Stage.STATE:
-                self.watcher.note(f"{named} is moved aside, and the next update learns it again: {reason}")
-            else:
-                self.watcher.note(f"{named} will be computed again: {reason}")
 
     def _keep_identity(self) -> None:
         """Write again what a purge has taken of what identifies the run, and keep the rest from the next."""
@@ -366,7 +367,7 @@ class Driver:
     def _tell_advice(self, iteration: int) -> None:
         """Report findings that the newest row is the first to show, each once in the life of a driver, and
         keep them for the report."""
-        for advice in first_shown(Evidence(self.books.rows, self.run.config)):
+        for advice in first_shown(AdviceInput(self.books.rows, self.run.config)):
             if advice.rule not in self.advised:
                 self.watcher.note(in_a_line(advice))
                 self.advised.add(advice.rule)
@@ -380,7 +381,7 @@ def around(plan: Plan, tasks: Sequence[Task]) -> tuple[Task, ...]:
 
 def tell_of_pass(run: Run, done: Pass, begun: float, note: Callable[[str], None]) -> None:
     """Notify people of what came of a pass: the run's end, or that it is stalled or its rows are not written.
-    Whoever interrupts or cancels a run knows.
+    Interrupted and cancelled runs send nothing.
 
     Args:
         begun: unix time when the invocation began.

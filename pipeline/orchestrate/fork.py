@@ -2,12 +2,15 @@
 
 Its iterations continue the parent's numbering, and so do seeds, position in the data, learning-rate schedule
 and the axis of the curves. It begins with a commit of its own for the parent's update, over hard links to the
-parent's files; where the parent has no trainer's state there, with all from which it can be learned again.
+parent's files, and one for its trainer's state: an iteration without a state cannot be forked.
 """
 
 import os
 import re
+import socket
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.algorithm import Estimator, KLController
@@ -17,25 +20,26 @@ from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.resolve import configure
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
-from pipeline.run.adoption import adopt
-from pipeline.run.commits import CorruptData, Record, is_unchanged, require_record
-from pipeline.run.copies import new_folder
+from pipeline.run.commits import CorruptData, FileEntry, Record, publish, require_record
+from pipeline.run.copies import link_verified, new_folder
 from pipeline.run.directory import Run, load_run, write_run
+from pipeline.run.durable import is_unchanged
 from pipeline.run.identity import Parent, RunError
-from pipeline.run.origin import take_along
 from pipeline.run.paths import RunPaths
-from pipeline.run.states import keeps_state, state_record, too_rare
-from pipeline.run.tasks import PREPARE
+from pipeline.run.states import state_record, too_rare
+from pipeline.run.tasks import PREPARE, task_key
 from pipeline.run.versions import Version, find_version_with_state
-from pipeline.tracking.place import place_of
+from pipeline.tracking.state import place_of
 
+_ATTEMPT = "fork"
+"""Attempt id under which a fork has the files it begins with."""
 _LEARNING = tuple(f"seconds/update/{part}" for part in ("read", "old_log_probs", "steps"))
 """Metrics of an update: the time that learning an iteration again takes."""
 
 
 def find_parent(source: str) -> Version:
-    """Find the version to go on from. Raises RunError unless its policy is there, and its trainer's state or
-    what it can be learned again from, if its trainer keeps any; the message names the iterations that do."""
+    """Find the version to go on from. Raises RunError unless its policy is there, and its trainer's state if
+    its trainer keeps any; the message names the nearest iteration that has one."""
     return find_version_with_state(source)
 
 
@@ -142,11 +146,8 @@ def fork(parent: Version, config: Config) -> Run:
     came_from = parent.run
     with new_folder(root) as folder:
         paths = RunPaths(folder)
-        records = records_to_adopt(parent)
-        for record in records:
-            adopt(came_from, record, paths)
-        if len(records) == 1 and keeps_state(parent.record) and not parent.record.holds_state:
-            take_along(came_from, parent.number, RunPaths(paths.origin))
+        for record in records_to_adopt(parent):
+            _adopt(came_from, record, paths)
         origin = Parent(came_from.identity.id, str(came_from.paths.root), parent.number)
         place = place_of(came_from, os.environ)
         write_run(paths, config, came_from.identity.folder, origin, place)
@@ -166,3 +167,34 @@ def records_to_adopt(parent: Version) -> tuple[Record, ...]:
     if state is None or state.task == parent.record.task:
         return (parent.record,)
     return (parent.record, state)
+
+
+def _adopt(source: Run, record: Record, paths: RunPaths) -> None:
+    """Commit what another run committed, over hard links to its files. Raises RunError where they are damaged
+    or gone."""
+    outputs = tuple(_linked(source.paths, record, entry, paths) for entry in record.outputs)
+    publish(paths, _adopted(source, record, outputs))
+
+
+def _linked(source: RunPaths, record: Record, entry: FileEntry, paths: RunPaths) -> FileEntry:
+    """Link one file of a commit under the adopting run's own name. Returns its entry for the record."""
+    path = entry.path.replace(f".{record.attempt}", f".{_ATTEMPT}")
+    link_verified(source, record, entry, paths.root / path)
+    return replace(entry, path=path)
+
+
+def _adopted(source: Run, record: Record, outputs: tuple[FileEntry, ...]) -> Record:
+    """Return the record of an adopted commit. Its lineage ends at the other run."""
+    now = time.time()
+    return replace(
+        record,
+        attempt=_ATTEMPT,
+        outputs=outputs,
+        inputs={f"run:{source.identity.id}/{task_key(record.task)}": record.fingerprint},
+        started=now,
+        ended=now,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job_id=os.environ.get("SLURM_JOB_ID", ""),
+        metrics={},
+    )

@@ -1,38 +1,51 @@
 """The driver's books: metrics rows, spans, best policy, links to policies, trackers, thinning, packing."""
 
 import functools
+import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pipeline.metrics.attempts import Facts, attempts_of, last_written
-from pipeline.metrics.costs import cost_metrics, idle_shares
+from pipeline.metrics.costs import idle_shares, metrics_of
 from pipeline.metrics.row import Clock, iteration_row
-from pipeline.metrics.spans import iteration_spans, share_metrics, to_line
+from pipeline.metrics.spans import iteration_spans, to_line
 from pipeline.orchestrate.lost_states import note_replay
+from pipeline.orchestrate.rewind import trim_rows
 from pipeline.orchestrate.row_writer import RowWriter
+from pipeline.orchestrate.tidying import Tidying
 from pipeline.run import journal
 from pipeline.run.benchmarks import measured_of, note_measured, read_measured
-from pipeline.run.best import keep_best, link_folder
 from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
-from pipeline.run.log_packing import pack_logs
-from pipeline.run.packing import pack_old
+from pipeline.run.packing import pack_logs, pack_old
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Frontier, Records
-from pipeline.run.retention import thin
+from pipeline.run.retention import keep_best, link_folder, thin
 from pipeline.run.states import remove_unfinished
-from pipeline.run.superseded import remove_losers
+from pipeline.run.superseded import fresh_folder, remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import Tracker
 from slurm.sharedfiles import names_in
 
-_MOST_TOLD = 4
+_MOST_SHOWN = 4
 """Most numbers of a benchmark that a line names."""
 _PACE = 5
 """Number of recent iterations whose mean duration predicts the time left."""
+
+
+_LEARNED = ("policy/", "value/", "objective/")
+"""Beginnings of the names of metrics that follow from what an update read, and not from where it ran."""
+
+
+def tells_otherwise(row: Row, metrics: Mapping[str, float]) -> bool:
+    """Whether a row has other numbers of an update than its commit record. Pure."""
+    learned = {
+        name: value for name, value in metrics.items() if name.startswith(_LEARNED) and math.isfinite(value)
+    }
+    return any(row.get(name) not in (None, value) for name, value in learned.items())
 
 
 @dataclass
@@ -45,13 +58,14 @@ class Publisher:
     """Lookup of the scheduler's facts about the jobs of an iteration, by its number."""
     in_use: Callable[[], Collection[str]] = lambda: ()
     """Lookup of the files, by paths relative to the run, that jobs may still read or write."""
+    tidying: Tidying = field(default_factory=Tidying)
     _book: RowWriter | None = None
     """Writer of metrics.jsonl; None until it could be opened, as a failing disk must not stop training."""
     _packed: int | None = None
     """Newest iteration with a row when packing was done last."""
-    _thinned: tuple[int, int, int, frozenset[str]] | None = None
-    """Newest iteration with a row, numbers of evaluations and benchmarks, and names of states when thinning
-    was done last."""
+    _tidied: tuple[int, int, int, frozenset[str]] | None = None
+    """Newest iteration with a row, numbers of evaluations and benchmarks, and names of states when what is
+    old was removed last."""
     _measured: frozenset[int] | None = None
     """Policies that evaluations.jsonl has a line of; None until it was read."""
 
@@ -69,6 +83,7 @@ class Publisher:
         Args:
             is_complete: whether the run is, and no attempt writes a state any more.
         """
+        self.tidying.finish()
         try:
             if is_complete:
                 remove_unfinished(self.run.paths, self.run.plan.iterations)
@@ -103,6 +118,17 @@ class Publisher:
         tasks = [task for i in range(first, frontier.updated + 1) for task in plan.tasks(i)]
         return (PREPARE, *before, *tasks)
 
+    def _take_back_what_is_untrue(self, records: Records, note: Callable[[str], None]) -> None:
+        """Take the newest row back where its update was made again since, and came out otherwise."""
+        made = records.known.get(policy_maker(self.newest))
+        if made is None or not self.rows or not tells_otherwise(self.rows[-1], made.metrics):
+            return
+        iteration = self.newest
+        self.close_rows()
+        trim_rows(self.run, iteration, fresh_folder(self.run.paths.superseded, f"row-{iteration}"))
+        note(f"policy {iteration} was made again and is another one: its row is written again")
+        self.open()
+
     def write_rows(self, records: Records, frontier: Frontier, note: Callable[[str], None]) -> Iterator[Row]:
         """Write the row of every iteration that is complete, its evaluation included. Yields each new row.
 
@@ -110,8 +136,9 @@ class Publisher:
         it, and says so (``records_lost``).
         """
         self.open()
-        assert self._book
         records.refresh(self.wanted(frontier))
+        self._take_back_what_is_untrue(records, note)
+        assert self._book
         self.link_policies(records, frontier)
         while (iteration := self.newest + 1) <= frontier.updated:
             tasks = self.run.plan.tasks(iteration)
@@ -146,13 +173,15 @@ class Publisher:
             if record is not None:
                 remove_losers(paths, [record])
         if new:
-            note_measured(paths, new)
+            note_measured(paths, new, self.newest)
             self._measured |= {one.policy_version for one in new}
             self.tracker.update()
             keep_best(self.run, self.rows)
         for one in (one for one in new if one.numbers):
-            told = ", ".join(f"{name} {value:.4g}" for name, value in list(one.numbers.items())[:_MOST_TOLD])
-            yield f"policy {one.policy_version} measured: {told}"
+            shown = ", ".join(
+                f"{name} {value:.4g}" for name, value in list(one.numbers.items())[:_MOST_SHOWN]
+            )
+            yield f"policy {one.policy_version} measured: {shown}"
 
     def _benchmark_record(self, version: int) -> Record | None:
         try:
@@ -184,36 +213,45 @@ class Publisher:
         found = attempts_of(self.run, iteration, records.readable, facts, last_written(self.run, iteration))
         spans = iteration_spans(iteration, found, time.time())
         journal.append(self.run.paths.spans, to_line(spans))
-        costs = cost_metrics(facts, iteration)
-        accounted = costs | share_metrics(spans.stages) if costs else {}
+        accounted = metrics_of(spans.stages) if facts.jobs else {}
         return accounted | idle_shares(facts.beats, iteration)
 
-    def thin(self, frontier: Frontier) -> Iterator[str]:
+    def tidy(self, frontier: Frontier) -> Iterator[str]:
+        """Remove what is not to be kept, and pack old iterations. Yields what that said since the last call,
+        which may have begun it."""
+        newest = min(self.newest, frontier.updated)
+        # The newest state may come later than its iteration's row, and with it the oldest may go.
+        states = frozenset(names_in(self.run.paths.states))
+        seen = newest, frontier.evaluated, frontier.benchmarked, states
+        if seen != self._tidied:
+            self.tidying.begin(lambda: (*self.thin(newest, frontier), *self.pack(newest)))
+            self._tidied = seen
+        try:
+            yield from self.tidying.said()
+        except Exception:
+            self._tidied = None  # tried again
+            raise
+
+    def thin(self, newest: int, frontier: Frontier) -> Iterator[str]:
         """Apply retention: remove policies and trainers' states not to be kept. Yields errors.
 
         Iterations without a row are left alone, and so is every policy that is still to be evaluated, a
         fork's first one included, whose evaluation no row waits for.
         """
-        newest, paths = min(self.newest, frontier.updated), self.run.paths
-        # The newest state may come later than its iteration's row, and with it the oldest may go.
-        seen = newest, frontier.evaluated, frontier.benchmarked, frozenset(names_in(paths.states))
-        if seen != self._thinned:
-            plan = self.run.plan
-            awaited = {*plan.evaluations()[frontier.evaluated :], *plan.benchmarks()[frontier.benchmarked :]}
-            yield from thin(self.run, newest, awaited)
-            self._thinned = seen
+        plan = self.run.plan
+        awaited = {*plan.evaluations()[frontier.evaluated :], *plan.benchmarks()[frontier.benchmarked :]}
+        yield from thin(self.run, newest, awaited)
 
-    def pack(self, frontier: Frontier) -> Iterator[str]:
+    def pack(self, newest: int) -> Iterator[str]:
         """Pack the logs and the iterations that are due into archives. Errors are noted, yielded, and the
         packing is tried again by the next driver or with the next row.
         """
-        seen = min(self.newest, frontier.updated)
-        if seen == self._packed:
+        if newest == self._packed:
             return
-        self._packed, paths = seen, self.run.paths
+        self._packed, paths = newest, self.run.paths
         try:
             in_use = functools.cache(self.in_use)
-            found = [*pack_logs(self.run, seen, in_use), *pack_old(self.run, seen, in_use)]
+            found = [*pack_logs(self.run, newest, in_use), *pack_old(self.run, newest, in_use)]
         except OSError as error:
             found = [f"old iterations cannot be packed: {described(error)}; training goes on"]
         if found:
@@ -229,20 +267,20 @@ class Publisher:
         return Clock(self.run.identity.created, previous_end, self.run.plan.iterations, recent)
 
     def link_policies(self, records: Records, frontier: Frontier) -> None:
-        """Link ``policy/00007`` to the winning attempt's folder, and ``state/00007`` once it is committed.
+        """Link ``policy/00007`` to the winning attempt's folder, and ``state/00007`` once it is committed: of
+        all iterations without a row, as workers may do several between two passes.
 
         The links are for people; stages go by the record.
         """
-        record = records.known.get(policy_maker(frontier.updated)) if frontier.updated > 0 else None
-        if record is not None:
+        first = max(1, min(self.newest + 1, frontier.updated))
+        for iteration in range(first, frontier.updated + 1):
+            record = records.known.get(policy_maker(iteration))
+            if record is None:
+                continue
             for parent in ("policy", "critic", "trainer"):
                 link_folder(self.run, record, parent, f"{record.policy_version:05d}")
-        if (
-            record is not None
-            and record.promises_state
-            and (state := records.get(state_of(frontier.updated)))
-        ):
-            link_folder(self.run, state, "state", f"{state.policy_version:05d}")
+            if record.promises_state and (state := records.get(state_of(iteration))):
+                link_folder(self.run, state, "state", f"{state.policy_version:05d}")
 
 
 def note_mended(run: Run, iteration: int | None) -> None:

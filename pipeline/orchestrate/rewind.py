@@ -1,29 +1,40 @@
 """Going back to an earlier point of a run: everything from there on is moved aside, never deleted."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.job_kinds import parts_of
+from pipeline.decide.reconcile import Retract
+from pipeline.orchestrate.jobs import Jobs
 from pipeline.run import journal
 from pipeline.run.benchmarks import trim_measured
-from pipeline.run.best import keep_best
-from pipeline.run.commits import BadCommit, require_record
+from pipeline.run.commits import BadCommit, CorruptData, read_record, require_record
 from pipeline.run.directory import Run, resume_command
-from pipeline.run.endings import move_endings
+from pipeline.run.endings import Ending, move_endings, note_endings, read_endings
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.identity import RunError
 from pipeline.run.inside import check_holds_no_links
 from pipeline.run.journal import Row
 from pipeline.run.lease import hold
 from pipeline.run.packing import restore_submissions, unpack
+from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
-from pipeline.run.records import find_frontier, is_committed, recorded
-from pipeline.run.retention import Thinned, check_is_kept, in_words, kept_versions, read_best, way_back
+from pipeline.run.records import Records, find_frontier, is_committed, recorded
+from pipeline.run.retention import (
+    Thinned,
+    check_is_kept,
+    in_words,
+    keep_best,
+    kept_versions,
+    read_best,
+    way_back,
+)
 from pipeline.run.states import can_go_on, versions_with_state
 from pipeline.run.submissions import Ledger
-from pipeline.run.superseded import fresh_folder, move_folder, move_history, with_states
-from pipeline.run.tasks import WORK_STAGES, Stage, Task, task_key
-from pipeline.tracking.state import rewind, rewind_measured
+from pipeline.run.superseded import fresh_folder, move_aside, move_folder, move_history, with_states
+from pipeline.run.tasks import WORK_STAGES, Stage, Task, parse_task, task_key
 from slurm.sharedfiles import is_there
 
 _STAGES = WORK_STAGES[1:]
@@ -81,7 +92,7 @@ def checked_point(run: Run, point: Point) -> tuple[Point, int]:
 
     Raises:
         RunError: as :func:`go_back`.
-        LinkedElsewhere: something of the run would be moved to where a link leads.
+        UserError: something of the run would be moved to where a link leads.
     """
     check_has_pool(run.plan, point)
     frontier = find_frontier(run.plan, run.paths)
@@ -113,8 +124,9 @@ def take_back(run: Run, point: Point) -> Path | None:
         unpack(run.paths, iteration)
     restore_submissions(run.paths, [task.iteration for task in tasks if task.stage is Stage.UPDATE])
     folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
-    if point.stage is not Stage.EVALUATE and trim_measured(run.paths, iteration, folder):
-        rewind_measured(run.paths)
+    budgets = budgets_of(run.paths, done)
+    if point.stage is not Stage.EVALUATE:
+        trim_measured(run.paths, iteration, folder)
     if point.stage is not Stage.BENCHMARK:
         trim_rows(run, iteration, folder)  # first: interrupted here, the driver writes the rows again
     elif run.config.evaluate.best_is_measured:  # no row holds what is taken back
@@ -122,9 +134,23 @@ def take_back(run: Run, point: Point) -> Path | None:
     move_history(folder, run.paths, tasks)
     withdraw_submissions(run, tasks)
     move_endings(run.paths, tasks, folder)
+    note_endings(run.paths, budgets)
     names = [task_key(task) for task in done]
     journal.event(run.paths.events, "went_back", tasks=names, moved_to=str(folder))
     return folder
+
+
+def budgets_of(paths: RunPaths, done: Sequence[Task]) -> list[Ending]:
+    """Return what a repetition of committed tasks must know to write the same bytes: which of them were done
+    with a smaller batch budget. Only of tasks with a failed attempt the record is read."""
+    endings = read_endings(paths, {task.iteration for task in done}).values()
+    failed = {parse_task(ending.task) for ending in endings}
+    found = []
+    for task in failed.intersection(done):
+        with contextlib.suppress(CorruptData):
+            if (record := read_record(paths, task)) and record.halvings:
+                found.append(Ending(record.attempt, task_key(task), halvings=record.halvings))
+    return found
 
 
 def withdraw_submissions(run: Run, tasks: Sequence[Task]) -> None:
@@ -222,7 +248,6 @@ def trim_rows(run: Run, iteration: int, folder: Path) -> None:
         spans = journal.read(run.paths.spans)
         journal.rewrite(folder / run.paths.spans.name, spans)
         journal.rewrite(run.paths.spans, (line for line in spans if line.get("iteration", 0) < iteration))
-    rewind(run.paths, int(kept[-1]["iteration"]) if kept else run.plan.start)
 
 
 def trim_best(run: Run, iteration: int, kept: Sequence[Row], folder: Path) -> None:
@@ -239,4 +264,42 @@ def _names_best_from(run: Run, iteration: int) -> bool:
         best = read_best(run.paths)
     except RunError:  # which policy it named is not known
         return True
-    return best is not None and best["iteration"] >= iteration
+    return best is not None and best.iteration >= iteration
+
+
+# --- single commits --------------------------------------------------------------------------------------
+
+# What they name is moved aside, to be computed again.
+
+
+def take_commits_back(
+    run: Run, retracts: Sequence[Retract], records: Records, jobs: Jobs, note: Callable[[str], None]
+) -> None:
+    """Move the commits to retract aside, count them as failures of their tasks, and say so."""
+    paths = run.paths
+    label = task_key(retracts[0].task).replace("/", "-")
+    more = f"-and-{len(retracts) - 1}-more" if len(retracts) > 1 else ""
+    for iteration in {retract.task.iteration for retract in retracts if retract.task.stage.is_sharded}:
+        unpack(paths, iteration)
+    found = {one.task: record for one in retracts if (record := records.readable(one.task))}
+    target = str(move_aside(paths, [retract.task for retract in retracts], label + more))
+    for task, reason in ((retract.task, retract.reason) for retract in retracts):
+        records.forget(task)
+        # Counted like an attempt that failed for its inputs: a disk that spoils all commits ends the run.
+        attempt, halvings = (found[task].attempt, found[task].halvings) if task in found else ("", 0)
+        jobs.note_retracted(Failure(task, 0, FailureKind.INPUTS, reason), attempt, halvings)
+        journal.event(paths.events, "retracted", task=task_key(task), reason=reason, moved_to=target)
+    _tell(retracts, note)
+
+
+def _tell(retracts: Sequence[Retract], note: Callable[[str], None]) -> None:
+    """Say what is computed again, in a line for each reason."""
+    by_reason: dict[str, list[Task]] = {}
+    for one in retracts:
+        by_reason.setdefault(one.reason, []).append(one.task)
+    for reason, tasks in by_reason.items():
+        named = f"{tasks[-1]} to {tasks[0]}" if len(tasks) > 1 else str(tasks[0])
+        if tasks[0].stage is Stage.STATE:
+            note(f"{named} is moved aside, and the next update learns it again: {reason}")
+        else:
+            note(f"{named} will be computed again: {reason}")

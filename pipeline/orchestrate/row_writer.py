@@ -1,7 +1,7 @@
 """``metrics.jsonl``: a line for each iteration, which no two drivers can write twice, or differently.
 
 A row is published under its number in ``rows/``, once, by hard link as a task's commit is. Its line follows
-from that file, and its place from the lines before it: whoever writes it, however late, writes what is there.
+from that file, and its place from the lines before it: any writer, however late, writes the same.
 Both are reached through descriptors that were opened under the lease. Going back moves the folder away and
 replaces the file, so that a driver that has lost its lease writes into what was moved aside.
 """
@@ -17,8 +17,16 @@ from pipeline.run import journal
 from pipeline.run.durable import link_once_in, naming, read_in
 from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
-from slurm.sealing import from_json, sealed, unsealed
-from slurm.sharedfiles import NotAFile, make_folder, persistently, read_newest
+from slurm.sharedfiles import (
+    NotAFile,
+    from_json,
+    make_folder,
+    persistently,
+    read_newest,
+    read_shared,
+    sealed,
+    unsealed,
+)
 
 _RECENT = 20
 """Number of newest lines that every driver compares; all lines of a long run would be a thousand files."""
@@ -182,9 +190,8 @@ def differing(paths: RunPaths, first: int) -> list[int]:
     content = read_newest(paths.metrics) if paths.metrics.exists() else b""
     found = []
     for number, line in enumerate(content.splitlines(keepends=True), first):
-        file = paths.rows / _name(number)
-        if file.exists():
-            row = _checked(file.read_bytes(), number)
+        with contextlib.suppress(FileNotFoundError):
+            row = _published(paths, number)
             found += [number] if row is None or _line(row) != line else []
     return found
 
@@ -200,9 +207,18 @@ def differing_rows(paths: RunPaths, rows: Sequence[Row], newest: int) -> list[in
     found = []
     for number, row in enumerate(recent, newest + 1 - len(recent)):
         with contextlib.suppress(FileNotFoundError):  # of a version that published none, or purged
-            published = _checked((paths.rows / _name(number)).read_bytes(), number)
+            published = _published(paths, number)
             found += [number] if published is not None and _line(published) != _line(row) else []
     return found
+
+
+def _published(paths: RunPaths, number: int) -> Row | None:
+    """Return the published row; None where its file is corrupt, or something else lies there. Raises
+    FileNotFoundError."""
+    try:
+        return _checked(read_shared(paths.rows / _name(number)), number)
+    except NotAFile:
+        return None
 
 
 def _checked(content: bytes, number: int) -> Row | None:

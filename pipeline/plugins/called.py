@@ -83,7 +83,7 @@ def load(plugin: Plugin, folder: str) -> None:
         faulthandler.dump_traceback_later(plugin.import_limit, exit=True, file=file)
         loaded(plugin)
         faulthandler.cancel_dump_traceback_later()
-    with contextlib.suppress(OSError):  # a full disk: then people are told of an import that is over
+    with contextlib.suppress(OSError):  # a full disk: then the message about a slow import outlives it
         own.write_text(_IMPORTED)
 
 
@@ -132,7 +132,7 @@ def raised(error: BaseException) -> str:
 
 
 def signature_error(plugin: Plugin, names: Sequence[str], num_positional: int) -> PluginFailure | None:
-    """Return why the function cannot be called with these arguments; None where it can, or nobody can know.
+    """Return why the function cannot be called with these arguments; None where it can or may.
 
     Args:
         names: names of the keyword arguments.

@@ -5,7 +5,6 @@ Imports nothing but the standard library: processes that only call a plug-in imp
 
 import difflib
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +69,9 @@ def is_ready(target: str) -> bool:
 
 def registered(key: str, name: str, group: str) -> str:
     """Return the ``module:function`` registered as ``name``. Raises PluginError for none, or several."""
-    known = importlib.metadata.entry_points(group=group)
+    from importlib.metadata import entry_points  # half of what this module would import
+
+    known = entry_points(group=group)
     values = sorted({point.value for point in known if point.name == name})
     if not values:
         names = sorted(known.names)

@@ -29,13 +29,9 @@ _POLL_SECONDS = 0.2
 _START_SECONDS = 30.0
 """Seconds that a process may take to start on a busy machine, besides its plug-in's import."""
 _QUIET_SECONDS = 3.0
-"""Seconds after which people are told which import is waited for."""
+"""Seconds after which a message names the import that is waited for."""
 _SHOWN_SECONDS = 0.2
 """Most seconds until a process that is being started appears among this one's children."""
-
-
-class PluginUnusable(PluginError):
-    """The plug-in cannot be imported."""
 
 
 class _Processes(SpawnContext):
@@ -74,7 +70,7 @@ class Calls:
 
     def ask(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
         """Schedule ``function(plugin, *arguments)`` on the first free process, and return its future.
-        Raises PluginUnusable where the processes have ended at its import."""
+        Raises PluginError where the processes have ended at its import."""
         try:
             with uninterrupted({signal.SIGINT}):  # the first call starts processes; Ctrl-C is for this one
                 return self.pool.schedule(function, args=(self.plugin, *arguments), timeout=seconds)
@@ -82,7 +78,7 @@ class Calls:
             raise self._unusable() from None
 
     def call(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Ask, and wait for the answer. Raises PluginUnusable."""
+        """Ask, and wait for the answer. Raises PluginError."""
         return self.answer(self.ask(seconds, function, *arguments), seconds)
 
     def answer(self, future: Any, seconds: float) -> Any:
@@ -91,7 +87,7 @@ class Calls:
         on standard error.
 
         Raises:
-            PluginUnusable: no process got as far as to call the function.
+            PluginError: no process got as far as to call the function.
         """
         from pebble import ProcessExpired
 
@@ -123,13 +119,13 @@ class Calls:
         limit = f"it is given up after {plugin.import_limit:g} s"
         return f"waiting for the import of {plugin.key}={plugin.name}; {limit}"
 
-    def _unusable(self) -> PluginUnusable:
+    def _unusable(self) -> PluginError:
         what = "its import ended the process"
         if trace := self.stuck.read_text():
             lines = re.findall(r'File "([^<].*)", line (\d+)', trace)
             where = f", at {lines[0][0]}:{lines[0][1]}" if lines else ""
             what = f"its import took longer than {self.plugin.import_limit:g} s{where}"
-        return PluginUnusable(f"{self.plugin.key}={self.plugin.name}: {what}")
+        return PluginError(f"{self.plugin.key}={self.plugin.name}: {what}")
 
     def close(self) -> None:
         """Stop the processes, whatever they do."""

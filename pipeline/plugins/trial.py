@@ -1,12 +1,14 @@
 """Trial of a configuration's plug-ins before anything runs.
 
 They are tried in processes of their own, so that none can hang or crash the caller, and so that what they
-import (torch, vLLM) stays out of it.
+import (torch, vLLM) stays out of it. A first look at a rule shows the scores of an empty response to some
+prompts, and of each one's answer as its response.
 """
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.config.findings import Findings
@@ -33,7 +35,7 @@ from pipeline.plugins.sandbox import Calls, open_calls
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleRow:
     """The first usable row of a prompt file."""
 
     source: str
@@ -73,7 +75,7 @@ def open_rules(config: Config) -> Iterator[list[OpenRule]]:
         ]
 
 
-def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sample]) -> Iterator[str]:
+def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[SampleRow]) -> Iterator[str]:
     """Call every rule on an empty response to each sample's prompt: any policy may write one.
 
     Yields a warning for one that fails there, where the configuration gives such responses a score.
@@ -85,7 +87,8 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
     for rule in rules:
         with found.collecting(f"the rule {rule.name}"):
             for sample in samples:
-                _check_signature(rule.calls, rule.config, config, sample)
+                given = list(trial_row(rule.config, config, sample)), list(rule.config.arguments)
+                _refuse_rule(rule.config, rule.calls.call(rule.config.time_limit, rule_error, *given))
                 if rule.config.trial:
                     yield from _try_rule(rule, config, sample)
     found.refuse()
@@ -96,12 +99,6 @@ def check_is_there(rule: OpenRule) -> None:
     _refuse_rule(rule.config, rule.calls.call(rule.config.time_limit, import_error))
 
 
-def _check_signature(calls: Calls, rule: RuleConfig, config: Config, sample: Sample) -> None:
-    """Refuse a rule that does not take its arguments."""
-    given = list(trial_row(rule, config, sample)), list(rule.arguments)
-    _refuse_rule(rule, calls.call(rule.time_limit, rule_error, *given))
-
-
 def _refuse_rule(rule: RuleConfig, trouble: PluginFailure | None) -> None:
     """Raise PluginError for what is wrong with a rule. A module that is missing here is no error without a
     trial: the rule's own jobs may have it."""
@@ -109,7 +106,7 @@ def _refuse_rule(rule: RuleConfig, trouble: PluginFailure | None) -> None:
         raise PluginError(trouble.text)
 
 
-def trial_row(rule: RuleConfig, config: Config, sample: Sample, text: str = "") -> dict[str, Any]:
+def trial_row(rule: RuleConfig, config: Config, sample: SampleRow, text: str = "") -> dict[str, Any]:
     """Return what a rule gets for a response, by argument."""
     row = {**sample.columns, "prompts": sample.prompt, "responses": prefill_of(sample.prompt, rule) + text}
     if rule.special_tokens:
@@ -119,7 +116,7 @@ def trial_row(rule: RuleConfig, config: Config, sample: Sample, text: str = "") 
     return row
 
 
-def _try_rule(opened: OpenRule, config: Config, sample: Sample) -> Iterator[str]:
+def _try_rule(opened: OpenRule, config: Config, sample: SampleRow) -> Iterator[str]:
     rule = opened.config
     is_group = rule.rows_per_call is RowsPerCall.PROMPT
     num_rows = config.rollout.samples_per_prompt if is_group else 1
@@ -204,3 +201,104 @@ def tried(plugins: Mapping[Plugin, int]) -> Iterator[PluginFailure]:
                 asked = own.ask(plugin.import_limit, signature_error, [], plugins[plugin])
                 if trouble := own.answer(asked, 0):
                     yield trouble
+
+
+# --- first look ---
+
+NUM_ROWS = 20
+"""Prompts that are looked at."""
+_SECONDS = 3.0
+"""Seconds for all calls of one rule."""
+_COLUMN = "column"
+"""Argument of ready rules that names the column with the answer."""
+_ANSWERS = ("ground_truth", "answer", "solution", "reference", "response", "completion", "target")
+"""Columns that are taken for the answer where a rule names none, the first that is there."""
+
+
+@dataclass
+class _Seen:
+    """Scores of one kind of text."""
+
+    what: str
+    scores: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        mean, low, high = sum(self.scores) / len(self.scores), min(self.scores), max(self.scores)
+        spread = f" ({low:g} to {high:g})" if low < high else ""
+        return f"{self.what} gets {mean:g}{spread}"
+
+
+def first_look(config: Config, rules: Sequence[OpenRule], samples: Sequence[SampleRow]) -> Iterator[str]:
+    """Yield a line for each rule that may be tried: the mean and the range of its scores for each kind of
+    text; and a warning of a text at which it fails.
+
+    Args:
+        samples: rows of the prompt file; some are enough.
+    """
+    for opened in rules:
+        if opened.config.trial and samples:
+            yield from _lines(opened, config, samples)
+
+
+def _lines(opened: OpenRule, config: Config, samples: Sequence[SampleRow]) -> Iterator[str]:
+    column = _answer_column(opened.config, samples[0])
+    empty, answer = _Seen("an empty response"), _Seen(f"the text of column {column} as response")
+    until, end = time.monotonic() + _SECONDS, ""
+    for sample, seen, text in _texts(samples, empty, answer, column):
+        found = _score(opened, config, sample, text, until - time.monotonic())
+        if not isinstance(found, PluginFailure):
+            seen.scores.append(found)
+            continue
+        end = f"; no more in {_SECONDS:g} s"
+        if not found.is_late:
+            end, at = "", f"for {seen.what} to prompt_id {sample.prompt_id}"
+            yield f"warning: {opened.key}={opened.config.function}: {found.text} {at}"
+        break
+    if message := "; ".join(str(seen) for seen in (empty, answer) if seen.scores):
+        prompts = f"{len(empty.scores)} prompt{'s' * (len(empty.scores) > 1)}, without a model"
+        yield f"reward {opened.name}: a first look at {prompts}: {message}{end}"
+
+
+def _texts(
+    samples: Sequence[SampleRow], empty: _Seen, answer: _Seen, column: str | None
+) -> Iterator[tuple[SampleRow, _Seen, str]]:
+    for sample in samples:
+        yield sample, empty, ""
+        if text := _text_of(sample, column):
+            yield sample, answer, text
+
+
+def _score(
+    opened: OpenRule, config: Config, sample: SampleRow, text: str, seconds: float
+) -> float | PluginFailure:
+    """Return what the rule gives a response, as one of a group of equal ones where it compares them."""
+    rule = opened.config
+    if seconds <= 0:
+        return PluginFailure("", is_late=True)
+    num_rows = config.rollout.samples_per_prompt if rule.rows_per_call is RowsPerCall.PROMPT else 1
+    row = trial_row(rule, config, sample, text)
+    arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
+    limit = rule.time_limit * num_rows
+    found = opened.calls.call(min(seconds, limit), score, arguments, num_rows)
+    if not isinstance(found, PluginFailure):
+        return float(found[0])
+    if not found.is_late or limit > seconds:
+        return found
+    # The rule's own limit: in a run it is an error too, or has a score of its own.
+    return replace(found, is_late=False) if rule.timeout_score is None else rule.timeout_score
+
+
+def _answer_column(rule: RuleConfig, sample: SampleRow) -> str | None:
+    """Return the column of the prompt file that holds the answer, as far as is known; None if none is."""
+    named = rule.arguments.get(_COLUMN)
+    return next(
+        (name for name in (named, *_ANSWERS) if isinstance(name, str) and name in sample.columns), None
+    )
+
+
+def _text_of(sample: SampleRow, column: str | None) -> str | None:
+    """Return an answer as the text of a response: the first of several; None where there is no text in it."""
+    value = sample.columns.get(column) if column else None
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    return str(value) if isinstance(value, str | int | float) else None

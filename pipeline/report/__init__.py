@@ -30,9 +30,9 @@ def write_comparison(runs: Sequence[Run], out: Path | None = None) -> Path:
     Raises:
         RunError: a run is given twice, or the page cannot be written.
     """
-    from pipeline.report.comparison import comparison, read_compared
+    from pipeline.report.comparison import compare_runs, comparison_page
 
-    return _write(comparison(read_compared(runs)), out or Path(COMPARISON))
+    return _write(comparison_page(compare_runs(runs)), out or Path(COMPARISON))
 
 
 def write_sweep_report(root: Path, out: Path | None = None) -> Path:
@@ -42,9 +42,9 @@ def write_sweep_report(root: Path, out: Path | None = None) -> Path:
         SweepError: its manifest cannot be read.
         RunError: none of its runs has a row, or the page cannot be written.
     """
-    from pipeline.report.sweep import read_sweep_data, sweep_page
+    from pipeline.report.comparison import compare_sweep, comparison_page
 
-    return _write(sweep_page(read_sweep_data(root)), out or root / "report.html")
+    return _write(comparison_page(compare_sweep(root)), out or root / "report.html")
 
 
 def _write(text: str, path: Path) -> Path:

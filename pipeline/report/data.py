@@ -4,13 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.config.evaluate import HELDOUT_REWARD
 from pipeline.config.job_kinds import DRIVER
-from pipeline.metrics.advice import Advice, Evidence, TaskTime, advise
+from pipeline.metrics.advice import advise
+from pipeline.metrics.advice_input import Advice, AdviceInput, TaskTime
 from pipeline.metrics.attempts import Facts, attempts_of
 from pipeline.metrics.noticed import Noticed, read_noticed
+from pipeline.metrics.responses import Selection, read_samples
 from pipeline.metrics.row import evaluation_metrics
-from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
+from pipeline.metrics.samples import Choice, Sample
 from pipeline.metrics.spans import IterationSpans, Span, SpanEnd, iteration_spans, read_lines
 from pipeline.metrics.terminal import Row
 from pipeline.run import journal
@@ -19,11 +20,10 @@ from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
 from pipeline.run.identity import RunError
 from pipeline.run.records import Records
-from pipeline.run.retention import read_best as best_of
+from pipeline.run.retention import BestPolicy, read_best
 from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import Stage, Task
-from pipeline.workers.beats import Beat
-from pipeline.workers.reading import read_beats
+from pipeline.workers.beats import Beat, read_beats
 from pipeline.workers.summary import workers_of
 
 _MOST_ITERATIONS = 20
@@ -32,21 +32,11 @@ _MOST_ATTEMPTS = 6000
 _WITHOUT_LINES = 10
 """Newest iterations whose spans are read from their records where spans.jsonl has none."""
 _SAMPLED_ITERATIONS = 8
-_BEST, _WORST, _RANDOM = 8, 8, 24
+_SHOWN = Selection(best=8, worst=8, at_random=24)
 _SAMPLE_BYTES = 4 << 20
 """Bytes of rollout data that are read for the samples of one iteration."""
 _TEXT_BUDGET = 2_000_000
 """Letters of prompts and responses that a report holds."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """The policy with the best value of evaluate.best."""
-
-    iteration: int
-    reward: float
-    metric: str = HELDOUT_REWARD
-    """Metric that ``reward`` is a value of."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +46,10 @@ class ReportData:
     run: Run
     rows: Sequence[Row]
     """Rows, ascending; the first may be that of the evaluation of the policy that the run begins with."""
-    best: Best | None
+    best: BestPolicy | None
     spans: Mapping[int, IterationSpans]
     """Spans by iteration, ascending; the newest with their attempts."""
-    samples: Sequence[tuple[Choice, Sample]]
+    samples: Sequence[tuple[Choice | None, Sample]]
     advice: Sequence[Advice]
     now: float
     """Unix time at which it was read."""
@@ -84,10 +74,10 @@ def read_report(run: Run) -> ReportData:
     rows, now = read_rows(run), time.time()
     spans = read_spans(run, int(rows[-1]["iteration"]) if rows else run.plan.start)
     beats = list(read_beats(run.paths).values()) if run.config.slurm else []
-    found = Evidence(rows, run.config, task_times(spans), workers_of(beats, now))
+    found = AdviceInput(rows, run.config, task_times(spans), workers_of(beats, now))
     samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
     return ReportData(
-        run, rows, read_best(run), spans, samples, advise(found), now, beats, read_noticed(run.paths)
+        run, rows, read_best(run.paths), spans, samples, advise(found), now, beats, read_noticed(run.paths)
     )
 
 
@@ -124,13 +114,6 @@ def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
                 f"{run.paths.metrics}: row {count} cannot be read: {wrong} is no number, but "
                 f"{row.get(wrong)!r}; take the line out, and slurm-ppo resume writes it again"
             )
-
-
-def read_best(run: Run) -> Best | None:
-    best = best_of(run.paths)
-    if not best:
-        return None
-    return Best(int(best["iteration"]), float(best["reward"]), str(best.get("metric", HELDOUT_REWARD)))
 
 
 # --- spans -----------------------------------------------------------------------------------------------
@@ -198,13 +181,13 @@ def sampled_iterations(iterations: Sequence[int], count: int = _SAMPLED_ITERATIO
     return sorted({*newest, *evenly})
 
 
-def read_some_samples(run: Run, iterations: Sequence[int]) -> list[tuple[Choice, Sample]]:
+def read_some_samples(run: Run, iterations: Sequence[int]) -> list[tuple[Choice | None, Sample]]:
     """Read best, worst and random responses of some iterations, newest first, cut to fit the page."""
     of_training = [iteration for iteration in iterations if iteration > run.plan.start]
-    chosen: list[tuple[Choice, Sample]] = []
+    chosen: list[tuple[Choice | None, Sample]] = []
     for iteration in reversed(sampled_iterations(of_training)):
-        samples = read_samples(run, iteration, _SAMPLE_BYTES)
-        chosen += choose(samples, _BEST, _WORST, _RANDOM, sample_seed(run, iteration))
+        found = read_samples(run, iteration, _SHOWN, _SAMPLE_BYTES)
+        chosen += zip(found.choices, found.rows, strict=True)
     longest = _TEXT_BUDGET // (2 * max(1, len(chosen)))
     return [(choice, shortened(sample, longest)) for choice, sample in chosen]
 

@@ -1,16 +1,15 @@
 """The report's charts: plain plotly figures (dictionaries) whose colours are names of CSS variables."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-from pipeline.metrics.catalogue import describe
-from pipeline.metrics.charts import FEW, HIGH, LOW, Chart
+from pipeline.metrics.catalogue import FEW, HIGH, LOW, Chart, describe
 from pipeline.metrics.terminal import Row
 from pipeline.run.tasks import Stage
 
-_COLOURS = 6
+COLOURS = 6
 """Series colours of the style sheet: --c0 and so on, and --c0-soft for areas."""
 _STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE, Stage.EVALUATE)
 """Stages in the order of their colours, the same in every chart; the pools' scores follow."""
@@ -42,8 +41,8 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 def overlay(
     chart: Chart, runs: Sequence[tuple[str, str, Sequence[Row]]]
-) -> tuple[dict[str, Any], list[tuple[str, str]]] | None:
-    """Draw one chart of several runs over each other; also return which dash is which number.
+) -> tuple[dict[str, Any], str] | None:
+    """Draw one chart of several runs over each other; also return the text under it.
 
     Args:
         runs: (label, colour, rows) of each; a run has the same colour in every chart.
@@ -71,7 +70,16 @@ def overlay(
         seen.add(trace["legendgroup"])
     rows = sorted((row for _, _, of_run in runs for row in of_run), key=lambda row: row["iteration"])
     kinds = [(_DASHES[i % len(_DASHES)], label) for i, (_, label, _) in enumerate(upper)]
-    return {"data": traces, "layout": _layout(chart, rows, len(runs), bool(lower))}, kinds
+    made = {"data": traces, "layout": _layout(chart, rows, len(runs), bool(lower))}
+    return made, _text_under(chart, kinds)
+
+
+def _text_under(chart: Chart, kinds: Sequence[tuple[str, str]]) -> str:
+    """Return the text under a chart of several runs: what it shows, and which dash is which number."""
+    text = chart.caption if len(kinds) == 1 and chart.kind == "lines" else ""
+    text = text or meaning(chart.names.split()[0])
+    dashes = ", ".join(f"{label} {dash}" for dash, label in kinds)
+    return f"{text}; {dashes}" if len(kinds) > 1 else text
 
 
 def _overlaid(
@@ -116,7 +124,7 @@ def _is_pool(label: str) -> bool:
     return label.startswith(f"{Stage.SCORE}-")
 
 
-def _points(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
+def curve(rows: Sequence[Row], name: str) -> dict[str, list[float | None]]:
     """Return x and y; six digits are enough to look at, and what is not finite leaves a gap."""
     found = thinned([(row["iteration"], row[name]) for row in rows if name in row])
     y = [float(f"{value:.6g}") if math.isfinite(value) else None for _, value in found]
@@ -140,26 +148,46 @@ def thinned(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> 
     return [points[i] for i in sorted(set(kept))]
 
 
+def merged(
+    runs: Sequence[Sequence[Row]], how: Callable[[Iterable[float]], float], least: int = 1
+) -> list[Row]:
+    """Return a row for each iteration: of every number that at least ``least`` runs have, ``how`` over them.
+
+    Numbers that are not finite are left out.
+    """
+    found: dict[float, dict[str, list[float]]] = {}
+    for rows in runs:
+        for row in rows:
+            of_iteration = found.setdefault(row["iteration"], {})
+            for name, value in row.items():
+                if name != "iteration" and math.isfinite(value):
+                    of_iteration.setdefault(name, []).append(value)
+    return [
+        {"iteration": iteration} | {n: how(values) for n, values in names.items() if len(values) >= least}
+        for iteration, names in sorted(found.items())
+    ]
+
+
 def _line(rows: Sequence[Row], name: str, label: str, colour: int, axis: str = "y") -> dict[str, Any]:
-    points = _points(rows, name)
-    dash = ("solid", "dash", "dot", "dashdot")[colour // _COLOURS % 4]
+    points = curve(rows, name)
+    dash = ("solid", "dash", "dot", "dashdot")[colour // COLOURS % 4]
     width = 2 if len(points["x"]) <= _MANY else 1
-    line = {"color": f"var(--c{colour % _COLOURS})", "width": width, "dash": dash}
+    line = {"color": f"var(--c{colour % COLOURS})", "width": width, "dash": dash}
     mode = "lines+markers" if len(points["x"]) <= FEW else "lines"
     style = {"mode": mode, "line": line, "marker": {"size": 5}, "yaxis": axis}
     return {"type": "scatter", "name": escape(label), **points, **style}
 
 
 def _bars(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, Any]:
-    marker = {"color": f"var(--c{colour % _COLOURS})", "line": {"width": 0}}
-    return {"type": "bar", "name": escape(label), **_points(rows, name), "marker": marker}
+    marker = {"color": f"var(--c{colour % COLOURS})", "line": {"width": 0}}
+    return {"type": "bar", "name": escape(label), **curve(rows, name), "marker": marker}
 
 
 def _area(rows: Sequence[Row], name: str, label: str, colour: int) -> dict[str, Any]:
     """Draw one of many stacked bars as an area; of very many iterations every second, third, ..."""
     step = math.ceil(len(rows) / _MOST_POINTS)
-    line = {"color": f"var(--c{colour % _COLOURS})", "width": 0}
-    points = _points([{name: 0.0, **row} for row in rows[::step]], name)
+    line = {"color": f"var(--c{colour % COLOURS})", "width": 0}
+    points = curve([{name: 0.0, **row} for row in rows[::step]], name)
     style = {"mode": "lines", "line": line, "stackgroup": "1"}
     return {"type": "scatter", "name": escape(label), **points, **style}
 

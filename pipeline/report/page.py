@@ -5,6 +5,7 @@ CSS variables; the script puts in the values of the reader's colour scheme and d
 """
 
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -13,22 +14,17 @@ from typing import Any
 
 from pipeline.config.compose import to_yaml
 from pipeline.config.evaluate import HELDOUT_REWARD
-from pipeline.metrics.advice import Advice
-from pipeline.metrics.advice_input import MIN_ROWS
-from pipeline.metrics.catalogue import describe
-from pipeline.metrics.charts import CHARTS, Chart
+from pipeline.metrics.advice_input import MIN_ROWS, Advice
+from pipeline.metrics.catalogue import CHARTS, Chart, describe
+from pipeline.metrics.samples import Choice, Sample
 from pipeline.metrics.terminal import COLUMNS, Column, Row, cells
-from pipeline.report.browser import filters_of, samples_data
-from pipeline.report.data import Best, ReportData
+from pipeline.report.data import ReportData
 from pipeline.report.figures import figure, meaning
 from pipeline.report.html import Head, moment, render
 from pipeline.report.settings import plain_text, settings_apart
-from pipeline.report.timeline import timeline_data, windows_of
-from pipeline.report.usage import usage
-from pipeline.report.workers import workers_table
+from pipeline.report.timeline import timeline_data, usage, windows_of, workers_table
 from pipeline.run.benchmarks import in_words, read_measured
-from pipeline.run.directory import Run
-from pipeline.text import duration, number
+from pipeline.text import duration, number, visible
 
 _TABLE_ROWS = 500
 """Most iterations that the table holds."""
@@ -52,7 +48,7 @@ _NOTICED = (
 
 
 @dataclass(frozen=True)
-class Place:
+class ChartPlace:
     """A chart's place on a page that has numbers for it."""
 
     chart: Chart
@@ -82,7 +78,7 @@ def page(data: ReportData) -> str:
         title=run.identity.name,
         data=data,
         run=run,
-        outcome=outcome_of(run, data.rows, data.best) | measured_in_words(run),
+        outcome=outcome_of(data),
         resume=f"slurm-ppo resume {shlex.quote(str(run.paths.root))}",
         settings=[(key, plain_text(value)) for key, value in settings_apart(run.config).items()],
         settings_heads=[Head("key"), Head("value")],
@@ -97,16 +93,16 @@ def page(data: ReportData) -> str:
         usage=used,
         workers=workers_table(data.beats, data.now),
         filters=filters_of(data.samples),
-        samples=samples_data(data.samples),
+        samples=[_sample_entry(choice, sample) for choice, sample in data.samples],
         iterations=iteration_table(data.rows),
         figures=figures,
         has_charts=bool(figures or data.spans),
     )
 
 
-def outcome_of(run: Run, rows: Sequence[Row], best: Best | None) -> dict[str, str]:
-    """Sum up how far a run came, and its results. ``rows`` as :func:`read_rows` gives them."""
-    rows = [row for row in rows if row["iteration"] > run.plan.start]
+def outcome_of(data: ReportData) -> dict[str, str]:
+    """Sum up how far a run came, and its results."""
+    run, rows, best = data.run, data.trained, data.best
     done = int(rows[-1]["iteration"]) if rows else run.plan.start
     found = {"iterations": f"{done} of {run.config.iterations}"}
     if means := [row["reward/mean"] for row in rows if "reward/mean" in row]:
@@ -121,14 +117,9 @@ def outcome_of(run: Run, rows: Sequence[Row], best: Best | None) -> dict[str, st
         found["GPU hours"] = number(hours)
     if rows and "seconds/elapsed" in rows[-1]:
         found["elapsed"] = duration(rows[-1]["seconds/elapsed"])
-    return found
-
-
-def measured_in_words(run: Run) -> dict[str, str]:
-    """Return how many policies evaluate.command has measured, and which numbers are missing, if it is set."""
     total, measured = len(run.plan.benchmarks()), read_measured(run.paths)
-    told = in_words(measured, len(measured), total)
-    return {"evaluate.command": told} if told else {}
+    message = in_words(measured, len(measured), total)
+    return found | ({"evaluate.command": message} if message else {})
 
 
 def gpu_hours(rows: Sequence[Row]) -> float:
@@ -136,7 +127,7 @@ def gpu_hours(rows: Sequence[Row]) -> float:
     return sum(value for row in rows for name, value in row.items() if name.startswith("slurm/gpu_hours/"))
 
 
-def places_about(found: Advice, places: Iterable[Place]) -> list[Place]:
+def places_about(found: Advice, places: Iterable[ChartPlace]) -> list[ChartPlace]:
     """Return the charts on the page that show the numbers that a finding rests on."""
     patterns = {metric.name for name in found.metrics if (metric := describe(name))}
     return [p for p in places if patterns & {*p.chart.names.split(), *p.chart.lower.split()}]
@@ -158,21 +149,20 @@ def noticed_rows(data: ReportData) -> list[list[str]]:
     ]
 
 
-def places_of(rows: Sequence[Row]) -> list[Place]:
+def places_of(rows: Sequence[Row]) -> list[ChartPlace]:
     """Find the charts that have numbers."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    figures = ((chart, figure(chart, rows, names)) for chart in CHARTS)
-    return [_place(chart, made) for chart, made in figures if made]
+    places = []
+    for chart in CHARTS:
+        if made := figure(chart, rows, names):
+            text = chart.caption or meaning(chart.names.split()[0])
+            if not chart.caption and "yaxis2" in made["layout"]:
+                text += f"; below: {meaning(chart.lower.split()[0])}"
+            places.append(ChartPlace(chart, text, f"{chart.title}: {text}", made))
+    return places
 
 
-def _place(chart: Chart, made: dict[str, Any]) -> Place:
-    text = chart.caption or meaning(chart.names.split()[0])
-    if not chart.caption and "yaxis2" in made["layout"]:
-        text += f"; below: {meaning(chart.lower.split()[0])}"
-    return Place(chart, text, f"{chart.title}: {text}", made)
-
-
-def by_section(places: Iterable[Place]) -> list[tuple[str, list[Place]]]:
+def by_section(places: Iterable[ChartPlace]) -> list[tuple[str, list[ChartPlace]]]:
     """Group the places by the titles of their sections, which follow each other in :data:`CHARTS`."""
     groups = itertools.groupby(places, lambda place: place.chart.section)
     return [(section[0].upper() + section[1:], list(found)) for section, found in groups]
@@ -193,3 +183,43 @@ def iteration_table(rows: Sequence[Row]) -> dict[str, Any]:
         "heads": [Head(column.title, "; ".join(map(meaning, column.names))) for column in columns],
         "rows": [cells(row, columns) for row in reversed(rows[-_TABLE_ROWS:])],
     }
+
+
+# --- samples, which the reader filters and sorts ---------------------------------------------------------
+
+
+def filters_of(samples: Sequence[tuple[Choice | None, Sample]]) -> dict[str, Any]:
+    """Return the values that the reader chooses between, and how many samples of which choice there are."""
+    counts = {choice: sum(other is choice for other, _ in samples) for choice in Choice}
+    rewards = [sample.reward for _, sample in samples if math.isfinite(sample.reward)]
+    return {
+        "kinds": ", ".join(f"{count} {choice}" for choice, count in counts.items() if count),
+        "iterations": sorted({sample.iteration for _, sample in samples}, reverse=True),
+        "choices": list(Choice),
+        "reasons": sorted({sample.finish_reason for _, sample in samples}),
+        "low": f"{min(rewards):.3g}" if rewards else "",
+        "high": f"{max(rewards):.3g}" if rewards else "",
+    }
+
+
+def _sample_entry(choice: Choice | None, sample: Sample) -> dict[str, Any]:
+    """Return a sample for the page's script."""
+    return {
+        "choice": str(choice),
+        "iteration": sample.iteration,
+        "id": visible(sample.prompt_id),
+        "index": sample.sample_index,
+        "prompt": visible(sample.prompt),
+        "response": visible(sample.response),
+        "reward": _rounded(sample.reward),
+        "components": {visible(name): _rounded(value) for name, value in sample.components.items()},
+        "kl": _rounded(sample.kl),
+        "length": sample.length,
+        "reason": visible(sample.finish_reason),
+        "turns": sample.num_turns,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Round to six digits: shards hold rewards in single precision. None for what JSON has no number for."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")

@@ -1,7 +1,7 @@
 """Settings by key: those that are not the defaults, and those in which configurations differ. Pure."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -9,6 +9,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from pipeline.config.schema import Config
+from pipeline.sweep.grid import SEED, plain_number
+from pipeline.sweep.naming import short_keys
 from pipeline.text import MISSING
 
 _NOTHING = object()
@@ -20,18 +22,28 @@ def settings_apart(config: Config) -> dict[str, Any]:
     return {key: _plain(value) for key, value, default in _leaves("", config, _NOTHING) if value != default}
 
 
-def differences(configs: Sequence[Config]) -> dict[str, tuple[str, ...]]:
-    """Return key -> the value in each configuration in words, of the keys that are not the same in all.
+def settings_table(configs: Sequence[Config], swept: Collection[str] = ()) -> list[list[str]]:
+    """Return key and values, in words, of the settings that are not the same in all configurations.
 
-    A dash where a configuration lacks the key. Names and folders, which always differ, are left out.
+    A dash where a configuration lacks the key. Left out are names and folders, which always differ, and
+    tracking.
+
+    Args:
+        swept: keys that a sweep varies. Where no other setting differs, nothing is returned: their values
+            name the columns. Without any keys are whole, not their last parts.
     """
     leaves = [
         {key: plain_text(_plain(value)) for key, value, _ in _leaves("", config, _NOTHING)}
         for config in configs
     ]
-    keys = dict.fromkeys(key for found in leaves for key in found if key not in ("name", "run_dir"))
-    table = {key: tuple(found.get(key, MISSING) for found in leaves) for key in keys}
-    return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
+    hidden = {"name", "run_dir", "tracking"} | ({SEED} & {*swept})
+    keys = dict.fromkeys(key for found in leaves for key in found if key.split(".")[0] not in hidden)
+    table = {key: [found.get(key, MISSING) for found in leaves] for key in keys}
+    differ = {key: values for key, values in table.items() if len({*values}) > 1}
+    if set(differ) <= set(swept):
+        return []
+    names = short_keys(differ) if swept else {key: key for key in differ}
+    return [[names[key], *map(plain_number, values)] for key, values in differ.items()]
 
 
 def _leaves(key: str, given: Any, default: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pipeline.config.conversion import converted, plain
 from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, read_newest
+from slurm.sharedfiles import make_folder, read_newest, sealed, unsealed
 
 
 @dataclass(frozen=True)

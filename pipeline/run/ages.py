@@ -16,7 +16,7 @@ from pipeline.run.tasks import PREPARE
 
 _DAY = 86_400.0
 _SOON = 0.8
-"""Part of the days without use after which a file is told of."""
+"""Part of the days without use after which a file is reported."""
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def _compare(archive: zipfile.ZipFile, digests: Digests) -> None:
 
 
 def remove_held(history: int, name: str, originals: Iterable[Original]) -> None:
-    """Remove the files that an archive holds, whoever wrote it; any others stay.
+    """Remove the files that an archive holds, of any writer; others stay.
 
     Raises:
         BadArchive: it cannot be read.

@@ -9,10 +9,11 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.conversion import converted
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
 from pipeline.run.commits import CorruptData, FileEntry, Record, hash_file, publish
@@ -21,8 +22,7 @@ from pipeline.run.failures import Failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.records import Committed
 from pipeline.run.tasks import Task, task_key
-from slurm.sealing import from_json
-from slurm.sharedfiles import is_there, make_folder, read_newest
+from slurm.sharedfiles import from_json, is_there, make_folder, read_newest
 
 SCHEMA = "numbers/1"
 _MOST_NAMED = 4
@@ -37,6 +37,8 @@ class Measured:
     """By metric, such as ``eval/accuracy``."""
     missing: str = ""
     """Reason why there are none; empty: there are."""
+    after: int = 0
+    """Newest iteration that had a row when the line was written."""
 
 
 def write_outcome(paths: RunPaths, path: Path, outcome: Measured) -> FileEntry:
@@ -90,9 +92,9 @@ def measured_of(paths: RunPaths, record: Record | None, version: int) -> Measure
         return Measured(version, missing=f"unknown ({error})")
 
 
-def note_measured(paths: RunPaths, measured: Iterable[Measured]) -> None:
-    """Append lines to ``evaluations.jsonl``, durably."""
-    if lines := [asdict(one) for one in measured]:
+def note_measured(paths: RunPaths, measured: Iterable[Measured], after: int) -> None:
+    """Append lines to ``evaluations.jsonl``, durably. ``after``: newest iteration that has a row."""
+    if lines := [asdict(replace(one, after=after)) for one in measured]:
         journal.append(paths.evaluations, *lines)
 
 
@@ -107,24 +109,20 @@ def read_measured(paths: RunPaths) -> list[Measured]:
 
 
 def _of_line(line: Mapping[str, Any]) -> Measured | None:
-    version, numbers, missing = (line.get(key) for key in ("policy_version", "numbers", "missing"))
-    if not isinstance(version, int) or not isinstance(numbers, dict) or not isinstance(missing, str):
+    try:
+        return converted(Measured, line)
+    except ValueError:
         return None
-    if not all(isinstance(value, int | float) for value in numbers.values()):
-        return None
-    return Measured(version, {str(name): float(value) for name, value in numbers.items()}, missing)
 
 
-def trim_measured(paths: RunPaths, version: int, folder: Path) -> bool:
-    """Remove the lines of ``version`` and later ones, when the run goes back; a copy goes into ``folder``.
-    Returns whether any of them had numbers."""
+def trim_measured(paths: RunPaths, version: int, folder: Path) -> None:
+    """Remove the lines of ``version`` and later ones, when the run goes back; a copy goes into ``folder``."""
     lines = journal.read(paths.evaluations) if is_there(paths.evaluations) else []
     found = [(line, one) for line in lines if (one := _of_line(line)) is not None]
     kept = [line for line, one in found if one.policy_version < version]
     if len(kept) < len(lines):
         journal.rewrite(folder / paths.evaluations.name, lines)
         journal.rewrite(paths.evaluations, kept)
-    return any(one.numbers for _, one in found if one.policy_version >= version)
 
 
 def with_measured(

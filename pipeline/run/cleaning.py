@@ -1,7 +1,7 @@
 """Cleaning: what of a run can go since no resume, no report and no later task reads it.
 
 Everything that is committed and may be read again stays: policies, shards, rows, and of the trainers' states
-those that retention keeps (:func:`pipeline.run.states.oldest_needed`). Only for a run that nobody works at.
+those that retention keeps (:func:`pipeline.run.states.oldest_needed`). Only for a run at rest.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _LEAST = 2
 """Iterations whose state stays whatever else holds: a lost update is made again from the one before."""
 
 
-class Kind(StrEnum):
+class LeftoverKind(StrEnum):
     """Kinds of what can go."""
 
     SUPERSEDED = "superseded"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
     STATES = "states"
     """Trainers' states older than those that a resume may begin with."""
     LEFTOVERS = "leftovers"
-    """What attempts and drivers that were killed have left: nobody reads it."""
+    """Leftovers of killed attempts and drivers."""
     CACHES = "caches"
     """What is made again where it is needed."""
     LOGS = "logs"
@@ -51,7 +51,7 @@ class Kind(StrEnum):
 class Removable:
     """A file or folder that can go."""
 
-    kind: Kind
+    kind: LeftoverKind
     path: Path
     num_bytes: int
     version: int = 0
@@ -79,11 +79,11 @@ def find_removable(run: Run) -> list[Removable]:
 def remove(run: Run, items: Iterable[Removable]) -> Iterator[str]:
     """Remove them, for the holder of the run's lease. Yields a line for each that could not be removed."""
     items = list(items)
-    counts = {str(kind): sum(item.kind is kind for item in items) for kind in Kind}
+    counts = {str(kind): sum(item.kind is kind for item in items) for kind in LeftoverKind}
     journal.event(run.paths.events, "cleaned", **{kind: count for kind, count in counts.items() if count})
     for item in items:
         try:
-            if item.kind is Kind.STATES:
+            if item.kind is LeftoverKind.STATES:
                 remove_folders(run.paths, item.version, [run.paths.relative(item.path)])
             else:
                 with contextlib.suppress(FileNotFoundError):
@@ -96,13 +96,13 @@ def _newest_row(run: Run) -> int:
     return newest_row(journal.read_tail(run.paths.metrics), run.plan.start)
 
 
-def _item(kind: Kind, path: Path, version: int = 0) -> Removable:
+def _item(kind: LeftoverKind, path: Path, version: int = 0) -> Removable:
     return Removable(kind, path, bytes_below(path), version)
 
 
 def _superseded(paths: RunPaths) -> Iterator[Removable]:
     yield from (
-        _item(Kind.SUPERSEDED, paths.superseded / name) for name in sorted(names_in(paths.superseded))
+        _item(LeftoverKind.SUPERSEDED, paths.superseded / name) for name in sorted(names_in(paths.superseded))
     )
 
 
@@ -112,15 +112,15 @@ def _states(run: Run, newest: int) -> Iterator[Removable]:
     for version, folders in list_folders(run.paths).items():
         if not is_kept(version, newest, _LEAST, every, needed=needed):
             going = [folder for folder in folders if folder.split("/")[0] in _STATES]
-            yield from (_item(Kind.STATES, run.paths.root / folder, version) for folder in going)
+            yield from (_item(LeftoverKind.STATES, run.paths.root / folder, version) for folder in going)
 
 
 def _leftovers(run: Run, done: int) -> Iterator[Removable]:
-    yield from (_item(Kind.LEFTOVERS, path) for path in _attempts_folders(run.paths))
+    yield from (_item(LeftoverKind.LEFTOVERS, path) for path in _attempts_folders(run.paths))
     for folder, tasks in _stage_folders(run, done):
-        yield from (_item(Kind.LEFTOVERS, path) for path in _losing_files(run.paths, folder, tasks))
+        yield from (_item(LeftoverKind.LEFTOVERS, path) for path in _losing_files(run.paths, folder, tasks))
     private = (name for name in sorted(names_in(run.paths.root)) if _PRIVATE.fullmatch(name))
-    yield from (_item(Kind.LEFTOVERS, run.paths.root / name) for name in private)
+    yield from (_item(LeftoverKind.LEFTOVERS, run.paths.root / name) for name in private)
 
 
 def _attempts_folders(paths: RunPaths) -> Iterator[Path]:
@@ -194,7 +194,7 @@ def _not_named(folder: Path, stem: str, names: Iterable[str], record: Record) ->
 
 def _caches(paths: RunPaths) -> Iterator[Removable]:
     found = (paths.compiled.parent, paths.wandb / "cache")
-    yield from (_item(Kind.CACHES, path) for path in found if path.is_dir())
+    yield from (_item(LeftoverKind.CACHES, path) for path in found if path.is_dir())
 
 
 def _logs(run: Run, done: int) -> Iterator[Removable]:
@@ -203,6 +203,6 @@ def _logs(run: Run, done: int) -> Iterator[Removable]:
     for name in sorted(names_in(run.paths.log_root)):
         number = name.split("-")[0]
         if number.isdecimal() and int(number) <= done and done > 0:
-            yield _item(Kind.LOGS, run.paths.log_root / name)
+            yield _item(LeftoverKind.LOGS, run.paths.log_root / name)
     for iteration in range(run.plan.start + 1, done + 1):
-        yield from (_item(Kind.LOGS, path) for path in log_archives(run.paths, iteration))
+        yield from (_item(LeftoverKind.LOGS, path) for path in log_archives(run.paths, iteration))

@@ -23,12 +23,12 @@ from pipeline.run.durable import digest_file, fsync_path, link_once_in, naming, 
 from pipeline.run.packed import BadArchive, packed_size, read_packed
 from pipeline.run.paths import BASE, RunPaths, data_name
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
-from slurm.sealing import checksum, from_json
 from slurm.sharedfiles import (
     NotAFile,
+    checksum,
+    from_json,
     is_there,
     make_folder,
-    persistently,
     read_newest,
     read_shared,
     size_of,
@@ -68,11 +68,13 @@ class StaleData(BadCommit):
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One data file of a commit. ``path`` is relative to the run directory, ``bytes`` its size."""
+    """One data file of a commit."""
 
     path: str
+    """Path relative to the run directory; of a packed iteration a member of its ``shards.zip``."""
     bytes: int
     xxh3_128: str
+    """Hash of the content."""
 
     def __post_init__(self) -> None:
         if self.path.startswith("/") or ".." in self.path.split("/"):
@@ -89,7 +91,9 @@ class Record:
     """The commit record of one task."""
 
     task: Task
+    """The task, with its iteration, stage, shard and, of stage score, pool."""
     attempt: str
+    """Id of the attempt that won."""
     outputs: tuple[FileEntry, ...]
     inputs: Mapping[str, str]
     """Lineage: task key of each input -> fingerprint of the outputs that were read."""
@@ -105,17 +109,26 @@ class Record:
     host: str
     pid: int
     job_id: str
+    """Slurm's id of the job; empty for a process of one machine."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that the task measured; rows of metrics.jsonl are made of them."""
     promises_state: bool = False
     """Whether the attempt, one at an update, commits the trainer's state (:func:`pipeline.run.plan.state_of`)
     after this record. If not, ``outputs`` hold it, or none was due, or the trainer keeps none."""
     skips_state: bool = False
     """Whether the trainer keeps a state, and an update commits none, as none was due (update.save_every)."""
+    halvings: int = 0
+    """Number of times that the batch budget was halved, as earlier attempts had run out of GPU memory."""
 
     @cached_property
     def fingerprint(self) -> str:
         """One hash over all outputs (:func:`fingerprint_of`)."""
         return fingerprint_of(self.outputs, self.attempt)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the attempt's start to its commit."""
+        return self.ended - self.started
 
     @property
     def holds_state(self) -> bool:
@@ -305,23 +318,6 @@ def verify_outputs(paths: RunPaths, record: Record) -> None:
             content = read_output(paths, record, entry)
             found = len(content), xxhash.xxh3_128_hexdigest(content)
         check_digest(record, entry, *found)
-
-
-def file_state(path: Path) -> str:
-    """Return a user's file's hash, size and modification time as text that :func:`is_unchanged` compares."""
-    status = persistently(path, path.stat)
-    return f"{digest_file(path)[1]}:{status.st_size}:{status.st_mtime_ns}"
-
-
-def is_unchanged(path: Path, recorded: str) -> bool:
-    """Whether a file still is as :func:`file_state` recorded it; hashed only if its size or time differ."""
-    digest, size, modified = recorded.split(":")
-    if not is_there(path):
-        return False
-    status = persistently(path, path.stat)
-    if (str(status.st_size), str(status.st_mtime_ns)) == (size, modified):
-        return True
-    return digest_file(path)[1] == digest
 
 
 def hash_file(paths: RunPaths, path: Path) -> FileEntry:

@@ -50,15 +50,15 @@ class Control:
     begun: float = field(default=0.0, compare=False)
     """Unix time when the invocation began."""
     paused: ByHand | None = None
-    """Cancellation by hand for which the run pauses: it counts as cancelled then, until somebody submits or
-    resumes it."""
+    """Cancellation by hand for which the run pauses: it counts as cancelled then, until it is submitted or
+    resumed."""
     owner: Owner | None = None
     """User whose jobs do the run's tasks, and the cluster that has them; None until it is submitted."""
     former: tuple[Owner, ...] = ()
     """Owners that it was taken over from, oldest first: jobs of theirs that are left do nothing more."""
 
     def is_taken_over_from(self, own: Owner | None) -> bool:
-        """Whether the run was taken over from whoever has a job (None: that is not known). Pure.
+        """Whether the run was taken over from the owner of a job (None: that is not known). Pure.
 
         Siblings of a federation have other names than the cluster that a job was submitted to: only a
         cluster that the run was taken from counts as another.
@@ -128,7 +128,7 @@ def begin_invocation(paths: RunPaths, owner: Owner | None = None) -> Control:
 
 
 def _with_cluster(owner: Owner, before: Owner | None) -> Owner:
-    """Return a user with the cluster that the run was on, where nobody says which it is now."""
+    """Return a user with the cluster that the run was on, where the current one is unknown."""
     if owner.cluster or before is None or before.uid != owner.uid:
         return owner
     return replace(owner, cluster=before.cluster)

@@ -94,7 +94,7 @@ def create_run(config: Config) -> Run:
 
 @contextlib.contextmanager
 def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
-    """Make a run as :func:`create_run` (same errors), and hold its lease: nobody else starts it over."""
+    """Make a run as :func:`create_run` (same errors), and hold its lease, against a second start."""
     paths = RunPaths(Path(config.run_dir))
     check_is_free(paths)
     check_is_outside_runs(paths.root)
@@ -107,7 +107,7 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
     except OSError as error:
         raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
     try:
-        check_is_free(paths, lease)  # somebody may have come and gone since
+        check_is_free(paths, lease)  # another driver may have come and gone since
         for path in (paths.run_copy, paths.run_json, paths.config_copy):
             path.unlink(missing_ok=True)
         yield write_run(paths, config, str(Path.cwd())), lease
@@ -251,11 +251,18 @@ def near_runs(root: Path, is_one: Callable[[Path], bool] = is_run) -> str:
         is_one: says whether a folder is of the kind that is meant.
     """
     with contextlib.suppress(OSError, ValueError):
-        found = {entry.name: entry for entry in root.absolute().parent.iterdir() if is_one(entry)}
+        found = [entry.name for entry in root.absolute().parent.iterdir() if _is_readable(entry, is_one)]
         near = difflib.get_close_matches(root.name, found, n=_MOST_NAMED, cutoff=_LIKENESS)
         if near:
             return f"; did you mean {' or '.join(shown(root.parent / name) for name in near)}?"
     return ""
+
+
+def _is_readable(entry: Path, is_one: Callable[[Path], bool]) -> bool:
+    """Whether it is one, as far as can be seen: a link to itself is none, and hides no other."""
+    with contextlib.suppress(OSError):
+        return is_one(entry)
+    return False
 
 
 def shown(path: Path) -> str:

@@ -10,11 +10,12 @@ from typing import IO
 
 import xxhash
 
+from slurm.sharedfiles import PASSING as PASSING
+from slurm.sharedfiles import STALE, NotAFile, read_plainly, write_plainly
+
 # PASSING, is_there, make_folder, names_in, persistently and read_shared are re-exported for stages, which
 # know nothing of Slurm
-from slurm.sealing import from_json as from_json
-from slurm.sharedfiles import PASSING as PASSING
-from slurm.sharedfiles import STALE, read_plainly, write_plainly
+from slurm.sharedfiles import from_json as from_json
 from slurm.sharedfiles import is_there as is_there
 from slurm.sharedfiles import make_folder as make_folder
 from slurm.sharedfiles import names_in as names_in
@@ -73,6 +74,9 @@ def naming(path: Path) -> Iterator[None]:
     """Put ``path`` into the block's OSErrors: those of writing and flushing do not name a file."""
     try:
         yield
+    except NotAFile as error:  # of a name in a folder
+        said = str(error)
+        raise NotAFile(said if str(path) in said else said.replace(path.name, str(path), 1)) from None
     except OSError as error:
         if not str(error.filename or "").startswith("/"):
             error.filename = str(path)
@@ -172,3 +176,20 @@ def read_in(folder: int, name: str) -> bytes | None:
         return persistently(_path_of(folder) / name, lambda: read_plainly(name, folder))
     except FileNotFoundError:
         return None
+
+
+def file_state(path: Path) -> str:
+    """Return a user's file's hash, size and modification time as text that :func:`is_unchanged` compares."""
+    status = persistently(path, path.stat)
+    return f"{digest_file(path)[1]}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def is_unchanged(path: Path, recorded: str) -> bool:
+    """Whether a file still is as :func:`file_state` recorded it; hashed only if its size or time differ."""
+    digest, size, modified = recorded.split(":")
+    if not is_there(path):
+        return False
+    status = persistently(path, path.stat)
+    if (str(status.st_size), str(status.st_mtime_ns)) == (size, modified):
+        return True
+    return digest_file(path)[1] == digest

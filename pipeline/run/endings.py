@@ -22,7 +22,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
 from pipeline.run.twofold import both_of, read_either, read_one, why_spoilt, write_both
-from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import sealed, unsealed
 
 
 class Evidence(StrEnum):
@@ -44,6 +44,8 @@ class Evidence(StrEnum):
     """Cancellation of all jobs of the run, by slurm-ppo or by hand."""
     RETRACTION = "retraction"
     """Commit that was taken back."""
+    LOG = "log"
+    """End of the log of a process that said no more."""
 
 
 BY_EVIDENCE = {
@@ -55,6 +57,7 @@ BY_EVIDENCE = {
     Evidence.SILENCE: "by its worker's silence",
     Evidence.CANCELLATION: "as all jobs of the run were cancelled",
     Evidence.RETRACTION: "as its commit was taken back",
+    Evidence.LOG: "by the end of its log",
 }
 """Evidence in words, after a judgement."""
 
@@ -88,6 +91,8 @@ class Ending:
     """Whether the task was done by another attempt before a pass saw this end: then it counts for nothing."""
     log: str = ""
     """Path of its log, relative to the run; empty: where logs of attempts are."""
+    halvings: int = 0
+    """Number of times that its batch budget was halved (:mod:`pipeline.decide.budgets`)."""
 
     @property
     def is_failure(self) -> bool:
@@ -160,7 +165,10 @@ def _packed(paths: RunPaths, iteration: int) -> Endings | None:
 
 def note_endings(paths: RunPaths, endings: Iterable[Ending]) -> None:
     """Add to what is known of the attempts' iterations, for the holder of the run's lease."""
-    for iteration, added in _by_iteration(endings).items():
+    grouped: dict[int, list[Ending]] = {}
+    for ending in endings:
+        grouped.setdefault(parse_task(ending.task).iteration, []).append(ending)
+    for iteration, added in grouped.items():
         _write(paths, iteration, read_endings(paths, [iteration]).adding(added))
 
 
@@ -205,26 +213,32 @@ def element_ending(paths: RunPaths, submission: Submission, index: int) -> Endin
     return Ending(name, task_key(task), submission.number, submission.invocation, job=job, log=log)
 
 
-def retraction(failure: Failure, attempt: str, invocation: int, time: float) -> list[Ending]:
+def retraction(
+    failure: Failure, attempt: str, invocation: int, time: float, halvings: int = 0
+) -> list[Ending]:
     """Return the ending of an attempt whose commit was taken back. None for a trainer's state, which is a
     cache: the update's attempt that wrote it has not failed.
 
     Args:
         attempt: its id; empty where its record cannot be read.
         time: unix time.
+        halvings: number of times that its batch budget was halved, as a repetition's is.
     """
     if failure.task.stage is Stage.STATE:
         return []
     named, number = attempt or new_attempt(0), AttemptId.parse(attempt).number
     judged = (failure.kind, Evidence.RETRACTION, failure.message)
-    return [Ending(named, task_key(failure.task), number, invocation, *judged, time=time)]
+    return [Ending(named, task_key(failure.task), number, invocation, *judged, time=time, halvings=halvings)]
 
 
-def _by_iteration(endings: Iterable[Ending]) -> dict[int, list[Ending]]:
-    grouped: dict[int, list[Ending]] = {}
-    for ending in endings:
-        grouped.setdefault(parse_task(ending.task).iteration, []).append(ending)
-    return grouped
+def failures_of(paths: RunPaths, endings: Endings, invocation: int) -> dict[Task, list[Failure]]:
+    """Collect the failures of one invocation that count, commits that were taken back included."""
+    found: dict[Task, list[Failure]] = {}
+    for ending in endings.values():
+        if ending.invocation == invocation and ending.kind is not None and not ending.is_redone:
+            failure = ending.failure(paths)
+            found.setdefault(failure.task, []).append(failure)
+    return found
 
 
 @dataclass(frozen=True)

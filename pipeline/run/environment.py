@@ -6,6 +6,9 @@ from slurm.tasklist import BELL as BELL
 from slurm.tasklist import COMMITTED as COMMITTED
 from slurm.tasklist import RELEASED as RELEASED
 
+FAILED, WAITS = b"f", b"w"
+"""What a worker says to the driver on this machine besides: an attempt has failed; it has nothing to do."""
+
 TASK_ENVIRONMENT = {
     # Compute nodes have no internet: whatever would ask for it must fail at once instead of waiting.
     "HF_HUB_OFFLINE": "1",
@@ -17,8 +20,6 @@ TASK_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # Asking whether there is a GPU must not open the driver in the server that tasks are forked from.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-    # Without a workspace of its own cuBLAS may give other sums the next time.
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     # Waiting threads spin for about 0.1 ms (GNU's OpenMP), then sleep. A micro-batch of a small model
     # makes threads wait 300 times, mostly shorter than that, and waking one up takes as long. Those that spin
     # for milliseconds, as is the default, made an update of 2 threads take 2.3 to 10 s, instead of 3.0 s, on

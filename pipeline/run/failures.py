@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, parse_task
-from slurm.sealing import from_json
-from slurm.sharedfiles import PASSING, names_in
+from slurm.sharedfiles import PASSING, from_json, names_in
 
 
 class FailureKind(StrEnum):
@@ -36,6 +35,10 @@ class FailureKind(StrEnum):
     """Cancellation with all jobs of the run, by ``cancel`` or before the run went back: no failed attempt."""
     MEMORY = "memory"
     """Use of more memory than the attempt had asked for, for which it was stopped."""
+    DEVICE_MEMORY = "device_memory"
+    """GPU memory that did not suffice for a batch. The next attempt computes half as much at once."""
+    DEVICE = "device"
+    """GPU or driver of a node that does not work. The next attempt is on another node, where there is one."""
     DISK = "disk"
     """Shared filesystem that was full, read-only or away; not this task's fault."""
     INPUTS = "inputs"
@@ -92,6 +95,8 @@ class Said:
     suspect: str | None = None
     """Key of the input that the attempt found to be at fault."""
     host: str = ""
+    node: str = ""
+    """Name of the node by Slurm, of several ranks that of the one that says it; empty elsewhere."""
     started: float | None = None
     ended: float | None = None
     """Unix times, by the clock of its node."""

@@ -15,8 +15,7 @@ from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
 from pipeline.run.wandb_place import WandbPlace
 from slurm.errors import UserError
-from slurm.sealing import checksum, from_json, unsealed
-from slurm.sharedfiles import read_newest, read_shared
+from slurm.sharedfiles import checksum, from_json, read_newest, read_shared, unsealed
 
 FORMAT = 1
 """Format of run directories: the one that 0.1.0 writes, and reads. None was released before it."""
@@ -60,8 +59,8 @@ class Identity:
     wandb: WandbPlace | None = None
     """Place on W&B; None where tracking.wandb.mode=disabled."""
     root: str = ""
-    """Directory that the run was made in, or last went on in (:mod:`pipeline.run.place`); empty where nobody
-    has made it."""
+    """Directory that the run was made in, or last went on in (:mod:`pipeline.run.place`); empty where it
+    is unknown."""
     format: int = FORMAT
 
 

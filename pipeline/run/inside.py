@@ -11,10 +11,7 @@ from pathlib import Path
 
 from pipeline.run.paths import OWN_NAMES, RunPaths
 from slurm.errors import UserError
-
-
-class LinkedElsewhere(UserError, RuntimeError):
-    """A link lies where a run writes."""
+from slurm.sharedfiles import persistently
 
 
 def check_holds_no_links(paths: RunPaths, first: int) -> None:
@@ -24,10 +21,10 @@ def check_holds_no_links(paths: RunPaths, first: int) -> None:
         first: iteration from which on something may be written or moved.
 
     Raises:
-        LinkedElsewhere: naming a link.
+        UserError: naming a link.
     """
     for link in _links(paths, first):
-        raise LinkedElsewhere(
+        raise UserError(
             f"{link} is a link, and a run touches nothing outside of its directory; put the file itself "
             "there, or move the whole run to other storage and link to that (mv, ln -s)"
         )
@@ -71,7 +68,7 @@ def folder_of(root: Path, path: Path) -> Iterator[tuple[int, str]]:
         OSError: there is no such folder, or one of those above ``path`` is a link.
     """
     *folders, name = path.relative_to(root).parts
-    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = persistently(root, lambda: os.open(root, os.O_RDONLY | os.O_DIRECTORY))
     try:
         for depth, folder in enumerate(folders):
             inner = _opened(descriptor, folder, root.joinpath(*folders[: depth + 1]))
@@ -83,8 +80,9 @@ def folder_of(root: Path, path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _opened(above: int, name: str, path: Path) -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     try:
-        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+        return persistently(path, lambda: os.open(name, flags, dir_fd=above))
     except NotADirectoryError:
         why = "it is a link, or no folder; nothing outside of the run is touched"
         raise OSError(errno.ELOOP, why, str(path)) from None

@@ -23,3 +23,8 @@ def common_arguments(run: Run, task: Task, attempt: str) -> tuple[str, ...]:
 def own_arguments(run: Run, task: Task, number: int) -> tuple[str, ...]:
     """Return the arguments of one shard alone."""
     return ("--shard", str(task.shard), "--failure-file", str(run.paths.task(task).failure(number)))
+
+
+def worker_arguments(run: Run, task: Task) -> tuple[str, ...]:
+    """Return the arguments after ``python -m stages.workers`` for a worker that begins with a task."""
+    return (*common_arguments(run, task, ""), "--shard", str(task.shard))

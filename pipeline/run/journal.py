@@ -9,8 +9,7 @@ from typing import Any
 
 from pipeline.run.durable import flush, replace_durably
 from pipeline.text import printable
-from slurm.sealing import from_json
-from slurm.sharedfiles import is_there, opened_file, persistently, read_newest, size_of
+from slurm.sharedfiles import from_json, is_there, opened_file, persistently, read_newest, size_of
 
 Row = dict[str, float | int]
 """Line of metrics.jsonl: numbers of one iteration by name."""

@@ -2,8 +2,8 @@
 
 run.json and config.yaml are written once and are a run's oldest files, which many filesystems for temporary
 files remove first. Readers take the copy where the file is gone; the holder of the run's lease writes it
-again, and renews the times of these few small files, once an hour at most. Nothing else is renewed: whoever
-wants to keep more copies it to where nothing is purged.
+again, and renews the times of these few small files, once an hour at most. Nothing else is renewed:
+what is to be kept longer is copied to where nothing is purged.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _REFRESH_SECONDS = 3600.0
 
 def keep(run: Run) -> list[str]:
     """Write again what is gone or spoilt of what identifies the run, and renew the rest, for the holder of
-    the run's lease. Returns the names of what was, copies left out, which nobody misses. Raises OSError."""
+    the run's lease. Returns the names of what was, without copies. Raises OSError."""
     paths = run.paths
     gone, names = _mend_identity(run), names_in(paths.root)
     for path in (paths.config_yaml, paths.config_copy):
@@ -69,10 +69,7 @@ def _config_text(run: Run) -> str:
 
 def identifying(paths: RunPaths) -> tuple[Path, ...]:
     """Return the files that are renewed, whether or not they are there."""
-    return (
-        *(paths.run_json, paths.run_copy, paths.config_yaml, paths.config_copy),
-        *both_of(paths.control),
-    )
+    return (*(paths.run_json, paths.run_copy, paths.config_yaml, paths.config_copy), *both_of(paths.control))
 
 
 def _renew(path: Path) -> None:

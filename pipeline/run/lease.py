@@ -4,7 +4,7 @@ A driver takes the lease by compare-and-swap: it hard-links the next number, whi
 faster, also over NFS. The highest number holds the lease until it is marked released or its holder is gone:
 its process on the same host and in the same container, or, from elsewhere, its heartbeat (the file's
 modification time). Numbers never go back, so that a driver that slept through its own expiry notices that it
-was replaced. Who holds a lease that cannot be read is not known; whether somebody does, its heartbeat says.
+was replaced. The holder of a lease that cannot be read is unknown; its heartbeat says whether there is one.
 """
 
 import contextlib
@@ -22,8 +22,7 @@ from typing import Any
 
 from pipeline.run.durable import link_once, replace_durably
 from slurm.errors import UserError
-from slurm.sealing import from_json
-from slurm.sharedfiles import make_folder, names_in, persistently, read_newest
+from slurm.sharedfiles import from_json, make_folder, names_in, persistently, read_newest
 
 HEARTBEAT_SECONDS = 10.0
 _PATIENT_SECONDS = 0.2
@@ -47,7 +46,7 @@ _LEASE = re.compile(r"[0-9]{6,15}\.json")
 
 
 @dataclass(frozen=True)
-class Holder:
+class LeaseHolder:
     """Process that holds a lease."""
 
     host: str
@@ -61,9 +60,9 @@ class Holder:
     """PID namespace: containers have numbers of their own. Empty in leases of versions that did not ask."""
 
     @staticmethod
-    def this_process() -> "Holder":
+    def this_process() -> "LeaseHolder":
         started, now = _start_ticks(os.getpid()), time.time()
-        return Holder(socket.gethostname(), _boot_id(), os.getpid(), started, now, _pid_namespace())
+        return LeaseHolder(socket.gethostname(), _boot_id(), os.getpid(), started, now, _pid_namespace())
 
     @property
     def is_visible(self) -> bool:
@@ -77,7 +76,7 @@ class Lease:
     """A held lease."""
 
     path: Path
-    holder: Holder
+    holder: LeaseHolder
     _beaten: float = 0.0
     _seen_at: float = field(default_factory=time.monotonic)
     """When its holder last gave a sign (monotonic)."""
@@ -97,7 +96,7 @@ class Lease:
             return
         newest = _newest(self.path.parent)
         if newest is None and self.path.parent.is_dir() and link_once(self.path, _text(self.holder)):
-            newest = self.path  # somebody has removed the file, and nobody has taken the next number
+            newest = self.path  # the file was removed, and the next number is free
         if newest != self.path:
             raise LeaseLost(f"{newest} was taken while this driver (pid {self.holder.pid}) stalled")
         persistently(self.path, lambda: os.utime(self.path))
@@ -106,7 +105,7 @@ class Lease:
     def renew(self) -> bool:
         """Renew the heartbeat beside the holder, who may be busy for longer than it is good for, unless there
         was no sign of him for long. Returns whether he still holds the lease."""
-        with contextlib.suppress(OSError):  # he is told by what he does himself
+        with contextlib.suppress(OSError):  # his own next write fails
             if _newest(self.path.parent) != self.path:
                 return False
             if time.monotonic() - self._seen_at < _AT_WORK_SECONDS:
@@ -128,7 +127,7 @@ def hold(
 
     Args:
         patience: seconds to wait for a holder whose block is short.
-        note: told, once a wait is no longer short, what is waited for.
+        note: called, once a wait is no longer short, with what is waited for.
 
     Raises:
         LeaseHeld: naming the holder's host, process and age.
@@ -166,7 +165,7 @@ def acquire(folder: Path) -> Lease:
     """Take the lease.
 
     Raises:
-        LeaseHeld: somebody has it.
+        LeaseHeld: there is a holder.
         OSError: the folder is a link, or cannot be made.
     """
     make_folder(folder)
@@ -176,7 +175,7 @@ def acquire(folder: Path) -> Lease:
     if newest is not None and (why := _held_because(newest)):
         raise LeaseHeld(why)
     number = 1 if newest is None else int(newest.stem) + 1
-    holder = Holder.this_process()
+    holder = LeaseHolder.this_process()
     path = folder / f"{number:06d}.json"
     if not link_once(path, _text(holder)):
         raise LeaseHeld(_held_because(path) or f"another driver took {path} just now; try again")
@@ -191,9 +190,9 @@ def acquire(folder: Path) -> Lease:
 
 
 def free_number(folder: Path) -> int | None:
-    """Return the number of the newest lease, 0 where there is none; None while somebody holds it.
+    """Return the number of the newest lease, 0 where there is none; None while it is held.
 
-    Who gets the next number later knows that nobody has held it meanwhile.
+    If the next number is got later, the lease was not held meanwhile.
     """
     newest = _newest(folder)
     if newest is None:
@@ -243,23 +242,23 @@ def _held_because(path: Path) -> str | None:
     )
 
 
-def _holder(data: bytes) -> Holder | None:
+def _holder(data: bytes) -> LeaseHolder | None:
     """Return the holder of a lease, or None where it was released. Raises ValueError."""
     content = from_json(data)
     if not isinstance(content, dict):
         raise ValueError("it holds no JSON object")
     if "released" in content:
         return None
-    kinds: dict[str, Any] = {one.name: one.type for one in fields(Holder)}
+    kinds: dict[str, Any] = {one.name: one.type for one in fields(LeaseHolder)}
     wrong = [name for name, value in content.items() if not isinstance(value, kinds.get(name, ()))]
     missing = kinds.keys() - content.keys() - {"pid_namespace"}
     if wrong or missing:
         raise ValueError(f"it holds no holder: {', '.join(sorted([*wrong, *missing]))}")
-    return Holder(**content)
+    return LeaseHolder(**content)
 
 
 def _held_by_the_unknown(path: Path, beat_age: float, error: ValueError) -> str | None:
-    """Say that a spoilt lease is held while somebody may be renewing it."""
+    """Say that a spoilt lease is held while it may be being renewed."""
     if beat_age > EXPIRY_SECONDS:
         return None
     return (
@@ -268,7 +267,7 @@ def _held_by_the_unknown(path: Path, beat_age: float, error: ValueError) -> str 
     )
 
 
-def _text(holder: Holder) -> str:
+def _text(holder: LeaseHolder) -> str:
     return json.dumps(asdict(holder)) + "\n"
 
 

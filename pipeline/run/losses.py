@@ -1,20 +1,23 @@
-"""What a purge, or whoever removes files, has taken of a run's weights, and from where it can go on.
+"""What a purge, or a person, has removed of a run's weights, and from where it can go on; and whether each of
+its policies was made from the one before.
 
 One look, from the newest iteration back: the next can be learnt from a policy whose files are there, and a
 trainer's state from which learning can get to it. What was computed since is computed again, to the same
 bytes. A run of which nothing learnt is left does not begin again by itself.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.run import journal
-from pipeline.run.commits import CorruptData, check_sizes, read_record
+from pipeline.run.commits import CorruptData, Record, check_sizes, read_record, require_record, verify_outputs
 from pipeline.run.directory import Run, resume_command, shown
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import newest_row
 from pipeline.run.retention import in_words, list_folders
-from pipeline.run.states import has_origin, has_policy, keeps_state, state_record
+from pipeline.run.states import has_policy, keeps_state, state_record
+from pipeline.run.tasks import task_key
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def _unbroken(plan: Plan, paths: RunPaths, version: int) -> int | None:
         record = read_record(paths, policy_maker(version))
         if record is not None and not keeps_state(record):
             return None if version == newest else version
-        if _has_whole_state(paths, version) or (version == plan.start and has_origin(paths)):
+        if _has_whole_state(paths, version):
             return None
         if version == plan.start:
             return version
@@ -127,3 +130,49 @@ def in_sentences(run: Run, loss: Loss) -> str:
         f"left that the next could be learnt from ({loss.why})\n"
         f"what is left: {' and '.join(left) or 'settings and journals'}; {way_out}"
     )
+
+
+@dataclass(frozen=True)
+class Break:
+    """Update that is not valid, and with it everything that was made from it."""
+
+    iteration: int
+    why: str
+
+
+def find_break(plan: Plan, paths: RunPaths, updated: int) -> Break | None:
+    """Find the first update that was not made from the policy before it, reading one record per update.
+
+    Records that are lost are passed over: what they said cannot be known, and nothing needs them any more.
+
+    Args:
+        updated: the newest iteration whose update is committed.
+    """
+    before: Record | None = None
+    for record in _updates(plan, paths, updated):
+        if before is not None and record is not None:
+            read = record.inputs.get(task_key(before.task))
+            if read is not None and read != before.fingerprint:
+                why = f"{record.task} was made from another {before.task} than there is"
+                return Break(record.task.iteration, why)
+        before = record
+    return None
+
+
+def find_damage(plan: Plan, paths: RunPaths, updated: int) -> Break | None:
+    """Read and hash the last policy of a run that is trained to its end, since no task of the run will."""
+    if updated < plan.iterations or updated == plan.start:
+        return None
+    try:
+        verify_outputs(paths, require_record(paths, policy_maker(updated)))
+    except CorruptData as error:
+        return Break(updated, str(error))
+    return None
+
+
+def _updates(plan: Plan, paths: RunPaths, updated: int) -> Iterator[Record | None]:
+    for iteration in range(max(plan.start, 1), updated + 1):
+        try:
+            yield read_record(paths, policy_maker(iteration))
+        except CorruptData:
+            yield None

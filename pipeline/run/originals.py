@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from pipeline.run.paths import RunPaths
-from slurm.sealing import from_json
-from slurm.sharedfiles import read_plainly
+from slurm.sharedfiles import from_json, read_plainly
 
 
 def find_original(known: str, here: Path, run_id: str) -> Path | None:

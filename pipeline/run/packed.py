@@ -1,4 +1,4 @@
-"""Packed iterations: reading what :mod:`pipeline.run.packing` and :mod:`pipeline.run.log_packing` put into
+"""Packed iterations: reading what :mod:`pipeline.run.packing` and :mod:`pipeline.run.packing` put into
 archives.
 
 An archive is a plain zip without compression, in the folder of the iteration's update; its members have the

@@ -6,6 +6,7 @@ killed leaves the files, or an archive under its first name, with which the next
 """
 
 import contextlib
+import itertools
 import os
 import zipfile
 from collections.abc import Callable, Collection, Iterator
@@ -27,12 +28,21 @@ from pipeline.run.directory import Run
 from pipeline.run.durable import flush, hash_stream, naming, opened_folder, private_file
 from pipeline.run.identity import RunError
 from pipeline.run.inside import is_inside
-from pipeline.run.packed import NEW, PACKED, BadArchive, archives, log_archives, open_archive, opened_archive
+from pipeline.run.packed import (
+    NEW,
+    PACKED,
+    BadArchive,
+    archives,
+    log_archives,
+    next_log_archive,
+    open_archive,
+    opened_archive,
+)
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.states import oldest_needed
-from pipeline.run.tasks import Task
-from slurm.sealing import from_json
+from pipeline.run.tasks import Stage, Task, task_of
+from slurm.sharedfiles import from_json, names_in
 
 _MOST_AT_ONCE = 4
 """Number of iterations that are packed by one call."""
@@ -43,7 +53,7 @@ def pack_old(run: Run, newest: int, in_use: Callable[[], Collection[str]] = tupl
     that is not after the second-newest state, from which it might be learnt again.
 
     Costs a look at one packed iteration, however long the run is; of many that are due some are packed at a
-    time, as whoever calls holds the run's lease. Yields a line for each iteration that
+    time, since the caller holds the run's lease. Yields a line for each iteration that
     cannot be packed, since what is there of it does not verify; it stays as it is.
 
     Args:
@@ -179,20 +189,15 @@ def unpack(paths: RunPaths, iteration: int) -> None:
         packed.rename(new)
     for path in (new, *log_archives(paths, iteration)):
         try:
-            _restore_all(paths, path)
+            if archive := opened_archive(path):
+                for name in sorted(map(_checked, archive.namelist()), key=_is_record):
+                    _restore(paths.root / name, archive, name)
         except (BadArchive, zipfile.BadZipFile, EOFError) as error:
             raise RunError(
                 f"iteration {iteration} is packed, and {path} is damaged ({error}); go back to "
                 f"rollout@{iteration} instead, which makes its shards again"
             ) from error
         path.unlink(missing_ok=True)
-
-
-def _restore_all(paths: RunPaths, path: Path) -> None:
-    """Restore what an archive holds, records after what they name. Raises BadArchive and zipfile's errors."""
-    if archive := opened_archive(path):
-        for name in sorted(map(_checked, archive.namelist()), key=_is_record):
-            _restore(paths.root / name, archive, name)
 
 
 def _checked(name: str) -> str:
@@ -221,3 +226,97 @@ def _restore(path: Path, archive: zipfile.ZipFile, name: str) -> None:
             hash_stream(source, target)
             flush(target)
         os.replace(private, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+# --- logs ------------------------------------------------------------------------------------------------
+
+# Those of an iteration, and its batch scripts, become an archive with its row, if it has many shards, which
+# stay files meanwhile. What a worker prints between tasks is packed once its job has ended, as later
+# archives of the same iteration. Few logs stay as they are: files are handier, and it is many that count.
+
+
+MANY = 64
+"""Number of sharded tasks of an iteration from which on its logs are packed."""
+_FEWEST = 16
+"""Least number of logs that are worth an archive."""
+_MOST = 2000
+"""Most logs of an iteration that are packed by one call: the caller holds the run's lease meanwhile."""
+_RECENT = 20
+"""Number of newest iterations that are looked at: a pass costs the same however long the run is."""
+
+
+def pack_logs(run: Run, newest: int, in_use: Callable[[], Collection[str]] = tuple) -> Iterator[str]:
+    """Pack the logs of the newest iterations up to ``newest``, which has a row, but for their updates'.
+
+    Costs one listing where all is packed. Yields a line for each iteration whose logs cannot be packed.
+
+    Args:
+        in_use: lookup of the files, by paths relative to the run, that stay as they are: a job may still
+            write them. Called only where something is to be packed.
+
+    Raises:
+        OSError: the disk is full, for example. All that was not packed is still there.
+    """
+    sharded = [kind for kind in run.plan.job_kinds if task_of(1, kind).stage.is_sharded]
+    if len(sharded) * run.plan.num_shards < MANY:
+        return
+    kinds = (*sharded, Stage.EVALUATE, *sorted(DRIVERS))  # an update writes on, behind its policy
+    listed = names_in(run.paths.log_root)
+    for iteration in range(max(run.plan.start, newest - _RECENT) + 1, newest + 1):
+        left = [name for kind in kinds if (name := f"{iteration:05d}-{kind}") in listed]
+        if left:
+            try:
+                _pack(run.paths, iteration, [run.paths.log_root / name for name in left], in_use())
+            except BadArchive as error:
+                yield f"the logs of iteration {iteration} are not packed: {error}"
+
+
+def _pack(paths: RunPaths, iteration: int, folders: list[Path], in_use: Collection[str]) -> None:
+    """Pack the logs in some folders, if they are many. Idempotent: a log that was packed and is still there,
+    as its driver was killed, goes first.
+
+    Raises:
+        BadArchive: an archive that is there, or was just written, cannot be read.
+    """
+    target = next_log_archive(paths, iteration)
+    if not is_inside(paths.root, target):
+        raise BadArchive(f"{target.parent} is a link, and nothing outside of the run is touched")
+    attempts = [path / name for path in folders for name in sorted(names_in(path))]
+    with contextlib.ExitStack() as opened:
+        found = originals_in(paths, [*attempts, paths.submissions(iteration)], opened)
+        closed = (o for o in found if o.path not in in_use and _is_for_people(o))
+        originals = list(itertools.islice(closed, _MOST))
+        if len(originals) < _FEWEST:
+            return
+        history: int = opened.enter_context(opened_folder(target.parent))
+        for archive in log_archives(paths, iteration):
+            remove_held(history, archive.name, originals)
+        left = [original for original in originals if _is_there(original)]
+        if len(left) >= _FEWEST:
+            _pack_into(target, history, left)
+        if not is_of_the_past(paths, policy_maker(iteration), history):
+            remove_empty([*attempts, *folders])
+            journal.event(paths.events, "logs_packed", iteration=iteration, files=len(originals))
+
+
+def _pack_into(target: Path, history: int, logs: list[Original]) -> None:
+    """Write an archive, unless another driver does, and remove what it holds."""
+    remove_private(history, target.name)
+    with naming(target):
+        link_archive(history, target.name, logs)
+    if target.name in os.listdir(history):
+        remove_held(history, target.name, logs)
+
+
+def _is_for_people(original: Original) -> bool:
+    """Whether it is a log, or a batch script, of which Slurm has its own copy; the rest of a submission is
+    read by every pass."""
+    return original.path.startswith("logs/") or original.name.endswith(".sh")
+
+
+def _is_there(original: Original) -> bool:
+    try:
+        os.stat(original.name, dir_fd=original.folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -49,8 +49,6 @@ class RunPaths:
     best = _Below("best.json")
     locks = _Below("locks")
     wandb = _Below("wandb")
-    wandb_offline = _Below("wandb", "offline.json")
-    """List of the W&B offline segments that count."""
     wandb_online = _Below("wandb", "online.json")
     """Record of what W&B's server was sent."""
     data = _Below("data")
@@ -62,8 +60,6 @@ class RunPaths:
     critics = _Below("critic")
     trainers = _Below("trainer")
     """Critics and trainer states of runs and trainers that commit them with the policy."""
-    origin = _Below("origin")
-    """Run directory with what a fork needs of its parent to learn the state that it begins with."""
     slurm = _Below("slurm")
     control = _Below("slurm", "control.json")
     iterations = _Below("iterations")
@@ -172,6 +168,11 @@ class TaskPaths:
     def failure(self, attempt_number: int) -> Path:
         """Return the failure file: why an attempt failed, written by the attempt itself."""
         return self.attempt_logs(attempt_number) / f"{self.task.file_stem}.failure.json"
+
+
+def rank_log(log: Path, rank: int) -> Path:
+    """Return the log of one of several ranks: the first one's own, a file beside it for each other."""
+    return log.with_suffix(f".rank-{rank}{log.suffix}") if rank else log
 
 
 ADAPTER = "adapter"

@@ -94,6 +94,21 @@ class Plan:
         """:meth:`inputs`, with those of the last tasks kept."""
         return lru_cache(maxsize=_KEPT_INPUTS)(self._find_inputs)
 
+    def alike_inputs(self, task: Task) -> tuple[tuple[Task, ...], ...]:
+        """Return :meth:`inputs`, divided by iteration and job kind."""
+        return self._known_alike(task)
+
+    @cached_property
+    def _known_alike(self) -> Callable[[Task], tuple[tuple[Task, ...], ...]]:
+        """:meth:`alike_inputs`, with those of the last tasks kept."""
+        return lru_cache(maxsize=_KEPT_INPUTS)(self._divide_inputs)
+
+    def _divide_inputs(self, task: Task) -> tuple[tuple[Task, ...], ...]:
+        found: dict[tuple[int, str], list[Task]] = {}
+        for source in self.inputs(task):
+            found.setdefault((source.iteration, source.job_kind), []).append(source)
+        return tuple(map(tuple, found.values()))
+
     def _find_inputs(self, task: Task) -> tuple[Task, ...]:
         iteration = task.iteration
         if task.stage is Stage.PREPARE:
@@ -108,10 +123,16 @@ class Plan:
         if task.stage is Stage.UPDATE:
             shards = [one for one in self.tasks(iteration) if one.stage.is_sharded]
             return unique(PREPARE, policy_maker(iteration - 1), *shards)
-        # One evaluation after the other, so that only the last can be outstanding; benchmarks too.
-        previous = _due_before(iteration, self.start, self._every(task.stage))
-        earlier = () if previous is None else (Task(previous, task.stage),)
-        return unique(PREPARE, policy_maker(iteration), *earlier)
+        earlier = self.earlier(task)
+        return unique(PREPARE, policy_maker(iteration), *([earlier] if earlier else ()))
+
+    def earlier(self, task: Task) -> Task | None:
+        """Return the evaluation or benchmark that must come before one, so that only the last can be
+        outstanding; None for the first, and for other tasks. Nothing of it is read."""
+        if task.stage not in (Stage.EVALUATE, Stage.BENCHMARK):
+            return None
+        previous = _due_before(task.iteration, self.start, self._every(task.stage))
+        return None if previous is None else Task(previous, task.stage)
 
     def must_have_ended(self, task: Task) -> Task | None:
         """Return the task whose attempts must have ended before ``task`` starts, though it is committed: an

@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,8 @@ _TAIL_BYTES = 1 << 16
 """Bytes read from the end of metrics.jsonl, which hold more than its last row."""
 _MOST_UNWRITTEN = 100
 """Finished iterations without a row that are looked at: more there are only where rows cannot be written."""
+_RECENT = 3
+"""Evaluations that are looked at: more are not made between two looks."""
 _SEARCH_SECONDS = 10.0
 """Seconds for which what was committed a moment ago is taken to be followed by its next iterations alone."""
 
@@ -144,7 +146,7 @@ def _names_packed(paths: RunPaths, tasks: Sequence[Task]) -> set[str]:
     """Return the names of files of one folder's ``tasks`` that were packed."""
     try:
         return packed_below(paths, tasks[0].iteration, paths.task(tasks[0]).folder)
-    except BadArchive:  # the archive exists: whoever reads a record finds out what is wrong
+    except BadArchive:  # the archive exists: reading a record raises what is wrong
         return {task.record_name for task in tasks}
 
 
@@ -167,6 +169,16 @@ class Frontier:
     def window(self, plan: Plan, is_ahead: bool = False) -> tuple[Task, ...]:
         """Return the tasks that matter now (:meth:`Plan.window`)."""
         return plan.window(self.updated, self.evaluated, self.benchmarked, is_ahead)
+
+    def passed(self, plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
+        """Return the evaluations and benchmarks that come before some tasks and are counted: nobody reads
+        them, and their records may be gone."""
+        counted = {
+            Stage.EVALUATE: plan.evaluations()[: self.evaluated][-1:],
+            Stage.BENCHMARK: plan.benchmarks()[: self.benchmarked][-1:],
+        }
+        earlier = {one for task in tasks if (one := plan.earlier(task))}
+        return frozenset(one for one in earlier if one.iteration <= max(counted[one.stage], default=-1))
 
     def is_complete(self, plan: Plan, newest_row: int) -> bool:
         """Whether everything is committed, and every iteration up to the last has its row."""
@@ -192,6 +204,8 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
         lagging = evaluations[evaluated]
         if plan.start < lagging <= updated and not is_committed(paths, Task(lagging, Stage.UPDATE)):
             updated = lagging - 1
+    # of a policy that is made again: whether it is the one that was evaluated is seen when it is there
+    evaluated = min(evaluated, bisect_right(evaluations, updated))
     return Frontier(updated, evaluated, _count_committed(paths, Stage.BENCHMARK, plan.benchmarks()))
 
 
@@ -199,6 +213,19 @@ def is_measured(plan: Plan, paths: RunPaths) -> bool:
     """Whether evaluate.command has nothing left to measure: the last policy was measured, or left out."""
     last = Task(plan.iterations, Stage.BENCHMARK)
     return not plan.benchmark_every or is_committed(paths, last)
+
+
+def without_stale(plan: Plan, records: Records, frontier: Frontier) -> Frontier:
+    """Return how far a run has come up to the first of its last evaluations that is of another policy than
+    there is now: an update that was taken back may be made again, and such an evaluation committed, between
+    two looks."""
+    counted = plan.evaluation_tasks()[: frontier.evaluated]
+    for number, task in list(enumerate(counted))[-_RECENT:]:
+        inputs = plan.inputs(task)
+        known = {one: found for one in (task, *inputs) if (found := records.readable(one)) is not None}
+        if task in known and stale_because(task, inputs, known):
+            return replace(frontier, evaluated=number)
+    return frontier
 
 
 @dataclass
@@ -244,14 +271,10 @@ def _count_evaluated(plan: Plan, paths: RunPaths, evaluations: Sequence[int], ro
     by_rows = _evaluated_by_rows(plan, evaluations, row)
     tasks = [Task(version, Stage.EVALUATE) for version in evaluations[count:by_rows]]
     lacking = {task for task in tasks if not is_committed(paths, task)}
-    again = lacking and _taken_back(paths)
+    events = journal.read_named(paths.events, ["retracted"]) if lacking else ()
+    again = {str(event.get("task")) for event in events}
     due = (t for t in tasks if t in lacking and again & {task_key(t), task_key(policy_maker(t.iteration))})
     return evaluations.index(first.iteration) if (first := next(due, None)) else max(count, by_rows)
-
-
-def _taken_back(paths: RunPaths) -> set[str]:
-    """Return the keys of the tasks of which a driver has taken a commit back, ever."""
-    return {str(event.get("task")) for event in journal.read_named(paths.events, ["retracted"])}
 
 
 def _evaluated_by_rows(plan: Plan, evaluations: Sequence[int], row: int | None) -> int:

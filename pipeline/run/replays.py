@@ -14,7 +14,7 @@ GIVEN_UP = "replay/given_up"
 METRICS = frozenset({REPLAYED, DIFFERENCE, UNEXPECTED, GIVEN_UP})
 
 WORTH_A_WARNING = 0.01
-"""Difference above which a person is told."""
+"""Difference above which a warning is printed."""
 
 
 class Level(StrEnum):

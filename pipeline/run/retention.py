@@ -6,21 +6,24 @@ that is killed between the two leaves folders that the next one finds, because i
 """
 
 import json
+import os
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
 
+from pipeline.config.evaluate import HELDOUT_REWARD, Best
 from pipeline.run import inside, journal
-from pipeline.run.commits import CorruptData, Record, thinned_folders
+from pipeline.run.benchmarks import read_measured
+from pipeline.run.commits import CorruptData, NotCommitted, Record, require_record, thinned_folders
 from pipeline.run.directory import Run, load_run
 from pipeline.run.durable import replace_durably
 from pipeline.run.identity import RunError
+from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.states import FOLDER, can_go_on, oldest_needed
 from pipeline.run.tasks import Task
-from slurm.sealing import from_json
-from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
+from slurm.sharedfiles import from_json, is_there, make_folder, names_in, read_newest
 
 _PARENTS = ("state", "trainer", "critic", "policy")
 """Folders that are thinned out, in the order in which they go."""
@@ -61,7 +64,7 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
     config = run.config.update
     if config.keep_last is None:
         return
-    best = found["policy"] if (found := read_best(run.paths)) else None
+    best = found.policy if (found := read_best(run.paths)) else None
     needed = oldest_needed(run.plan, run.paths, newest)
     for version, folders in list_folders(run.paths).items():
         going = [folder for folder in folders if folder != best]
@@ -110,8 +113,20 @@ def list_folders(paths: RunPaths) -> dict[int, list[str]]:
     return dict(sorted(found.items()))
 
 
-def read_best(paths: RunPaths) -> dict[str, Any] | None:
-    """Return the content of ``best.json``: iteration, reward, policy; None where no policy was evaluated.
+@dataclass(frozen=True)
+class BestPolicy:
+    """The policy with the best value of evaluate.best."""
+
+    iteration: int
+    reward: float
+    policy: str
+    """Its folder, like ``policy/00003.1-ab``."""
+    metric: str = HELDOUT_REWARD
+    """Metric that ``reward`` is a value of."""
+
+
+def read_best(paths: RunPaths) -> BestPolicy | None:
+    """Return what ``best.json`` says; None where no policy was evaluated.
 
     Raises:
         RunError: it cannot be read.
@@ -126,7 +141,8 @@ def read_best(paths: RunPaths) -> dict[str, Any] | None:
         why = f"{type(error).__name__}: {error}"
     else:
         if not wrong:
-            return dict(best)
+            metric = str(best.get("metric", HELDOUT_REWARD))
+            return BestPolicy(best["iteration"], float(best["reward"]), best["policy"], metric)
         why = f"{wrong[0]} is {best[wrong[0]]!r}"
     again = f"slurm-ppo resume {shlex.quote(str(paths.root))}"
     raise RunError(
@@ -182,3 +198,62 @@ def in_words(numbers: Sequence[int]) -> str:
             spans.append([number, number])
     words = {0: "{0}", 1: "{0}, {1}"}
     return ", ".join(words.get(last - first, "{0} to {1}").format(first, last) for first, last in spans)
+
+
+# --- the best policy -------------------------------------------------------------------------------------
+
+
+def keep_best(run: Run, rows: Sequence[Row]) -> None:
+    """Point ``best.json`` and ``policy/best`` at the policy with the best value of evaluate.best so far.
+
+    Thinned-out policies do not count: once the best was retracted, the second best may be gone. Nor do those
+    whose commit records cannot be read: one that is being made again is considered when the driver ends.
+    """
+    for version, value in ranked(run, rows):
+        task = policy_maker(version)
+        try:
+            record, thinned = require_record(run.paths, task), thinned_folders(run.paths, task)
+        except (NotCommitted, CorruptData):
+            continue
+        folder = _folder(record, "policy")
+        if folder not in thinned:
+            best = {"iteration": version, "reward": value, "policy": folder}
+            if (metric := run.config.evaluate.best) != HELDOUT_REWARD:
+                best["metric"] = metric
+            text = json.dumps(best) + "\n"
+            if not is_there(run.paths.best) or read_newest(run.paths.best) != text.encode():
+                replace_durably(run.paths.best, text)
+                link_folder(run, record, "policy", "best")
+            return
+
+
+def ranked(run: Run, rows: Sequence[Row]) -> list[tuple[int, float]]:
+    """Return versions and values of evaluate.best, the best first; of equal ones the earliest."""
+    given, first = run.config.evaluate, run.plan.start
+    if given.best_is_measured:
+        found = [(one.policy_version, one.numbers) for one in read_measured(run.paths)]
+    else:
+        found = [(int(row["policy_version"]), row) for row in rows if given.best in row]
+    values = [(at, numbers[given.best]) for at, numbers in found if given.best in numbers and at > first]
+    sign = -1 if given.best_is is Best.HIGHEST else 1
+    return sorted(values, key=lambda one: sign * one[1])
+
+
+def _folder(record: Record, parent: str) -> str | None:
+    """Return the attempt's folder below ``parent`` (policy, state, ...), relative to the run."""
+    folders = (entry.folder for entry in record.outputs)
+    return next((folder for folder in folders if folder.startswith(f"{parent}/")), None)
+
+
+def link_folder(run: Run, record: Record, parent: str, name: str) -> None:
+    folder = _folder(record, parent)
+    if folder is None:
+        return
+    link = run.paths.root / parent / name
+    target = folder.removeprefix(f"{parent}/")
+    if link.is_symlink() and str(link.readlink()) == target:
+        return
+    private = link.with_name(f".{name}.{os.getpid()}")
+    private.unlink(missing_ok=True)
+    private.symlink_to(target)
+    private.replace(link)

@@ -1,8 +1,9 @@
 """From where a run on Slurm is looked at or acted on: as its owner on its cluster, or from elsewhere."""
 
+import errno
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pipeline.run.control import read_control
 from pipeline.run.directory import Run, resume_command
 from pipeline.run.identity import RunError
 from pipeline.run.owner import Owner, owner_by_id, who_acts
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import OWN_NAMES, RunPaths
 from pipeline.run.submissions import cluster_of
 from slurm.sharedfiles import is_there, names_in
 
@@ -59,7 +60,7 @@ class NotOurs(RunError):
 
 
 def owner_of(paths: RunPaths) -> Owner | None:
-    """Return whose a run is: who submitted it last, or took it over; None where nobody has submitted it."""
+    """Return a run's owner: who submitted it last, or took it over; None before the first submission."""
     if not is_there(paths.control):
         return None
     owner = read_control(paths).owner or owner_by_id(paths.control.stat().st_uid)
@@ -105,7 +106,7 @@ def asked_of(owner: str, cluster: str, is_other_user: bool, command: str) -> str
 
 
 def way_on(root: Path) -> str:
-    """Return what somebody else than the owner can do himself: take the run over if he may write to it, else
+    """Return what a user other than the owner can do: take the run over if he may write to it, else
     go on in a run of his own."""
     place = shlex.quote(str(root))
     if os.access(root, os.W_OK):
@@ -113,3 +114,60 @@ def way_on(root: Path) -> str:
     if names_in(RunPaths(root).policies):
         return f"go on in a run of your own: slurm-ppo fork {place} NEW_RUN"
     return "start a run of your own: slurm-ppo submit ... run_dir=NEW_RUN"
+
+
+# --- who may write ---------------------------------------------------------------------------------------
+
+# Asked before anything is changed: whether this user may write all that going on with a run writes.
+
+
+_WRITTEN = OWN_NAMES - {"superseded", "wandb", "cache"}
+"""Names of a run's own folders, without what was moved aside and what people see: nothing stops for these."""
+_SHARED_LOGS = ("guard/guard.log", "passes/passes.log")
+_DEEP = ("slurm", "logs", "iterations")
+"""Folders whose own folders are written into."""
+
+
+def check_may_write(paths: RunPaths) -> None:
+    """Check that this user may write what a pass writes, before one fails half-way. Raises RunError; OSError
+    where the filesystem takes nothing."""
+    found = next((path for path in written(paths) if not os.access(path, os.W_OK)), None)
+    if found is None:
+        return
+    if os.statvfs(found).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(found))
+    status = found.stat()
+    owner, me = owner_by_id(status.st_uid).user, owner_by_id(os.getuid()).user
+    whose = "yours" if owner == me else f"{owner}'s"
+    raise RunError(
+        f"{me} may not write {found} ({whose}, mode {status.st_mode & 0o7777:o}); let {owner} type: "
+        f"chmod -R g+rwX {shlex.quote(str(paths.root))}"
+    )
+
+
+def written(paths: RunPaths) -> Iterator[Path]:
+    """Yield folders in which a pass and its jobs make files, and files that they append to, as far as they
+    are there."""
+    yield paths.root
+    for folder in _folders(paths.root):
+        if folder.name in _WRITTEN:
+            yield folder
+            yield from _newest(folder) if folder.name in _DEEP else ()
+    logs = (paths.log_root / name for name in _SHARED_LOGS)
+    appended = (paths.events, paths.metrics, paths.spans, paths.evaluations, paths.slurm_log, *logs)
+    yield from (path for path in appended if path.exists())
+
+
+def _newest(folder: Path) -> Iterator[Path]:
+    """Yield the folders in a folder; of those of iterations the newest, which is written to now."""
+    inner = _folders(folder)
+    numbered = [one for one in inner if one.name[0].isdecimal()]
+    yield from (one for one in inner if one not in numbered)
+    for newest in numbered[-1:]:
+        yield newest
+        yield from _folders(newest)
+
+
+def _folders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as found:
+        return sorted(Path(one.path) for one in found if one.is_dir(follow_symlinks=False))

@@ -16,7 +16,7 @@ from pipeline.run.commits import CorruptData, Record, read_record, thinned_folde
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.tasks import Task
-from slurm.sharedfiles import is_there, names_in
+from slurm.sharedfiles import names_in
 
 FOLDER = re.compile(r"(\d{5,})\..+")
 """Name of an attempt's folder below ``policy/``, ``state/`` and the like; its group is the version."""
@@ -122,20 +122,14 @@ def _folders(parent: Path) -> Iterator[tuple[int, Path]]:
 
 def state_before(plan: Plan, paths: RunPaths, version: int) -> int | None:
     """Return the newest state from which learning can get to ``version``, by doing the iterations in between
-    again; None if there is none. Version 0 needs no state, nor does a fork's first that it can learn."""
+    again; None if there is none. Version 0 needs no state."""
     while has_policy(paths, version):
         if version == 0 or has_state(paths, version):
             return version
         if version == plan.start:
-            return version if has_origin(paths) else None
+            break
         version -= 1
     return None
-
-
-def has_origin(paths: RunPaths) -> bool:
-    """Whether a fork has what its parent would have learned the state from that the fork begins with
-    (:mod:`pipeline.run.origin`); its first update does that."""
-    return is_there(RunPaths(paths.origin).run_json)
 
 
 def can_go_on(plan: Plan, paths: RunPaths, version: int) -> bool:

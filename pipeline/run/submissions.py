@@ -24,8 +24,7 @@ from pipeline.run.packed import BadArchive, packed_below, read_file
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import JOB_KIND_PATTERN, Task, task_of
 from slurm.limits import ClusterLimits, read_limits
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, names_in, read_newest
+from slurm.sharedfiles import make_folder, names_in, read_newest, sealed, unsealed
 
 SUBMITTED = "submitted"
 """Name of the event of a submission in the journal."""
@@ -95,10 +94,6 @@ class Submission:
     def begin_of(self, index: int) -> float | None:
         """Return the unix time before which an element does not start; None: as soon as there is room."""
         return None if index in self.state.hurried else self.begins
-
-    def index_of(self, task: Task) -> int:
-        """Return the array index of one of its tasks."""
-        return task.shard - self.chunk * self.chunk_size
 
     def element_name(self, index: int) -> str:
         """Return the id of an element, without its restart: its attempts are named by numbers of claims. One
@@ -198,7 +193,7 @@ class Ledger:
         make_folder(path.parent, self.paths.root)
         content = plain(submission)
         del content["state"]
-        # Clocks may agree to the last digit, and who won is told by content: see durable.py.
+        # Clocks may agree to the last digit, and the winner is found by content: see durable.py.
         content["writer"] = os.urandom(8).hex()
         return link_once(path, sealed(content))
 

@@ -16,7 +16,7 @@ from slurm.sharedfiles import is_there, make_folder
 
 
 def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[Task] = ()) -> None:
-    """Remove what losing attempts at the tasks of a finished iteration left behind: nobody can read it.
+    """Remove what losing attempts at the tasks of a finished iteration left behind: no reader needs it.
 
     Nothing is removed of ``spared`` tasks, whose records are lost: which attempt won is not known.
 
@@ -53,20 +53,15 @@ def move_aside(paths: RunPaths, tasks: Iterable[Task], label: str) -> Path:
     for task in with_states(tasks):
         files = paths.task(task)
         if files.folder not in listings:
-            listings[files.folder] = _by_stem(files.folder)
+            grouped: dict[str, list[Path]] = {}
+            for name in sorted(names_of_stage(files.folder)):
+                grouped.setdefault(name.split(".")[0], []).append(files.folder / name)
+            listings[files.folder] = grouped
         moved = [files.record, *listings[files.folder].get(task.file_stem, ())]
         moved += _folders_of(paths, task)
         for path in dict.fromkeys(moved):
             _move(path, target, paths)
     return target
-
-
-def _by_stem(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of a stage's folder, by the file stem of the task they belong to."""
-    grouped: dict[str, list[Path]] = {}
-    for name in sorted(names_of_stage(folder)):
-        grouped.setdefault(name.split(".")[0], []).append(folder / name)
-    return grouped
 
 
 def with_states(tasks: Iterable[Task]) -> Iterator[Task]:

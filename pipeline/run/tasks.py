@@ -137,6 +137,11 @@ def task_of(iteration: int, job_kind: str, shard: int = 0) -> Task:
     return Task(iteration, stage, shard, pool)
 
 
+def is_sharded(job_kind: str) -> bool:
+    """Whether a job kind has many tasks in an iteration; an unknown one, of another version, has not."""
+    return parts_of(job_kind)[0] in [stage for stage in Stage if stage.is_sharded]
+
+
 @lru_cache(maxsize=64)
 def _stage_and_pool(job_kind: str) -> tuple[Stage, str]:
     """Split a job kind; cached, as a submission of thousands of shards asks for each. Raises ValueError."""

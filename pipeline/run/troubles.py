@@ -10,6 +10,10 @@ from typing import Any
 from pipeline.run import journal
 from pipeline.run.paths import RunPaths
 
+LOST = "state_lost"
+"""Name of the event of a trainer's state that was lost; its ``iteration`` says whose."""
+LEARNED_AGAIN = "learned_again"
+"""Name of the event of an update, its ``iteration``, that learned iterations before it again."""
 _LONGEST = 300
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.run.durable import replace_durably
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, read_newest
+from slurm.sharedfiles import make_folder, read_newest, sealed, unsealed
 
 Content = TypeVar("Content")
 Parse = Callable[[dict[str, Any]], Content]

@@ -70,7 +70,7 @@ def settled(
     Args:
         name: of the run, for one that nothing else names.
         folder: the folder that the command was typed in, whose W&B settings count.
-        origin: place of the run that a fork goes on from: it stays in its project, unless it is told another.
+        origin: place of the run that a fork goes on from: it stays in its project, unless another is given.
     """
     files = _settings_files(environment, folder)
     found: dict[str, Any] = {"name": name}

@@ -10,7 +10,7 @@ _Event = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 
 
 @dataclass
-class Clock:
+class SimulatedClock:
     """Time of a simulation, and what is to happen."""
 
     now: float = 0.0
@@ -21,7 +21,7 @@ class Clock:
     _order: Iterator[int] = field(default_factory=count)
 
     def at(self, time: float, what: Callable[..., None], *arguments: object) -> None:
-        """Have something happen at a time, or now where that is past; of two at one time the first told."""
+        """Schedule an event, at once where its time is past. Events of one time keep their order."""
         heappush(self._events, (max(time, self.now), next(self._order), what, arguments))
 
     def after(self, seconds: float, what: Callable[..., None], *arguments: object) -> None:

@@ -1,7 +1,7 @@
 """Slurm in simulated time: nodes, the queue, and what starts. It knows nothing of runs.
 
 Jobs are tried in the order of their priority. One that finds no room keeps all later jobs from the nodes of
-its partitions, as Slurm's main scheduler has it; they start by backfill alone, where they delay nobody.
+its partitions, as Slurm's main scheduler has it; they start by backfill alone, where they delay none.
 """
 
 from bisect import bisect_left, insort
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from pipeline.simulate.plant import Limits, Node, Partition, Request
+from pipeline.simulate.plant import PlantNode, PlantPartition, PlantRequest, UserLimits
 
 
 @dataclass(eq=False)
-class Job:
+class SimulatedJob:
     """A job, or an element of an array, from its submission on."""
 
     name: str
-    request: Request
+    request: PlantRequest
     partitions: tuple[str, ...]
     eligible: float
     """Time from which it is considered."""
@@ -45,60 +45,60 @@ class Job:
 
 
 @dataclass
-class Room:
+class NodeRoom:
     """What is free on a node."""
 
     cpus: int
     gpus: int
     memory: int
 
-    def holds(self, request: Request) -> bool:
+    def holds(self, request: PlantRequest) -> bool:
         return self.gpus >= request.gpus and self.cpus >= request.cpus and self.memory >= request.memory
 
-    def change(self, request: Request, sign: int) -> None:
+    def change(self, request: PlantRequest, sign: int) -> None:
         self.cpus += sign * request.cpus
         self.gpus += sign * request.gpus
         self.memory += sign * request.memory
 
 
 @dataclass
-class Cluster:
+class SimulatedCluster:
     """Nodes and the jobs on and before them."""
 
-    nodes: Sequence[Node]
-    partitions: Sequence[Partition]
-    limits: Limits = field(default_factory=Limits)
-    free: list[Room] = field(init=False)
-    pending: list[Job] = field(default_factory=list)
+    nodes: Sequence[PlantNode]
+    partitions: Sequence[PlantPartition]
+    limits: UserLimits = field(default_factory=UserLimits)
+    free: list[NodeRoom] = field(init=False)
+    pending: list[SimulatedJob] = field(default_factory=list)
     """By priority, then by submission."""
-    running: list[dict[Job, None]] = field(init=False)
+    running: list[dict[SimulatedJob, None]] = field(init=False)
     """On each node."""
     used: list[int] = field(default_factory=lambda: [0, 0])
     """Jobs and GPUs of the user's that run."""
     _order: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.free = [Room(node.cpus, node.gpus, node.memory) for node in self.nodes]
+        self.free = [NodeRoom(node.cpus, node.gpus, node.memory) for node in self.nodes]
         self.running = [{} for _ in self.nodes]
         numbers = {node.name: number for number, node in enumerate(self.nodes)}
         self._nodes_of = {p.name: [numbers[name] for name in p.nodes] for p in self.partitions}
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: SimulatedJob) -> None:
         job.order, job.nodes, job.lacks_room, job.is_limited = next(self._order), (), False, False
         insort(self.pending, job, key=lambda one: one.rank)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: SimulatedJob) -> None:
         """Take a job out of the queue."""
         del self.pending[bisect_left(self.pending, job.rank, key=lambda one: one.rank)]
 
-    def end(self, job: Job) -> None:
+    def end(self, job: SimulatedJob) -> None:
         """Free what a job held."""
         for number in job.nodes:
             self.free[number].change(job.request, 1)
             del self.running[number][job]
         self._count(job, -1)
 
-    def start(self, job: Job, nodes: Sequence[int], now: float) -> None:
+    def start(self, job: SimulatedJob, nodes: Sequence[int], now: float) -> None:
         self.cancel(job)
         job.nodes, job.begun = tuple(nodes), now
         for number in nodes:
@@ -106,13 +106,13 @@ class Cluster:
             self.running[number][job] = None
         self._count(job, 1)
 
-    def _count(self, job: Job, sign: int) -> None:
+    def _count(self, job: SimulatedJob, sign: int) -> None:
         if job.is_mine:
             self.used[0] += sign
             self.used[1] += sign * job.request.gpus * job.request.nodes
 
-    def is_allowed(self, job: Job) -> bool:
-        """Whether the user's limits let it start. One that they hold back keeps nobody else waiting."""
+    def is_allowed(self, job: SimulatedJob) -> bool:
+        """Whether the user's limits let it start. One that they hold back keeps no other waiting."""
         if not job.is_mine:
             return True
         gpus = self.used[1] + job.request.gpus * job.request.nodes
@@ -124,21 +124,21 @@ class Cluster:
         """Whether other people's jobs run."""
         return any(not job.is_mine for jobs in self.running for job in jobs)
 
-    def nodes_for(self, job: Job) -> list[int]:
+    def nodes_for(self, job: SimulatedJob) -> list[int]:
         """Return the numbers of all nodes that a job may use."""
         if len(job.partitions) == 1:
             return self._nodes_of[job.partitions[0]]
         return list(dict.fromkeys(n for name in job.partitions for n in self._nodes_of[name]))
 
-    def could_start(self, request: Request, partitions: Iterable[str]) -> int:
+    def could_start(self, request: PlantRequest, partitions: Iterable[str]) -> int:
         """Count the jobs of one kind for which an empty cluster would have room."""
-        job = Job("", request, tuple(partitions), 0.0)
+        job = SimulatedJob("", request, tuple(partitions), 0.0)
         each = [_times(self.nodes[number], request) for number in self.nodes_for(job)]
         if request.nodes == 1:
             return sum(each)
         return sum(times > 0 for times in each) // request.nodes
 
-    def find(self, job: Job, blocked: frozenset[int] | set[int] = frozenset()) -> list[int] | None:
+    def find(self, job: SimulatedJob, blocked: frozenset[int] | set[int] = frozenset()) -> list[int] | None:
         """Return nodes that have room for a job now, those with the least that is free first."""
         request, free = job.request, self.free
         fitting = [n for n in self.nodes_for(job) if free[n].holds(request) and n not in blocked]
@@ -148,9 +148,9 @@ class Cluster:
             return [min(fitting, key=lambda n: (free[n].gpus, free[n].cpus))]
         return sorted(fitting, key=lambda n: (free[n].gpus, free[n].cpus))[: request.nodes]
 
-    def start_in_order(self, now: float) -> list[Job]:
+    def start_in_order(self, now: float) -> list[SimulatedJob]:
         """Start what has room, in the order of priority. A job that finds none blocks its nodes."""
-        started: list[Job] = []
+        started: list[SimulatedJob] = []
         blocked: set[int] = set()
         for job in list(self.pending):
             if job.eligible > now:
@@ -166,7 +166,7 @@ class Cluster:
         return started
 
 
-def _times(node: Node, request: Request) -> int:
+def _times(node: PlantNode, request: PlantRequest) -> int:
     """Return how many jobs with a request fit on an empty node."""
     each = [(node.cpus, request.cpus), (node.gpus, request.gpus), (node.memory, request.memory)]
     return int(min(has // needs for has, needs in each if needs))

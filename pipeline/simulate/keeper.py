@@ -8,26 +8,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.orchestrate.elements import free_elements, most_elements
-from pipeline.orchestrate.places import KEPT_SECONDS, Held, is_contended
-from pipeline.orchestrate.situation import Foreign, Order
-from pipeline.orchestrate.staffing import is_making_way
-from pipeline.run.bookkeeping import rest_after
+from pipeline.decide.elements import free_elements, most_elements
+from pipeline.decide.places import KEPT_SECONDS, Held, is_contended
+from pipeline.decide.situation import Foreign, WorkerRequest
+from pipeline.decide.staffing import is_freeing_slots
+from pipeline.decide.staying import QUEUE_SECONDS
+from pipeline.run.pass_requests import rest_after
 from pipeline.run.tasks import Task
-from pipeline.simulate.clock import Clock
-from pipeline.simulate.cluster import Job
+from pipeline.simulate.clock import SimulatedClock
+from pipeline.simulate.cluster import SimulatedJob
 from pipeline.simulate.looks import QueueLooks
 from pipeline.simulate.mishaps import see_killed, watch_limit
-from pipeline.simulate.passes import Around, Decision, Terms, decide, need_of, nodes_of
+from pipeline.simulate.passes import Around, PassDecision, PassTerms, decide, need_of, nodes_of
 from pipeline.simulate.plant import Plant
 from pipeline.simulate.run import SimulatedRun
 from pipeline.simulate.scheduling import Scheduling
 from pipeline.simulate.startups import StartUps
-from pipeline.simulate.worker import Worker
+from pipeline.simulate.worker import SimulatedWorker
 from pipeline.workers.beats import Doing
 from pipeline.workers.looking import FROM_NOW, PASS_AGE, WORKER_AGE
 from pipeline.workers.overdue import is_overdue
-from pipeline.workers.staying import QUEUE_SECONDS
 
 _OVERDUE_SECONDS = 60.5
 _SOON_SECONDS = 1.0
@@ -53,31 +53,31 @@ class Keeper:
     """Why the run stopped, if it did."""
     arrays: Counter[str] = field(default_factory=Counter)
     """Elements that live, by array."""
-    begun_with: set[Task] = field(default_factory=set)
-    _is_wanted: bool = False
+    submitted_for: set[Task] = field(default_factory=set)
+    _is_requested: bool = False
     _is_at_work: bool = False
     _rested: float = 0.0
-    """Time until which nobody makes another pass."""
+    """Time before which there is no other pass."""
     _last: float = 0.0
     """When the last pass ended."""
     _nodes_seen: float = -math.inf
     """When a pass last looked at the nodes, and when other people's jobs were last seen there."""
     _others_seen: float | None = None
-    _lacking: set[Job] = field(default_factory=set)
+    _lacking: set[SimulatedJob] = field(default_factory=set)
     """Jobs of the user that waited for room when workers last looked."""
     _behind: frozenset[str] | None = None
     """Arrays of which a driver job in the queue awaits one's end; None: no driver job is there."""
-    _drivers: dict[Job, None] = field(default_factory=dict)
+    _drivers: dict[SimulatedJob, None] = field(default_factory=dict)
     """Driver jobs that run, and do not rest."""
     _driver_jobs: int = 0
     """Driver jobs that wait or run."""
 
     def __post_init__(self) -> None:
         self.run.around = self
-        self.nodes, self.terms = nodes_of(self.run.plant), Terms.of(self.run.plant)
+        self.nodes, self.terms = nodes_of(self.run.plant), PassTerms.of(self.run.plant)
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> SimulatedClock:
         return self.run.clock
 
     @property
@@ -86,7 +86,7 @@ class Keeper:
 
     def submit(self) -> None:
         """The user submits the run: the first pass is made at once."""
-        self._is_wanted = True
+        self._is_requested = True
         self._begin()
         self.clock.after(self.plant.check_seconds, self._guard)
         self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
@@ -97,11 +97,11 @@ class Keeper:
     def try_jobs(self) -> None:
         self.scheduling.try_jobs()
 
-    def wish_for_pass(self) -> None:
-        self._is_wanted = True
+    def request_pass(self) -> None:
+        self._is_requested = True
         self._begin_if_possible()
 
-    def is_starting(self, worker: Worker) -> None:
+    def is_starting(self, worker: SimulatedWorker) -> None:
         def ended() -> None:
             if worker.doing is Doing.STARTING:
                 self.run.has_started(worker)
@@ -109,11 +109,11 @@ class Keeper:
         seconds = self.run.kind(worker.job_kind).startup + self.run.load_ahead(worker)
         self.startups[worker.job.nodes[0]].add(worker.job, seconds, ended)
 
-    def is_gone(self, worker: Worker) -> None:
+    def is_gone(self, worker: SimulatedWorker) -> None:
         """A worker's job no longer runs."""
         self.startups[worker.job.nodes[0]].remove(worker.job)
 
-    def has_ended(self, worker: Worker) -> None:
+    def has_ended(self, worker: SimulatedWorker) -> None:
         del self.scheduling.starts[worker.job]
         self.arrays[worker.array] -= 1
         if not self.arrays[worker.array]:
@@ -125,21 +125,21 @@ class Keeper:
     # --- who makes a pass, and when ---
 
     def _begin_if_possible(self) -> None:
-        if self._is_wanted and not self._is_at_work and self._has_maker():
+        if self._is_requested and not self._is_at_work and self._has_maker():
             if self.clock.now >= self._rested:
                 self._begin()
             else:
                 self.clock.at(self._rested, self._begin_if_possible)
 
     def _has_maker(self) -> bool:
-        """Whether somebody lives who can make a pass: a driver job, or a worker that has started up."""
+        """Whether any process can make a pass: a driver job, or a worker that has started up."""
         started = (Doing.BUSY, Doing.WAITING, Doing.LEAVING)
         return bool(self._drivers) or any(w.doing in started for w in self.run.workers.values())
 
     def _begin(self) -> None:
         if self.given_up or self._is_at_work:
             return
-        self._is_wanted, self._is_at_work = False, True
+        self._is_requested, self._is_at_work = False, True
         self.clock.after(self.plant.passes[0], self._look)
 
     def _look_at_nodes(self) -> None:
@@ -152,8 +152,8 @@ class Keeper:
 
     def _look(self) -> None:
         self._look_at_nodes()
-        self.looks.look(PASS_AGE if not self.run.unseen else 0.0)  # who is gone is looked for once more
-        decision = decide(self.run, self.terms, self.begun_with, self._around())
+        self.looks.look(PASS_AGE if not self.run.unseen else 0.0)  # ends are looked for once more
+        decision = decide(self.run, self.terms, self.submitted_for, self._around())
         self.clock.after(
             self.plant.passes[1], self._carry_out, decision, self.clock.now, tuple(self._drivers)
         )
@@ -171,17 +171,17 @@ class Keeper:
         return Around(self.nodes, others, foreign, lacking, self._slots())
 
     def _look_whether_overdue(self) -> None:
-        """Those who wait ask for a pass where none has been made for long."""
+        """Waiting workers request a pass where none was made for long."""
         if self._is_over:
             return
         recent = self.run.progress.iteration_seconds()[-_RECENT:]
         usual = statistics.median(recent) if recent else None
         if is_overdue(self._last, self.clock.now, usual) and any(self.run.idle.values()):
-            self.wish_for_pass()
+            self.request_pass()
         self.clock.after(_OVERDUE_SECONDS, self._look_whether_overdue)
 
     def _look_at_queue(self) -> None:
-        """Those who wait ask for a pass where a job has come to wait for room since they last looked."""
+        """Waiting workers request a pass where a job has begun to wait for room since they last looked."""
         if self._is_over:
             return
         if any(self.run.idle.values()):
@@ -189,7 +189,7 @@ class Keeper:
             waiting = (worker for run in (self.run, *self.kin) for worker in run.workers.values())
             lacking = {w.job for w in waiting if w.doing is None and w.job in self.looks.lacking}
             if lacking - self._lacking:
-                self.wish_for_pass()
+                self.request_pass()
             self._lacking = lacking
         self.clock.after(QUEUE_SECONDS, self._look_at_queue)
 
@@ -199,7 +199,7 @@ class Keeper:
 
     # --- what it does ---
 
-    def _carry_out(self, decision: Decision, looked: float, drivers: tuple[Job, ...]) -> None:
+    def _carry_out(self, decision: PassDecision, looked: float, drivers: tuple[SimulatedJob, ...]) -> None:
         run, staffing = self.run, decision.staffing
         self.passes += 1
         for task in decision.left_out:
@@ -207,8 +207,8 @@ class Keeper:
         if decision.given_up:
             self.given_up = f"gave up {decision.given_up[0].task}"
         self._cancel_and_hurry(decision)
-        taken = [self._submit(order, decision) for order in staffing.orders]
-        run.make_place(staffing.handovers)
+        taken = [self._submit(request, decision) for request in staffing.requests]
+        run.make_place(staffing.end_idle)
         run.known.measures = staffing.measures
         run.progress.write_rows()
         see_killed(run, decision.failed)
@@ -219,72 +219,72 @@ class Keeper:
             self._driver_jobs -= 1
             self.scheduling.end(job)
         self._follow_up()
-        if not all(taken) and is_making_way(
+        if not all(taken) and is_freeing_slots(
             staffing, (w.doing for w in run.workers.values()), self.clock.now
         ):
-            self.clock.after(_SOON_SECONDS, self.wish_for_pass)
+            self.clock.after(_SOON_SECONDS, self.request_pass)
         self._end()
 
     def _watch(self, looked: float) -> None:
         """Have a driver job await the end of arrays; not of those whose workers all leave, as this pass has
-        seen or just told them."""
+        seen or decided."""
         staying = {w.array for w in self.run.workers.values() if not self._leaves(w, looked)}
         if staying:
             self._behind = frozenset(staying)
 
-    def _leaves(self, worker: Worker, looked: float) -> bool:
+    def _leaves(self, worker: SimulatedWorker, looked: float) -> bool:
         if worker.doing is Doing.WAITING:
             return self.run.is_to_leave(worker)
         return worker.doing is Doing.LEAVING and worker.since <= looked
 
     def _follow_up(self) -> None:
-        """Have another pass come, with a newer look, where somebody waits without a task and something was
+        """Request another pass, with a newer look, where a worker waits without a task and something was
         submitted or has started since this one's."""
         asked, workers = self.looks.kept.asked, self.run.workers.values()
         moments = (w.job.submitted if w.doing is None else w.job.begun for w in workers)
         if any(self.run.idle.values()) and any(moment > asked for moment in moments):
-            self.clock.at(max(self.clock.now + _SOON_SECONDS, self.looks.renewed), self.wish_for_pass)
+            self.clock.at(max(self.clock.now + _SOON_SECONDS, self.looks.renewed), self.request_pass)
 
     def _end(self) -> None:
         now, plant = self.clock.now, self.plant
         self._is_at_work, self._last = False, now
         self._rested = now + rest_after(sum(plant.passes), plant.pass_cpu)
         oldest = self.run.progress.rows - 1
-        self.begun_with = {task for task in self.begun_with if task.iteration >= oldest}
+        self.submitted_for = {task for task in self.submitted_for if task.iteration >= oldest}
         self._begin_if_possible()
 
-    def _cancel_and_hurry(self, decision: Decision) -> None:
+    def _cancel_and_hurry(self, decision: PassDecision) -> None:
         workers, staffing = self.run.workers, decision.staffing
-        for name in staffing.hurried:
+        for name in staffing.start_now:
             if (worker := workers.get(name)) and worker.doing is None:
                 worker.begin, worker.wanted = None, self.clock.now
                 self._consider_at(worker, self.clock.now)
-        for name in staffing.withdrawn:
+        for name in staffing.cancel_pending:
             if (worker := workers.get(name)) and worker.doing is None:
                 self.scheduling.cluster.cancel(worker.job)
                 del workers[name]
                 self.has_ended(worker)
 
-    def _consider_at(self, worker: Worker, time: float) -> None:
+    def _consider_at(self, worker: SimulatedWorker, time: float) -> None:
         worker.job.eligible = time + self.plant.queue_of(worker.name)
         self.clock.at(worker.job.eligible, self.scheduling.try_jobs)
 
-    def _submit(self, order: Order, decision: Decision) -> bool:
+    def _submit(self, request: WorkerRequest, decision: PassDecision) -> bool:
         """Submit an array, as far as the queue takes it. Returns whether that is all of it."""
-        array, wanted = next(self.numbers), max(self.clock.now, order.begin or 0.0)
-        tasks = order.tasks[: self._free_elements()]
-        self.begun_with |= set(tasks)
+        array, wanted = next(self.numbers), max(self.clock.now, request.begin or 0.0)
+        tasks = request.tasks[: self._free_elements()]
+        self.submitted_for |= set(tasks)
         for index, task in enumerate(tasks):
             element = f"{array}_{index}"
             eligible = wanted + self.plant.queue_of(f"{element}r0")
             kind = self.run.kind(task.job_kind)
-            job = Job(element, kind.request, kind.partitions, eligible, submitted=self.clock.now)
-            worker = Worker(element, task, job, order.begin, wanted, decision.known.get(task, 0))
+            job = SimulatedJob(element, kind.request, kind.partitions, eligible, submitted=self.clock.now)
+            worker = SimulatedWorker(element, task, job, request.begin, wanted, decision.known.get(task, 0))
             self.run.workers[element] = worker
             self.scheduling.submit(job, self._starter(worker))
         if tasks:
             self.arrays[str(array)] += len(tasks)
-        return len(tasks) == len(order.tasks)
+        return len(tasks) == len(request.tasks)
 
     def _slots(self) -> int | None:
         """Return how many elements the run may have in the queue at once."""
@@ -298,8 +298,8 @@ class Keeper:
         mine = sum(len(run.workers) for run in (self.run, *self.kin))
         return free_elements(sys.maxsize, self.plant.limits.submitted, mine, self._driver_jobs)
 
-    def _starter(self, worker: Worker) -> "Callable[[Job], None]":
-        def start(job: Job) -> None:
+    def _starter(self, worker: SimulatedWorker) -> "Callable[[SimulatedJob], None]":
+        def start(job: SimulatedJob) -> None:
             self.run.start(worker)
             watch_limit(self.run, worker)
 
@@ -319,19 +319,21 @@ class Keeper:
         kind, number = self.plant.kinds[DRIVER], next(self.numbers)
         self._driver_jobs += 1
         eligible = self.clock.now + self.plant.queue_of(str(number))
-        self.scheduling.submit(Job(str(number), kind.request, kind.partitions, eligible), self._driver_starts)
+        self.scheduling.submit(
+            SimulatedJob(str(number), kind.request, kind.partitions, eligible), self._driver_starts
+        )
 
-    def _driver_starts(self, job: Job) -> None:
+    def _driver_starts(self, job: SimulatedJob) -> None:
         self.clock.after(self.plant.kinds[DRIVER].startup, self._driver_is_ready, job)
 
-    def _driver_is_ready(self, job: Job) -> None:
+    def _driver_is_ready(self, job: SimulatedJob) -> None:
         """It rests where much has been asked, as its pass needs an answer of now; not once the last policy is
         there."""
         run = self.run
         is_last = run.progress.frontier.updated == run.plant.plan.iterations
         self.clock.after(0.0 if is_last else self.looks.rest(), self._driver_looks, job, self.clock.now)
 
-    def _driver_looks(self, job: Job, since: float) -> None:
+    def _driver_looks(self, job: SimulatedJob, since: float) -> None:
         self.looks.look(FROM_NOW, since)
         self._drivers[job] = None
-        self.wish_for_pass()
+        self.request_pass()

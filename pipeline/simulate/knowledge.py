@@ -9,18 +9,18 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.decide import choosing, estimates, passages, staying
+from pipeline.decide.choosing import Chosen, Measuring, Step, View
+from pipeline.decide.measuring import MEASURED, MEASURES, Helper, stays_for_last
+from pipeline.decide.staying import Terms, Wait
 from pipeline.run.records import Frontier
 from pipeline.run.tasks import Task
-from pipeline.simulate.clock import Clock
+from pipeline.simulate.clock import SimulatedClock
 from pipeline.simulate.plant import Plant
-from pipeline.simulate.progress import Progress
-from pipeline.simulate.worker import Worker
-from pipeline.workers import choosing, estimates, passages, staying
+from pipeline.simulate.progress import SimulatedProgress
+from pipeline.simulate.worker import SimulatedWorker
 from pipeline.workers.beats import Beat, Doing
-from pipeline.workers.choosing import Choice, Measuring, Step, View
 from pipeline.workers.claims import Claim
-from pipeline.workers.measuring import MEASURED, MEASURES, Helper, stays_for_last
-from pipeline.workers.staying import Terms, Wait
 
 LOOK_SECONDS = 1.0
 """Seconds between two looks at everything."""
@@ -33,19 +33,19 @@ class Knowledge:
     """What workers have said and done, and how far the run is."""
 
     plant: Plant
-    clock: Clock
-    progress: Progress
-    at_work: dict[str, dict[Worker, None]] = field(default_factory=dict)
+    clock: SimulatedClock
+    progress: SimulatedProgress
+    at_work: dict[str, dict[SimulatedWorker, None]] = field(default_factory=dict)
     """Workers whose jobs run, by job kind."""
     past: dict[str, deque[Beat]] = field(default_factory=dict)
     """Last beats of the workers of each job kind that ended last."""
     done: Counter[str] = field(default_factory=Counter)
     """Tasks of each job kind that are committed."""
     is_contended: bool = False
-    """What passes have told workers of other people's jobs."""
+    """Whether other people's jobs hold places, by the last pass."""
     measures: bool = False
-    """Whether passes have told workers of rollouts to measure policies."""
-    _found: dict[str, tuple[tuple[Frontier, int], Choice]] = field(default_factory=dict)
+    """Whether workers of rollouts measure policies, by the last pass."""
+    _found: dict[str, tuple[tuple[Frontier, int], Chosen]] = field(default_factory=dict)
     """What workers of a kind last found that have nothing to do, and how far the run was then."""
     _seen: tuple[float, list[Beat]] = field(default_factory=lambda: (-math.inf, []))
     _costs: dict[str, float | None] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Knowledge:
 
     # --- what workers say ---
 
-    def note_end(self, worker: Worker) -> None:
+    def note_end(self, worker: SimulatedWorker) -> None:
         """Keep what a worker said last."""
         self.past.setdefault(worker.job_kind, deque(maxlen=_KEPT_BEATS)).append(worker.beat)
 
@@ -79,7 +79,7 @@ class Knowledge:
         return seconds
 
     def all_beats(self) -> list[Beat]:
-        """Return what all workers said when somebody last looked, which is not long ago."""
+        """Return what all workers said at the last look, which is not long ago."""
         time, seen = self._seen
         if self.now - time > LOOK_SECONDS:
             seen = [beat for job_kind in self.plant.kinds for beat in self.beats(job_kind)]
@@ -88,7 +88,7 @@ class Knowledge:
 
     # --- what a worker does next ---
 
-    def choose(self, worker: Worker, makes_place: bool = False) -> Choice:
+    def choose(self, worker: SimulatedWorker, makes_place: bool = False) -> Chosen:
         """Choose what a worker does next; asked once for all who find nothing where nothing has changed.
 
         Args:
@@ -106,7 +106,7 @@ class Knowledge:
             self._found[job_kind] = state, choice
         return choice
 
-    def _may_measure(self, worker: Worker) -> bool:
+    def _may_measure(self, worker: SimulatedWorker) -> bool:
         is_able = worker.job_kind == MEASURES and worker.measures and not worker.has_first
         if not (self.measures and is_able):
             return False
@@ -114,7 +114,7 @@ class Knowledge:
         is_at_end = done.frontier.updated >= self.plant.plan.iterations - 1
         return not is_manned and (is_at_end or bool(done.open.get(MEASURED)))
 
-    def _choose_besides(self, worker: Worker) -> Choice:
+    def _choose_besides(self, worker: SimulatedWorker) -> Chosen:
         """Choose what a worker does next that may measure policies."""
         takes_over = self.plant.kinds[worker.job_kind].request.gpus > 0
         view, chooser = self._view(worker, takes_over), worker.chooser(takes_over)
@@ -122,7 +122,7 @@ class Knowledge:
             view = replace(view, measuring=self._measuring(worker, view, chooser))
         return choosing.choose(view, chooser)
 
-    def _measuring(self, worker: Worker, view: View, chooser: choosing.Worker) -> Measuring:
+    def _measuring(self, worker: SimulatedWorker, view: View, chooser: choosing.Chooser) -> Measuring:
         done, plan = self.progress, self.plant.plan
         beside = (one for one in self.at_work[MEASURES] if one is not worker and _stays(one))
         others = [Helper(one.name, one.beat.measured, _measures(one.claim)) for one in beside]
@@ -140,7 +140,7 @@ class Knowledge:
         )
 
     def _may_be_slow(self, job_kind: str) -> bool:
-        """Whether somebody is at a task for so long that another might take it over: see
+        """Whether a worker is at a task for so long that another might take it over: see
         :func:`choosing.is_slow`, which looks at more."""
         median = self.task_seconds(job_kind)
         if median is None or not self.plant.kinds[job_kind].request.gpus:
@@ -148,7 +148,7 @@ class Knowledge:
         at_work = (w for w in self.at_work.get(job_kind, ()) if w.doing is Doing.BUSY)
         return any(self.now - worker.since > choosing.SLOW_FACTOR * median for worker in at_work)
 
-    def _view(self, worker: Worker, takes_over: bool) -> View:
+    def _view(self, worker: SimulatedWorker, takes_over: bool) -> View:
         done = self.progress
         median = self.task_seconds(worker.job_kind) if takes_over else None
         return View(
@@ -161,7 +161,7 @@ class Knowledge:
             median,
         )
 
-    def has_time(self, worker: Worker, task: Task) -> bool:
+    def has_time(self, worker: SimulatedWorker, task: Task) -> bool:
         kind = self.plant.kinds[worker.job_kind]
         limit = staying.task_limit(None, self.task_seconds(task.job_kind))
         has_time = staying.has_time(self.now, worker.job.ends, limit, kind.signal)
@@ -169,7 +169,7 @@ class Knowledge:
 
     # --- how long it stays ---
 
-    def wait_of(self, worker: Worker) -> Wait:
+    def wait_of(self, worker: SimulatedWorker) -> Wait:
         """Return the wait that a worker begins now."""
         kind, beats = self.plant.kinds[worker.job_kind], self.all_beats()
         terms = Terms(kind.linger, self.plant.linger_max, kind.start_early, self.is_contended)
@@ -202,7 +202,7 @@ class Knowledge:
         return frozenset(kind for kind in kinds if self.plant.kinds[kind].linger != 0)
 
 
-def _stays(worker: Worker) -> bool:
+def _stays(worker: SimulatedWorker) -> bool:
     return worker.doing is not Doing.LEAVING
 
 

@@ -5,21 +5,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.simulate.clock import Clock
-from pipeline.simulate.cluster import Cluster, Job
+from pipeline.simulate.clock import SimulatedClock
+from pipeline.simulate.cluster import SimulatedCluster, SimulatedJob
 from pipeline.simulate.run import SimulatedRun
 from pipeline.workers.looking import PASS_AGE, Look, allowed_age, is_usable, resting, within_a_minute
 
 
 @dataclass(eq=False)
 class QueueLooks:
-    """The answer that is kept, and who has asked."""
+    """The answer that is kept, and the claim on the next question."""
 
-    clock: Clock
-    cluster: Cluster
+    clock: SimulatedClock
+    cluster: SimulatedCluster
     runs: Sequence[SimulatedRun]
     kept: Look = field(default_factory=lambda: Look(-math.inf, ""))
-    lacking: Mapping[Job, bool] = field(default_factory=dict)
+    lacking: Mapping[SimulatedJob, bool] = field(default_factory=dict)
     """The user's jobs that waited for room when that was asked, and whether at a limit of the user."""
     questions: int = 0
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from pipeline.run.failures import FailureKind
 from pipeline.simulate.run import SimulatedRun
-from pipeline.simulate.worker import Worker
+from pipeline.simulate.worker import SimulatedWorker
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import Claim
 
 
-def watch_limit(run: SimulatedRun, worker: Worker) -> None:
+def watch_limit(run: SimulatedRun, worker: SimulatedWorker) -> None:
     """Have a worker that has just started warned, and ended, when its time is up."""
     kind, start = run.kind(worker.job_kind), worker.restart
     ends = run.now + kind.request.limit
@@ -17,7 +17,7 @@ def watch_limit(run: SimulatedRun, worker: Worker) -> None:
     run.clock.at(ends, _end_in_time, run, worker, start)
 
 
-def _warn(run: SimulatedRun, worker: Worker, restart: int) -> None:
+def _warn(run: SimulatedRun, worker: SimulatedWorker, restart: int) -> None:
     """Slurm warns a worker of its time limit."""
     if worker.doing is None or worker.restart != restart or worker.doing is Doing.LEAVING:
         return
@@ -34,14 +34,14 @@ def _warn(run: SimulatedRun, worker: Worker, restart: int) -> None:
         run.wake([claim.task.job_kind])
 
 
-def _save(run: SimulatedRun, worker: Worker) -> None:
+def _save(run: SimulatedRun, worker: SimulatedWorker) -> None:
     """Keep what an attempt that is warned has computed."""
     assert worker.claim is not None
     task, computed = worker.claim.task, max(0.0, run.now - worker.computes)
     run.saved[task] = run.saved.get(task, 0.0) + computed
 
 
-def _end_in_time(run: SimulatedRun, worker: Worker, restart: int) -> None:
+def _end_in_time(run: SimulatedRun, worker: SimulatedWorker, restart: int) -> None:
     """Slurm ends a job at its time limit."""
     if worker.doing is not None and worker.restart == restart:
         kill(run, worker, FailureKind.TIMEOUT)
@@ -49,7 +49,7 @@ def _end_in_time(run: SimulatedRun, worker: Worker, restart: int) -> None:
         run.around.has_ended(worker)
 
 
-def preempt(run: SimulatedRun, worker: Worker) -> None:
+def preempt(run: SimulatedRun, worker: SimulatedWorker) -> None:
     """Slurm takes a worker's place, and puts its job back into the queue."""
     kill(run, worker, FailureKind.PREEMPTED)
     slurm = run.plant.slurm
@@ -58,8 +58,8 @@ def preempt(run: SimulatedRun, worker: Worker) -> None:
     run.clock.at(worker.job.eligible, run.around.try_jobs)
 
 
-def kill(run: SimulatedRun, worker: Worker, why: FailureKind) -> None:
-    """End a worker's job at once. Nobody else knows of it before a pass has seen it."""
+def kill(run: SimulatedRun, worker: SimulatedWorker, why: FailureKind) -> None:
+    """End a worker's job at once. Others learn of it by a pass."""
     claim = worker.claim
     if claim is not None and claim.task.stage.generates:
         _save(run, worker)

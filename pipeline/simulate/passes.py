@@ -1,18 +1,18 @@
 """What a pass decides for a simulated run: by the program's own functions, from what such a pass sees."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from pipeline.orchestrate.crew import Crew, Pending, Worker, failed_claims, held_tasks, wanted_workers
-from pipeline.orchestrate.expectations import estimates_of
-from pipeline.orchestrate.places import Held, Need
-from pipeline.orchestrate.reconcile import Observation, reconcile
-from pipeline.orchestrate.situation import Estimate, Foreign, Situation, left_alone
-from pipeline.orchestrate.staffing import Staffing, staff
+from pipeline.decide.crew import Crew, Pending, Worker, failed_claims, held_tasks, wanted_workers
+from pipeline.decide.expectations import estimates_of
+from pipeline.decide.places import Held, Need
+from pipeline.decide.reconcile import Observation, reconcile
+from pipeline.decide.situation import Estimate, Foreign, Situation, tasks_only_by_pass
+from pipeline.decide.staffing import Staffing, staff
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.simulate.cluster import Job
-from pipeline.simulate.plant import Kind, Plant
+from pipeline.simulate.cluster import SimulatedJob
+from pipeline.simulate.plant import Plant, PlantKind
 from pipeline.simulate.run import SimulatedRun
 from pipeline.workers.beats import Doing
 from pipeline.workers.claims import Claim, newest_numbers
@@ -20,7 +20,7 @@ from slurm.nodes import Node
 
 
 @dataclass(frozen=True)
-class Decision:
+class PassDecision:
     """What a pass does for a run."""
 
     staffing: Staffing
@@ -42,14 +42,14 @@ class Around:
     """What jobs of the user's other runs hold."""
     foreign: Sequence[Foreign] = ()
     """Jobs of the user's other runs that wait for room."""
-    lacking: Mapping[Job, bool] = field(default_factory=dict)
+    lacking: Mapping[SimulatedJob, bool] = field(default_factory=dict)
     """The user's jobs that wait for room, and whether at a limit of the user."""
     slots: int | None = None
     """Elements that the run may have in the queue at once; None: any number."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class PassTerms:
     """What passes of a run go by that never changes."""
 
     wanted: Mapping[str, int]
@@ -61,16 +61,18 @@ class Terms:
     needs: Mapping[str, Need]
 
     @staticmethod
-    def of(plant: Plant) -> "Terms":
+    def of(plant: Plant) -> "PassTerms":
         wanted = wanted_workers(plant.plan, lambda job_kind: _parallelism(plant, job_kind))
         wanted = {kind: number for kind, number in wanted.items() if kind in plant.kinds}
         early = [kind for kind in wanted if plant.kinds[kind].start_early]
         of_one_task = frozenset(kind for kind in wanted if plant.kinds[kind].does_one_task)
-        return Terms(wanted, early, of_one_task, {kind: need_of(plant.kinds[kind]) for kind in wanted})
+        return PassTerms(wanted, early, of_one_task, {kind: need_of(plant.kinds[kind]) for kind in wanted})
 
 
-def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around: Around) -> Decision:
-    """Observe, count what failed, and decide who is to work."""
+def decide(
+    run: SimulatedRun, terms: PassTerms, submitted_for: Collection[Task], around: Around
+) -> PassDecision:
+    """Observe, count what failed, and decide which workers there are to be."""
     progress, plan = run.progress, run.plant.plan
     window, tasks = progress.window, progress.tasks
     committed, crew = progress.seen(), crew_of(run, around.lacking)
@@ -82,7 +84,7 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
     observed = Observation(window, committed, {}, held.keys(), progress.failures)
     actions = reconcile(plan, observed, run.plant.max_attempts)
     if actions.give_up:
-        return Decision(Staffing(), {}, failed, given_up=actions.give_up)
+        return PassDecision(Staffing(), {}, failed, given_up=actions.give_up)
     situation = Situation(
         plan=plan,
         tasks=tasks,
@@ -99,18 +101,22 @@ def decide(run: SimulatedRun, terms: Terms, begun_with: Collection[Task], around
         foreign=around.foreign,
         promised=run.handovers,
         slots=around.slots,
+        most_running=run.plant.limits.jobs,
         measures=run.plant.measures,
         tried={claim.task for claim in claims},
         now=run.now,
         estimates=_estimates(run, terms, committed),
-        begun_with=begun_with,
-        left=left_alone(progress.failures, lambda job_kind: run.plant.max_attempts),
+        submitted_for=submitted_for,
+        only_by_pass=tasks_only_by_pass(progress.failures, lambda job_kind: run.plant.max_attempts),
     )
     left_out = tuple(failure.task for failure in actions.leave_out)
-    return Decision(staff(situation), newest_numbers(claims), failed, left_out)
+    staffing = staff(situation)
+    if not run.plant.evicts:
+        staffing = replace(staffing, end_idle=())
+    return PassDecision(staffing, newest_numbers(claims), failed, left_out)
 
 
-def crew_of(run: SimulatedRun, lacking: Mapping[Job, bool]) -> Crew:
+def crew_of(run: SimulatedRun, lacking: Mapping[SimulatedJob, bool]) -> Crew:
     """Return a run's workers as Slurm and their beats show them.
 
     Args:
@@ -119,9 +125,13 @@ def crew_of(run: SimulatedRun, lacking: Mapping[Job, bool]) -> Crew:
     nodes = run.cluster.nodes
     workers = [
         Worker(
-            *(w.name, w.first, w.doing or Doing.STARTING, w.claim.task if w.claim else w.awaited, w.since),
-            tuple(nodes[number].name for number in w.job.nodes),
-            w.beat.tasks > 0,
+            name=w.name,
+            first=w.first,
+            doing=w.doing or Doing.STARTING,
+            task=w.claim.task if w.claim else w.awaited,
+            since=w.since,
+            nodes=tuple(nodes[number].name for number in w.job.nodes),
+            has_worked=w.beat.tasks > 0,
         )
         for w in run.running()
     ]
@@ -133,7 +143,7 @@ def crew_of(run: SimulatedRun, lacking: Mapping[Job, bool]) -> Crew:
     return Crew(workers, pending)
 
 
-def need_of(kind: Kind) -> Need:
+def need_of(kind: PlantKind) -> Need:
     """Return what jobs of a kind ask for, as passes have it."""
     asked = kind.request
     return Need(frozenset(kind.partitions), asked.cpus, asked.gpus, asked.memory, asked.nodes)
@@ -164,12 +174,19 @@ def _parallelism(plant: Plant, job_kind: str) -> int | None:
     return plant.kinds[job_kind].parallelism if job_kind in plant.kinds else None
 
 
-def _estimates(run: SimulatedRun, terms: Terms, committed: Collection[Task]) -> dict[str, Estimate]:
+def _estimates(run: SimulatedRun, terms: PassTerms, committed: Collection[Task]) -> dict[str, Estimate]:
     kinds, early = (
         [kind for kind in found if kind != PREPARE.job_kind] for found in (terms.wanted, terms.early)
     )
     progress, plan = run.progress, run.plant.plan
     return estimates_of(
-        *(plan, kinds, early, run.known.all_beats(), progress.tasks, committed),
-        *(progress.at, progress.passages, run.now),
+        plan,
+        kinds=kinds,
+        early=early,
+        beats=run.known.all_beats(),
+        tasks=progress.tasks,
+        committed=committed,
+        committed_at=progress.at,
+        seen=progress.passages,
+        now=run.now,
     )

@@ -18,7 +18,7 @@ _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
-class Node:
+class PlantNode:
     """A node of the cluster."""
 
     name: str
@@ -29,7 +29,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PlantPartition:
     """A partition; two may share nodes."""
 
     name: str
@@ -37,7 +37,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlantRequest:
     """What one job asks for, on each of its nodes."""
 
     cpus: int = 1
@@ -49,16 +49,16 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PlantKind:
     """Jobs of one kind: what they ask for, how long their tasks take, how long they stay."""
 
     seconds: float
     """Median of what a task takes to compute."""
     partitions: tuple[str, ...]
     """Partitions that it may run in."""
-    request: Request = Request()
+    request: PlantRequest = PlantRequest()
     startup: float = 0.0
-    """Seconds from a job's start until it can begin a task, where nobody starts beside it."""
+    """Seconds from a job's start until it can begin a task, where no other starts beside it."""
     linger: Linger = "auto"
     start_early: bool = True
     parallelism: int | None = None
@@ -85,7 +85,7 @@ class Others:
 
 
 @dataclass(frozen=True)
-class Limits:
+class UserLimits:
     """What one user may have at once; None: as much as there is."""
 
     jobs: int | None = None
@@ -115,13 +115,13 @@ class Plant:
     """A run and the cluster that it is on."""
 
     plan: Plan
-    nodes: tuple[Node, ...]
-    partitions: tuple[Partition, ...]
-    kinds: Mapping[str, Kind]
+    nodes: tuple[PlantNode, ...]
+    partitions: tuple[PlantPartition, ...]
+    kinds: Mapping[str, PlantKind]
     """By job kind, those of prepare and of driver jobs too."""
     seed: str = "0"
     slurm: Slurm = Slurm()
-    limits: Limits = Limits()
+    limits: UserLimits = UserLimits()
     others: Others = Others()
     spread: float = 0.0
     """Standard deviation of the logarithm of what tasks of a kind take."""
@@ -147,7 +147,7 @@ class Plant:
     evicts: bool = True
     """Whether workers make place for others where a pass says so."""
     measures: bool = False
-    """Whether workers of rollouts are able to measure policies (:mod:`pipeline.workers.measuring`)."""
+    """Whether workers of rollouts are able to measure policies (:mod:`pipeline.decide.measuring`)."""
     max_attempts: int = 3
     check_seconds: float = 900.0
     """Most seconds between two driver jobs."""

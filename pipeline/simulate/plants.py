@@ -5,19 +5,30 @@ large one, tasks of a tenth of a second as likely as those of minutes.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from pipeline.decide.measuring import MEASURED, MEASURES
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage
-from pipeline.simulate.plant import Kind, Limits, Node, Others, Partition, Plant, Request, Slurm, uniform
-from pipeline.simulate.results import Result
+from pipeline.simulate.cluster import SimulatedCluster
+from pipeline.simulate.plant import (
+    Others,
+    Plant,
+    PlantKind,
+    PlantNode,
+    PlantPartition,
+    PlantRequest,
+    Slurm,
+    UserLimits,
+    uniform,
+)
+from pipeline.simulate.results import SimulationResult
 from pipeline.simulate.simulation import simulate
-from pipeline.simulate.strategies import BASELINES
 
 _TASKS = 800
 """Tasks of a run, about: fewer iterations where there are many shards."""
-_ITERATIONS = (8, 16)
+_ITERATIONS = (5, 16)
 """Least and most of a run: what is learned of a cluster in the first ones is to pay in the others."""
 _MOST_LOOKED_AT = 64
 _MEMORY = 2**17
@@ -67,12 +78,12 @@ def plant_of(seed: str, number: int) -> Plant:
     nodes, partitions, where = _cluster(draw, kinds)
     largest = {p.name: max(n.gpus for n in nodes if n.name in p.nodes) for p in partitions}
     is_busy, is_disturbed = draw.is_one_of("others", 2), draw.is_one_of("preemption", 3)
+    stages = {kind: _kind(draw, kind, where[kind], largest[where[kind][0]]) for kind in kinds}
     return Plant(
         plan,
         nodes,
         partitions,
-        {kind: _kind(draw, kind, where[kind], largest[where[kind][0]]) for kind in kinds}
-        | {"driver": _driver(tuple(partition.name for partition in partitions))},
+        stages | {"driver": _driver(tuple(partition.name for partition in partitions))},
         seed=f"{seed}/{number}",
         slurm=Slurm(queue=0.0 if draw.is_one_of("queue", 4) else draw.between("queue", 0.5, 1800)),
         limits=_limits(draw),
@@ -86,6 +97,7 @@ def plant_of(seed: str, number: int) -> Plant:
         gb_per_second=draw.between("bandwidth", 0.5, 20),
         state_seconds=draw.between("state", 0.1, 60),
         save_every=draw.pick("save", 1, 1, 4),
+        measures=MEASURED in stages and _asks_alike(stages[MEASURES], stages[MEASURED]),
     )
 
 
@@ -98,7 +110,7 @@ def size_of(plant: Plant) -> int:
 
 def _cluster(
     draw: Draw, kinds: tuple[str, ...]
-) -> tuple[tuple[Node, ...], tuple[Partition, ...], dict[str, tuple[str, ...]]]:
+) -> tuple[tuple[PlantNode, ...], tuple[PlantPartition, ...], dict[str, tuple[str, ...]]]:
     """Draw nodes, and the partitions of each job kind: one for all, or one for each of its own."""
     gpus, places = draw.pick("gpus", 1, 2, 4, 8), draw.whole("places", 1, 64)
     where: dict[str, tuple[str, ...]]
@@ -108,41 +120,41 @@ def _cluster(
     else:
         names = {kind: draw.whole(f"places of {kind}", 1, 64) for kind in kinds}
         where = {kind: (kind,) for kind in kinds}
-    nodes: list[Node] = []
+    nodes: list[PlantNode] = []
     partitions = []
     for name, number in names.items():
         mine = [_node(f"{name}-{at}", gpus) for at in range(number // gpus)]
         rest = number - gpus * len(mine)
         mine += [_node(f"{name}-rest", rest)] if rest else []
-        partitions.append(Partition(name, tuple(node.name for node in mine)))
+        partitions.append(PlantPartition(name, tuple(node.name for node in mine)))
         nodes += mine
     if draw.is_one_of("overlap", 3):
         partitions = _overlapping(draw, partitions)
     return tuple(nodes), tuple(partitions), where
 
 
-def _node(name: str, gpus: int) -> Node:
-    return Node(name, 8 * gpus, gpus, _MEMORY * gpus)
+def _node(name: str, gpus: int) -> PlantNode:
+    return PlantNode(name, 8 * gpus, gpus, _MEMORY * gpus)
 
 
-def _overlapping(draw: Draw, partitions: list[Partition]) -> list[Partition]:
+def _overlapping(draw: Draw, partitions: list[PlantPartition]) -> list[PlantPartition]:
     """Have each partition use a part of the next one's nodes too, from one of them to all."""
     found = []
     for one, other in zip(partitions, [*partitions[1:], partitions[0]], strict=True):
         number = draw.whole(f"overlap of {one.name}", 1, len(other.nodes))
-        found.append(Partition(one.name, tuple(dict.fromkeys((*one.nodes, *other.nodes[:number])))))
+        found.append(PlantPartition(one.name, tuple(dict.fromkeys((*one.nodes, *other.nodes[:number])))))
     return found
 
 
-def _limits(draw: Draw) -> Limits:
+def _limits(draw: Draw) -> UserLimits:
     """Draw what one user may have at once: in most cases as much as there is."""
-    return Limits(
+    return UserLimits(
         jobs=draw.whole("most jobs", 4, 64) if draw.is_one_of("job limit", 6) else None,
         submitted=draw.whole("most submitted", 12, 128) if draw.is_one_of("submit limit", 6) else None,
     )
 
 
-def _kind(draw: Draw, job_kind: str, partitions: tuple[str, ...], gpus: int) -> Kind:
+def _kind(draw: Draw, job_kind: str, partitions: tuple[str, ...], gpus: int) -> PlantKind:
     """Draw what is said of a job kind.
 
     Args:
@@ -150,28 +162,34 @@ def _kind(draw: Draw, job_kind: str, partitions: tuple[str, ...], gpus: int) -> 
     """
     startup = 0.0 if draw.is_one_of("startup", 8) else draw.between("startup", 0.5, 120)
     seconds = draw.between(f"seconds of {job_kind}", 0.1, 600)
-    limit = draw.between("limit", *_LIMITS) if draw.is_one_of("own limit", 3) else Request().limit
+    limit = draw.between("limit", *_LIMITS) if draw.is_one_of("own limit", 3) else PlantRequest().limit
     if job_kind == "prepare":
-        request = Request(4, 1, limit=limit)
-        return Kind(min(seconds, 60.0), partitions, request, startup, linger=0, start_early=False)
+        request = PlantRequest(4, 1, limit=limit)
+        return PlantKind(min(seconds, 60.0), partitions, request, startup, linger=0, start_early=False)
     startup *= draw.between(f"start {job_kind}", 0.5, 1)
     number = draw.whole(f"gpus of {job_kind}", 1, gpus) if draw.is_one_of("several gpus", 3) else 1
     is_large = draw.is_one_of(f"memory of {job_kind}", 6)
     memory = _MEMORY * (draw.whole(f"much memory of {job_kind}", number, gpus) if is_large else number)
-    request = Request(4 * number, number, memory, limit=limit)
-    return Kind(seconds, partitions, request, startup, start_early=job_kind != Stage.EVALUATE)
+    request = PlantRequest(4 * number, number, memory, limit=limit)
+    return PlantKind(seconds, partitions, request, startup, start_early=job_kind != Stage.EVALUATE)
 
 
-def _driver(partitions: tuple[str, ...]) -> Kind:
-    return Kind(0.0, partitions, Request(), 2.0, linger=0, start_early=False)
+def _asks_alike(one: PlantKind, other: PlantKind) -> bool:
+    """Whether jobs of two kinds ask for the same, so that workers of one may do the other's tasks besides, as
+    the shipped settings have it (:func:`pipeline.decide.measuring.measures_policies`)."""
+    return (one.request, one.partitions) == (other.request, other.partitions)
+
+
+def _driver(partitions: tuple[str, ...]) -> PlantKind:
+    return PlantKind(0.0, partitions, PlantRequest(), 2.0, linger=0, start_early=False)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PlantVerdict:
     """How a run fares on a plant, beside the simple strategies."""
 
     number: int
-    result: Result
+    result: SimulationResult
     best: str
     """Name of the simple strategy that is quickest there."""
     best_seconds: float
@@ -185,7 +203,7 @@ class Verdict:
         return max(1.0, self.result.seconds / self.best_seconds)
 
 
-def judge(seed: str, number: int) -> Verdict:
+def judge(seed: str, number: int) -> PlantVerdict:
     """Simulate a run on a plant with the rules, and with each simple strategy until that is slower."""
     plant = plant_of(seed, number)
     result = simulate(plant)
@@ -194,11 +212,11 @@ def judge(seed: str, number: int) -> Verdict:
         others[name] = simulate(change(plant), least).seconds
         least = min(least, others[name])
     best = min(others, key=lambda name: others[name])
-    found = Verdict(number, result, best, others[best])
-    return Verdict(number, result, best, others[best], tuple(_what_is_wrong(found)))
+    found = PlantVerdict(number, result, best, others[best])
+    return PlantVerdict(number, result, best, others[best], tuple(_what_is_wrong(found)))
 
 
-def _what_is_wrong(found: Verdict) -> Iterator[str]:
+def _what_is_wrong(found: PlantVerdict) -> Iterator[str]:
     result = found.result
     if result.why:
         yield result.why
@@ -221,7 +239,7 @@ def in_words(plant: Plant) -> str:
     return (
         f"{plan.num_shards} shards, {plan.iterations} iterations, places {places}; {work}; start-up "
         f"{kinds['rollout'].startup:.3g} s, queue {plant.slurm.queue:.3g} s, crowding {plant.crowding:g}"
-        f"{others}{preempted}{_asked(plant)}"
+        f"{others}{preempted}{_asked(plant)}{'; rollouts measure besides' if plant.measures else ''}"
     )
 
 
@@ -235,14 +253,52 @@ def _asked(plant: Plant) -> str:
             f"; a job of {', '.join(large)}" if large else "",
             f"; at most {limits.jobs} jobs run" if limits.jobs else "",
             f"; at most {limits.submitted} jobs are there" if limits.submitted else "",
-            f"; jobs run {limit / 3600:.1f} h" if limit != Request().limit else "",
+            f"; jobs run {limit / 3600:.1f} h" if limit != PlantRequest().limit else "",
         )
     )
 
 
-def _is_large(request: Request) -> bool:
+def _is_large(request: PlantRequest) -> bool:
     return request.gpus > 1 or request.memory > _MEMORY
 
 
-def _places(plant: Plant, partition: Partition) -> int:
+def _places(plant: Plant, partition: PlantPartition) -> int:
     return sum(node.gpus for node in plant.nodes if node.name in partition.nodes)
+
+
+_FOR_EVER = 10**9
+
+
+def never_leave(plant: Plant) -> Plant:
+    """Each worker stays for ever. Where stages share places, the first to come keep the others out."""
+    return replace(_each(plant, linger=_FOR_EVER), linger_max=float(_FOR_EVER), evicts=False)
+
+
+def job_for_each_task(plant: Plant) -> Plant:
+    """No worker stays, none starts early."""
+    return replace(_each(plant, linger=0, start_early=False), evicts=False, measures=False)
+
+
+def one_worker_a_place(plant: Plant) -> Plant:
+    """Each kind has at most as many workers as places; they stay for as long as coming back costs."""
+    cluster = SimulatedCluster(plant.nodes, plant.partitions, plant.limits)
+    kinds = {
+        name: replace(kind, parallelism=_most(plant, kind, cluster)) for name, kind in plant.kinds.items()
+    }
+    return replace(plant, kinds=kinds, evicts=False)
+
+
+def _most(plant: Plant, kind: PlantKind, cluster: SimulatedCluster) -> int:
+    return max(1, min(plant.plan.num_shards, cluster.could_start(kind.request, kind.partitions)))
+
+
+BASELINES: Mapping[str, Callable[[Plant], Plant]] = {
+    "never leave": never_leave,
+    "a job for each task": job_for_each_task,
+    "one worker a place": one_worker_a_place,
+}
+
+
+def _each(plant: Plant, **changes: object) -> Plant:
+    kinds = {name: replace(kind, **changes) for name, kind in plant.kinds.items()}  # type: ignore[arg-type]
+    return replace(plant, kinds=kinds)

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from pipeline.decide.passages import Passage, passages
+from pipeline.decide.situation import at_hand
 from pipeline.orchestrate.driver import around
-from pipeline.orchestrate.situation import at_hand
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.records import Frontier
 from pipeline.run.tasks import PREPARE, Task, task_key
 from pipeline.workers.claims import Attempt, Claim
-from pipeline.workers.passages import Passage, passages
 
 _KEPT_ROWS = 16
 """Iterations of which passages are kept: more than estimates look at."""
@@ -32,18 +32,18 @@ class Done:
 
 
 @dataclass
-class Progress:
+class SimulatedProgress:
     """Commits and attempts of a run."""
 
     plan: Plan
     committed: dict[Task, Done] = field(default_factory=dict)
     frontier: Frontier = field(default_factory=lambda: Frontier(-1, 0))
     open: dict[str, dict[Task, None]] = field(default_factory=dict)
-    """Tasks by job kind whose inputs are there and that nobody is at."""
+    """Tasks by job kind whose inputs are there and that no worker is at."""
     opened: Counter[str] = field(default_factory=Counter)
     """How often a task of a job kind has become open."""
     attempts: dict[Task, list[Attempt]] = field(default_factory=dict)
-    """At tasks that are not committed, or of which somebody still writes the state."""
+    """At tasks that are not committed, or whose state is still being written."""
     claims: dict[Task, list[Claim]] = field(default_factory=dict)
     failures: dict[Task, list[Failure]] = field(default_factory=dict)
     """Those that passes have counted."""
@@ -90,11 +90,11 @@ class Progress:
         self.open.get(claim.task.job_kind, {}).pop(claim.task, None)
 
     def end(self, claim: Claim, failure: FailureKind | None = None, is_known: bool = True) -> None:
-        """Note that nobody is at an attempt any more.
+        """Note the end of an attempt.
 
         Args:
             failure: why it failed; None: it did not.
-            is_known: whether others see it already. Of who was killed a pass says it first.
+            is_known: whether others see it already. A kill becomes known by a pass.
         """
         if failure is not None:
             self.ended[claim.attempt] = failure
@@ -102,7 +102,7 @@ class Progress:
             self.close(claim)
 
     def close(self, claim: Claim) -> None:
-        """Have others see that nobody is at an attempt."""
+        """Publish the end of an attempt."""
         task, failure = claim.task, self.ended.get(claim.attempt)
         found = self.attempts.get(task, [])
         for place, attempt in enumerate(found):
@@ -222,7 +222,7 @@ class Progress:
         return max(self.committed[source].time for source in self.plan.inputs(task))
 
     def _forget(self, iteration: int) -> None:
-        """Forget the attempts of an iteration that is over. Its commits are kept; nobody looks at all."""
+        """Forget the attempts of an iteration that is over. Its commits are kept."""
         for task in (
             (*self.plan.tasks(iteration), *self.plan.benchmark_of(iteration)) if iteration >= 0 else ()
         ):

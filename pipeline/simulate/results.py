@@ -37,7 +37,7 @@ class JobRecord:
 
 
 @dataclass
-class Result:
+class SimulationResult:
     """A simulated run."""
 
     iterations: list[float] = field(default_factory=list)

@@ -8,22 +8,22 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.decide import staying
+from pipeline.decide.choosing import Step
+from pipeline.decide.measuring import MEASURED, MEASURES
+from pipeline.decide.staying import ASK_SECONDS
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import Stage, Task
-from pipeline.simulate.clock import Clock
-from pipeline.simulate.cluster import Cluster
+from pipeline.simulate.clock import SimulatedClock
+from pipeline.simulate.cluster import SimulatedCluster
 from pipeline.simulate.knowledge import LOOK_SECONDS, Knowledge
-from pipeline.simulate.plant import Kind, Plant
-from pipeline.simulate.progress import Progress, attempt_id
+from pipeline.simulate.plant import Plant, PlantKind
+from pipeline.simulate.progress import SimulatedProgress, attempt_id
 from pipeline.simulate.results import JobRecord
-from pipeline.simulate.worker import Surroundings, Worker
-from pipeline.workers import staying
+from pipeline.simulate.worker import SimulatedWorker, Surroundings
 from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.choosing import Step
 from pipeline.workers.claims import Attempt, Claim
 from pipeline.workers.handover import Handover
-from pipeline.workers.measuring import MEASURED, MEASURES
-from pipeline.workers.staying import ASK_SECONDS
 
 _ESTIMATE_AFTER = 0.2
 """Seconds of waiting after which a worker asks how long it will take, and whether it is to make place."""
@@ -37,14 +37,14 @@ class SimulatedRun:
     """A run and its workers."""
 
     plant: Plant
-    clock: Clock
-    cluster: Cluster
+    clock: SimulatedClock
+    cluster: SimulatedCluster
     around: Surroundings = field(init=False)
-    progress: Progress = field(init=False)
+    progress: SimulatedProgress = field(init=False)
     known: Knowledge = field(init=False)
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, SimulatedWorker] = field(default_factory=dict)
     """By element: those that run, and those that wait in the queue."""
-    idle: dict[str, dict[Worker, None]] = field(default_factory=dict)
+    idle: dict[str, dict[SimulatedWorker, None]] = field(default_factory=dict)
     """Workers that wait for an input, by job kind."""
     handovers: Sequence[Handover] = ()
     """What the last pass has decided on who makes place."""
@@ -54,28 +54,28 @@ class SimulatedRun:
     saved: dict[Task, float] = field(default_factory=dict)
     """Seconds of computing that failed attempts have saved."""
     unseen: dict[str, Claim] = field(default_factory=dict)
-    """Attempts of killed workers, of which nobody knows yet, by their ids."""
+    """Attempts of killed workers that are not known yet, by their ids."""
     jobs: list[JobRecord] = field(default_factory=list)
     committed: float = 0.0
     """When something was last committed."""
 
     def __post_init__(self) -> None:
-        self.progress = Progress(self.plant.plan)
+        self.progress = SimulatedProgress(self.plant.plan)
         self.known = Knowledge(self.plant, self.clock, self.progress)
 
-    def kind(self, job_kind: str) -> Kind:
+    def kind(self, job_kind: str) -> PlantKind:
         return self.plant.kinds[job_kind]
 
     @property
     def now(self) -> float:
         return self.clock.now
 
-    def running(self) -> Iterator[Worker]:
+    def running(self) -> Iterator[SimulatedWorker]:
         return (worker for found in self.known.at_work.values() for worker in found)
 
     # --- from the start of a job to its first look ---
 
-    def start(self, worker: Worker) -> None:
+    def start(self, worker: SimulatedWorker) -> None:
         """A worker's job starts."""
         worker.beat = Beat(
             worker.name,
@@ -89,7 +89,7 @@ class SimulatedRun:
         self.known.at_work.setdefault(worker.job_kind, {})[worker] = None
         self.around.is_starting(worker)
 
-    def load_ahead(self, worker: Worker) -> float:
+    def load_ahead(self, worker: SimulatedWorker) -> float:
         """Return how long a worker that starts up reads the newest policy, if its tasks compute with one."""
         newest = min(self.progress.frontier.updated, worker.first.iteration - 1)
         if newest < 0 or worker.first.stage not in (Stage.ROLLOUT, Stage.UPDATE):
@@ -97,14 +97,14 @@ class SimulatedRun:
         worker.loaded = newest
         return self.plant.load_seconds
 
-    def has_started(self, worker: Worker) -> None:
+    def has_started(self, worker: SimulatedWorker) -> None:
         worker.beat = replace(worker.beat, startup_seconds=self.now - worker.since)
         worker.change(Doing.WAITING, self.now)
         self.look(worker)
 
     # --- looks ---
 
-    def look(self, worker: Worker) -> None:
+    def look(self, worker: SimulatedWorker) -> None:
         """A worker that has nothing to do looks for its next task."""
         if worker.is_warned:
             return self.leave(worker, Reason.WARNED)
@@ -148,7 +148,7 @@ class SimulatedRun:
 
     # --- tasks ---
 
-    def _take(self, worker: Worker, task: Task) -> None:
+    def _take(self, worker: SimulatedWorker, task: Task) -> None:
         if not self.known.has_time(worker, task):
             return self._lacks_time(worker, task)
         number = 1 + max((claim.number for claim in self.progress.claims.get(task, ())), default=0)
@@ -168,21 +168,21 @@ class SimulatedRun:
         self._look_at_end(worker.job_kind)
         return None
 
-    def _lacks_time(self, worker: Worker, task: Task) -> None:
+    def _lacks_time(self, worker: SimulatedWorker, task: Task) -> None:
         if task.job_kind == worker.job_kind:
             return self.leave(worker, Reason.TIME)
         worker.measures = False
         return self.look(worker)
 
-    def _load_seconds(self, worker: Worker, task: Task) -> float:
-        """Return how long it takes to read the policy that a task needs; who has made it has it."""
+    def _load_seconds(self, worker: SimulatedWorker, task: Task) -> float:
+        """Return how long it takes to read the policy that a task needs; its maker has it."""
         if task.stage not in (Stage.ROLLOUT, Stage.UPDATE, Stage.EVALUATE, Stage.BENCHMARK):
             return 0.0
         version = task.iteration - (task.stage in (Stage.ROLLOUT, Stage.UPDATE))
         is_there, worker.loaded = worker.loaded == version, version
         return 0.0 if is_there else self.plant.load_seconds
 
-    def _succeed(self, worker: Worker, claim: Claim) -> None:
+    def _succeed(self, worker: SimulatedWorker, claim: Claim) -> None:
         if worker.claim is not claim:
             return
         task, done = claim.task, self.progress
@@ -194,7 +194,7 @@ class SimulatedRun:
             self.committed = self.now
             worker.loaded = task.iteration if task.stage is Stage.UPDATE else worker.loaded
         self._count_task(worker, task, is_new)
-        self.around.wish_for_pass()
+        self.around.request_pass()
         if is_new and self.plant.writes_state(task):
             self.clock.after(self.plant.state_seconds, self._has_saved, worker, claim)
         else:
@@ -203,7 +203,7 @@ class SimulatedRun:
             self._finish(worker, claim)
         self.wake(self.plant.kinds)
 
-    def _count_task(self, worker: Worker, task: Task, is_new: bool) -> None:
+    def _count_task(self, worker: SimulatedWorker, task: Task, is_new: bool) -> None:
         beat, is_own = worker.beat, task.job_kind == worker.job_kind
         loaded = 0.0 if beat.tasks else worker.computes - worker.since  # by its first task: it started up
         seconds = self.now - worker.since - loaded
@@ -218,13 +218,13 @@ class SimulatedRun:
             measuring_seconds=beat.measuring_seconds + (0.0 if is_own else seconds),
         )
 
-    def _has_saved(self, worker: Worker, claim: Claim) -> None:
+    def _has_saved(self, worker: SimulatedWorker, claim: Claim) -> None:
         """The state behind a policy is written."""
         if worker.claim is claim:
             worker.unsaved = None
             self._finish(worker, claim)
 
-    def _finish(self, worker: Worker, claim: Claim) -> None:
+    def _finish(self, worker: SimulatedWorker, claim: Claim) -> None:
         """An attempt is over, and its worker looks for the next."""
         self.progress.end(claim)
         worker.claim = None
@@ -232,21 +232,21 @@ class SimulatedRun:
         self._go_on(worker)
         self.wake([claim.task.job_kind])
 
-    def _go_on(self, worker: Worker) -> None:
+    def _go_on(self, worker: SimulatedWorker) -> None:
         """A worker has done a task, or failed at one."""
         if self.kind(worker.job_kind).does_one_task:
             self.leave(worker, Reason.ONE)
         else:
             self.look(worker)
 
-    def _fail(self, worker: Worker, claim: Claim) -> None:
+    def _fail(self, worker: SimulatedWorker, claim: Claim) -> None:
         if worker.claim is not claim:
             return
         worker.failed += 1
         self.progress.end(claim, FailureKind.ERROR)
         worker.claim = None
         worker.change(Doing.WAITING, self.now)
-        self.around.wish_for_pass()
+        self.around.request_pass()
         if worker.failed >= _MOST_FAILURES:
             self.leave(worker, Reason.FAILED)
         else:
@@ -255,24 +255,24 @@ class SimulatedRun:
 
     # --- waits ---
 
-    def _wait(self, worker: Worker) -> None:
+    def _wait(self, worker: SimulatedWorker) -> None:
         if self.is_to_leave(worker):
             return self.leave(worker, Reason.NEEDED)
         self.idle.setdefault(worker.job_kind, {})[worker] = None
         if worker.wait is None:
             worker.wait = self.known.wait_of(worker)
             if worker.has_first:
-                self.around.wish_for_pass()
+                self.around.request_pass()
             self.clock.at(
                 min(self.now + 1.05 * _ESTIMATE_AFTER, worker.wait.until), self._check, worker, self.now
             )
         return None
 
-    def _end_wait(self, worker: Worker) -> None:
+    def _end_wait(self, worker: SimulatedWorker) -> None:
         self.idle.get(worker.job_kind, {}).pop(worker, None)
         worker.wait = None
 
-    def _check(self, worker: Worker, began: float) -> None:
+    def _check(self, worker: SimulatedWorker, began: float) -> None:
         """A worker that waits considers whether it stays."""
         if worker.wait is None or worker.wait.began != began or worker.doing is not Doing.WAITING:
             return
@@ -283,7 +283,7 @@ class SimulatedRun:
         self.clock.at(min(self.now + ASK_SECONDS, worker.wait.until), self._check, worker, began)
         return None
 
-    def _estimate(self, worker: Worker) -> None:
+    def _estimate(self, worker: SimulatedWorker) -> None:
         assert worker.wait is not None
         assert worker.awaited is not None
         worker.wait = replace(worker.wait, expected=self.known.expected(worker.awaited))
@@ -291,21 +291,21 @@ class SimulatedRun:
     # --- ends ---
 
     def make_place(self, handovers: Sequence[Handover]) -> None:
-        """A pass has said who makes place: those leave who have nothing to do, others once that is so."""
+        """Apply a pass's evictions: idle workers leave, others once they are idle."""
         self.handovers = handovers
         self.leaving = {one.worker: one.at for one in handovers}
         for at in {max(at, self.now) for at in self.leaving.values()}:
             self.clock.at(at, self._leave_places)
 
     def _leave_places(self) -> None:
-        """Those who wait are rung; each looks at everything each second in any case."""
+        """Waiting workers are rung; each looks at everything each second in any case."""
         for worker in [w for idle in self.idle.values() for w in idle if self.is_to_leave(w)]:
             self.look(worker)
 
-    def is_to_leave(self, worker: Worker) -> bool:
-        return self.plant.evicts and self.leaving.get(worker.name, math.inf) <= self.now
+    def is_to_leave(self, worker: SimulatedWorker) -> bool:
+        return self.leaving.get(worker.name, math.inf) <= self.now
 
-    def leave(self, worker: Worker, reason: Reason) -> None:
+    def leave(self, worker: SimulatedWorker, reason: Reason) -> None:
         """A worker leaves, once it has saved what it alone has."""
         self._end_wait(worker)
         worker.reason = worker.reason or reason
@@ -317,19 +317,19 @@ class SimulatedRun:
         else:
             self._say_left(worker)
 
-    def _has_left(self, worker: Worker, claim: Claim) -> None:
+    def _has_left(self, worker: SimulatedWorker, claim: Claim) -> None:
         if worker.claim is claim:
             self.progress.end(claim)
             worker.claim = None
             self._say_left(worker)
             self.wake([claim.task.job_kind])
 
-    def _say_left(self, worker: Worker) -> None:
+    def _say_left(self, worker: SimulatedWorker) -> None:
         worker.change(Doing.LEAVING, self.now)
-        self.around.wish_for_pass()
+        self.around.request_pass()
         self.clock.after(_LEAVES_WITHIN, self._end_left, worker, worker.since)
 
-    def _end_left(self, worker: Worker, since: float) -> None:
+    def _end_left(self, worker: SimulatedWorker, since: float) -> None:
         if worker.doing is Doing.LEAVING and worker.since == since:
             self.end(worker)
 
@@ -338,13 +338,13 @@ class SimulatedRun:
         for worker in [w for w in self.running() if w.doing is Doing.LEAVING and w.since <= before]:
             self.end(worker)
 
-    def end(self, worker: Worker) -> None:
+    def end(self, worker: SimulatedWorker) -> None:
         """A worker's job ends, and its element with it."""
         self.free(worker)
         del self.workers[worker.element]
         self.around.has_ended(worker)
 
-    def free(self, worker: Worker, sum_of: str = "") -> None:
+    def free(self, worker: SimulatedWorker, sum_of: str = "") -> None:
         """Have a worker's job end, whatever becomes of its element.
 
         Args:
@@ -358,8 +358,14 @@ class SimulatedRun:
         gpus = job.request.gpus * len(job.nodes)
         self.jobs.append(
             JobRecord(
-                *(worker.name, worker.job_kind, gpus, job.begun, self.now, dict(worker.spent)),
-                *(worker.beat.tasks, worker.reason),
+                name=worker.name,
+                job_kind=worker.job_kind,
+                gpus=gpus,
+                began=job.begun,
+                ended=self.now,
+                spent=dict(worker.spent),
+                tasks=worker.beat.tasks,
+                reason=worker.reason,
             )
         )
         self.around.is_gone(worker)

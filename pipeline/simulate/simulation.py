@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
 
-from pipeline.simulate.clock import Clock
-from pipeline.simulate.cluster import Cluster, Job
+from pipeline.simulate.clock import SimulatedClock
+from pipeline.simulate.cluster import SimulatedCluster, SimulatedJob
 from pipeline.simulate.keeper import Keeper
 from pipeline.simulate.looks import QueueLooks
 from pipeline.simulate.mishaps import preempt
-from pipeline.simulate.plant import Plant, Request, exponential, spread, uniform
-from pipeline.simulate.results import Result
+from pipeline.simulate.plant import Plant, PlantRequest, exponential, spread, uniform
+from pipeline.simulate.results import SimulationResult
 from pipeline.simulate.run import SimulatedRun
 from pipeline.simulate.scheduling import Scheduling
 from pipeline.simulate.startups import StartUps
@@ -30,8 +30,8 @@ class Simulation:
     """Runs on one cluster. The first one's plant says what the cluster is."""
 
     plants: Sequence[Plant]
-    clock: Clock = field(default_factory=Clock)
-    cluster: Cluster = field(init=False)
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    cluster: SimulatedCluster = field(init=False)
     scheduling: Scheduling = field(init=False)
     looks: QueueLooks = field(init=False)
     keepers: list[Keeper] = field(init=False)
@@ -40,7 +40,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         plant = self.plants[0]
-        self.cluster = Cluster(plant.nodes, plant.partitions, plant.limits)
+        self.cluster = SimulatedCluster(plant.nodes, plant.partitions, plant.limits)
         self.scheduling = Scheduling(plant.slurm, self.clock, self.cluster)
         startups, numbers = [StartUps(self.clock, plant.crowding) for _ in plant.nodes], count(1)
         runs = [SimulatedRun(each, self.clock, self.cluster) for each in self.plants]
@@ -49,11 +49,11 @@ class Simulation:
         for keeper in self.keepers:
             keeper.kin = [other.run for other in self.keepers if other is not keeper]
 
-    def carry_out(self, until: float = math.inf) -> list[Result]:
+    def carry_out(self, until: float = math.inf) -> list[SimulationResult]:
         """Go on until each run is committed, or stands still, and its workers have left.
 
         Args:
-            until: seconds after which nobody wants to know.
+            until: seconds after which the simulation stops.
         """
         self._others_are_there()
         for keeper in self.keepers:
@@ -72,11 +72,11 @@ class Simulation:
     def _stands_still(self, patience: float) -> bool:
         return self.clock.now - max(keeper.run.committed for keeper in self.keepers) > patience
 
-    def _result(self, keeper: Keeper) -> Result:
+    def _result(self, keeper: Keeper) -> SimulationResult:
         why = keeper.given_up or ("" if keeper.run.progress.is_over else "it stands still")
         whole = math.inf if why else keeper.run.committed
         seconds = keeper.run.progress.iteration_seconds()
-        return Result(seconds, whole, why, keeper.run.jobs, keeper.passes, self.clock.done)
+        return SimulationResult(seconds, whole, why, keeper.run.jobs, keeper.passes, self.clock.done)
 
     # --- other people ---
 
@@ -102,7 +102,7 @@ class Simulation:
             self._submit_other(str(number))
 
     def _submit_other(self, number: str, left: float = 1.0) -> None:
-        """Submit a job of somebody else's.
+        """Submit another user's job.
 
         Args:
             left: share of its time that is left.
@@ -112,16 +112,16 @@ class Simulation:
         seconds = left * others.seconds * spread(_OTHERS_SPREAD, *key, "seconds")
         name = _partition_at(plant, uniform(*key, "partition"))
         has_gpus = any(node.gpus for node in plant.nodes)
-        job = Job(
+        job = SimulatedJob(
             f"other-{number}",
-            Request(gpus=int(has_gpus), limit=2 * seconds),
+            PlantRequest(gpus=int(has_gpus), limit=2 * seconds),
             (name,),
             self.clock.now,
             is_mine=False,
             priority=1 if uniform(*key, "ahead") < others.ahead else -1,
         )
 
-        def start(started: Job) -> None:
+        def start(started: SimulatedJob) -> None:
             self._others -= 1
             self.clock.after(seconds, self.scheduling.end, started)
 
@@ -137,7 +137,7 @@ class Simulation:
             self.clock.after(wait, self._disturb, node, number)
 
     def _disturb(self, node: int, number: int) -> None:
-        """Have somebody take the place of the youngest job on a node."""
+        """Give the place of the youngest job on a node to another user."""
         self._next_disturbance(node, number + 1)
         mine = {w.job: (k, w) for k in self.keepers for w in k.run.running() if node in w.job.nodes}
         if mine:
@@ -145,11 +145,11 @@ class Simulation:
             preempt(keeper.run, worker)
 
 
-def simulate(plant: Plant, until: float = math.inf) -> Result:
+def simulate(plant: Plant, until: float = math.inf) -> SimulationResult:
     """Return what comes of one run.
 
     Args:
-        until: seconds after which nobody wants to know.
+        until: seconds after which the simulation stops.
     """
     return Simulation([plant]).carry_out(until)[0]
 

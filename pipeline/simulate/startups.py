@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pipeline.simulate.clock import Clock
-from pipeline.simulate.cluster import Job
+from pipeline.simulate.clock import SimulatedClock
+from pipeline.simulate.cluster import SimulatedJob
 
 _NONE_LEFT = 1e-9
 
@@ -13,22 +13,22 @@ _NONE_LEFT = 1e-9
 class StartUps:
     """Jobs that start up on a node."""
 
-    clock: Clock
+    clock: SimulatedClock
     crowding: float
     """How much one slows another: 0 not at all, 1 as if they shared one core."""
-    _left: dict[Job, float] = field(default_factory=dict)
+    _left: dict[SimulatedJob, float] = field(default_factory=dict)
     """Seconds of starting up that are left, were each alone."""
-    _ends: dict[Job, Callable[[], None]] = field(default_factory=dict)
+    _ends: dict[SimulatedJob, Callable[[], None]] = field(default_factory=dict)
     _since: float = 0.0
     _change: int = 0
 
-    def add(self, job: Job, seconds: float, ended: Callable[[], None]) -> None:
+    def add(self, job: SimulatedJob, seconds: float, ended: Callable[[], None]) -> None:
         """Begin a start-up; ``ended`` is called at its end."""
         self._advance()
         self._left[job], self._ends[job] = seconds, ended
         self._go_on()
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: SimulatedJob) -> None:
         """A job is killed that may be starting up."""
         if job in self._left:
             self._advance()

@@ -3,26 +3,26 @@
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from pipeline.decide import choosing
+from pipeline.decide.staying import Wait
 from pipeline.run.tasks import Task
-from pipeline.simulate.cluster import Job
-from pipeline.workers import choosing
+from pipeline.simulate.cluster import SimulatedJob
 from pipeline.workers.beats import Beat, Doing, Reason
 from pipeline.workers.claims import Claim
-from pipeline.workers.staying import Wait
 
 _SUMS = {Doing.STARTING: "startup", Doing.BUSY: "busy", Doing.WAITING: "waiting", Doing.LEAVING: "waiting"}
 SUMS = ("startup", "busy", "waiting", "lost")
 
 
 @dataclass(eq=False)
-class Worker:
+class SimulatedWorker:
     """An element of an array, and the worker that it is while it runs."""
 
     element: str
     """Array job and index, like ``4711_3``."""
     first: Task
     """Task that it was submitted for."""
-    job: Job
+    job: SimulatedJob
     begin: float | None
     """Time before which it does not start; None: as soon as there is room."""
     wanted: float
@@ -74,10 +74,10 @@ class Worker:
             self.spent[sum_of or _SUMS[self.doing]] += now - self.since
         self.doing, self.since = doing, now
 
-    def chooser(self, takes_over: bool) -> choosing.Worker:
+    def chooser(self, takes_over: bool) -> choosing.Chooser:
         """Return what of it its choice depends on."""
         first = self.first if self.has_first else None
-        return choosing.Worker(
+        return choosing.Chooser(
             self.job_kind, self.first.shard, first, self.known, self.element, takes_over=takes_over
         )
 
@@ -98,13 +98,13 @@ class Surroundings(Protocol):
     def try_jobs(self) -> None:
         """Have Slurm try what waits, as something has ended."""
 
-    def wish_for_pass(self) -> None: ...
+    def request_pass(self) -> None: ...
 
-    def is_starting(self, worker: Worker) -> None:
+    def is_starting(self, worker: SimulatedWorker) -> None:
         """Have a worker start up, beside others of its node."""
 
-    def is_gone(self, worker: Worker) -> None:
+    def is_gone(self, worker: SimulatedWorker) -> None:
         """Note that a worker's job no longer runs."""
 
-    def has_ended(self, worker: Worker) -> None:
+    def has_ended(self, worker: SimulatedWorker) -> None:
         """Note that no job of an element is left."""

@@ -1,18 +1,20 @@
 """Stages of iterations as values: the state of each task, and what tasks of a stage add up to. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.run.commits import Record
-from pipeline.run.tasks import Task
+from pipeline.run.endings import Endings
+from pipeline.run.tasks import Task, parse_task, task_key
+from pipeline.workers.beats import Beat, Doing
 
 if TYPE_CHECKING:
     from slurm.query import Element
-    from slurm.reasons import Reason
+    from slurm.reasons import WaitReason
 
 _BEHIND_OTHERS = "Priority"
 
@@ -28,7 +30,7 @@ class ShardState(StrEnum):
     """Last attempt ended without a commit, and none is queued."""
     WAITING = "waiting"
     IDLE = "idle"
-    """Nobody is at the task, nor waits in the queue for it."""
+    """No attempt at the task runs or waits in the queue."""
 
 
 class TaskState(NamedTuple):
@@ -143,12 +145,12 @@ def _release(waiting: Sequence["Element"]) -> str | None:
     """Return the command that lets elements start that are held, in words; None where none is."""
     if not waiting:
         return None
-    from slurm.held import way_to_release
+    from slurm.reasons import way_to_release
 
     return way_to_release(waiting)
 
 
-def _reason_of_most(reasons: Sequence[str]) -> "Reason | None":
+def _reason_of_most(reasons: Sequence[str]) -> "WaitReason | None":
     """Return the commonest reason for waiting, of those that do not pass by themselves if there are any.
 
     Slurm says Priority of elements behind others of their own; then the others' reason counts.
@@ -162,10 +164,53 @@ def _reason_of_most(reasons: Sequence[str]) -> "Reason | None":
     return next((reason for reason in known if reason.is_stuck), known[0])
 
 
-def _help_with(reason: "Reason | None") -> str | None:
+def _help_with(reason: "WaitReason | None") -> str | None:
     if reason is None or not reason.is_stuck:
         return None
-    from slurm.reasons import Ends
+    from slurm.reasons import WaitEnds
 
-    wait = "waiting does not help" if reason.ends is Ends.NEVER else "it does not pass by itself"
+    wait = "waiting does not help" if reason.ends is WaitEnds.NEVER else "it does not pass by itself"
     return f"{wait}: {reason.helps}"
+
+
+# --- tasks of a run whose workers end with its driver ---
+
+
+def local_task_states(
+    tasks: Sequence[Task], records: Mapping[Task, Record], beats: Iterable[Beat], endings: Endings
+) -> Iterator[TaskState]:
+    """Yield the tasks' states, in the order given.
+
+    Args:
+        beats: of the workers that live.
+        endings: how attempts at these tasks ended.
+    """
+    said = {(beat.task, beat.doing): beat for beat in beats}
+    failures = Counter(ending.task for ending in endings.values() if ending.is_failure)
+    ends = {ending.task: ending.started or ending.time for ending in endings.values() if ending.is_failure}
+    for task in tasks:
+        record, key = records.get(task), task_key(task)
+        beat = None if record else said.get((key, Doing.BUSY))
+        is_waiting = record is None and beat is None and (key, Doing.STARTING) in said
+        has_failed = failures[key] > 0 and not (record or beat or is_waiting)
+        yield TaskState(
+            task,
+            record,
+            is_running=beat is not None,
+            is_waiting=is_waiting,
+            has_failed=has_failed,
+            attempts=failures[key] + bool(record or beat or is_waiting),
+            started=_begun(record, beat, ends.get(key) if has_failed else None),
+        )
+
+
+def at_work(beats: Iterable[Beat]) -> Iterator[Task]:
+    """Yield the tasks that workers do or begin with."""
+    doing = (Doing.BUSY, Doing.STARTING)
+    yield from (parse_task(beat.task) for beat in beats if beat.task and beat.doing in doing)
+
+
+def _begun(record: Record | None, beat: Beat | None, failed: float | None) -> float | None:
+    if record:
+        return record.started
+    return beat.since if beat else failed

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,16 @@ from pipeline.run.originals import find_original
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths, holds_identity
 from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Stage, Task
+from pipeline.status.journal_end import machine_state, slurm_state
 from slurm.errors import UserError
-from slurm.sealing import from_json, unsealed
-from slurm.sharedfiles import is_there, opened_file, read_plainly
+from slurm.sharedfiles import from_json, is_there, read_plainly, unsealed
 
 if TYPE_CHECKING:
     from pipeline.run.owner import Owner
 
 SPOILT, NOT_BEGUN = "spoilt", "not begun"
+_LEVELS = 2
+"""Levels of folders below the one that is named in which runs are looked for."""
 _THREADS = 4
 """Runs that are read at once: on a network filesystem reading is mostly waiting."""
 _END_BYTES, _EVENT_BYTES = 1 << 16, 1 << 13
@@ -38,13 +40,6 @@ _LAST_LINES = 8
 """Lines at the end of metrics.jsonl among which the last whole row is looked for."""
 _HEAVY = ("policy", "state", "trainer", "critic")
 """Folders whose files are counted: nearly all bytes of a run are there."""
-_ITERATIONS = re.compile(rb"^iterations: (\d+)$", re.MULTILINE)
-_SCHEDULER = re.compile(rb"^scheduler:\n(?: .*\n)*?  kind: (\w+)$", re.MULTILINE)
-_CLUSTER = re.compile(
-    rb"^scheduler:\n(?: .*\n)*?  options:\n(?:    .*\n)*?    clusters: (\S+)$", re.MULTILINE
-)
-_PROGRAM = re.compile(rb"^evaluate:\n(?: .*\n)*?  command:\n", re.MULTILINE)
-"""Beginning of evaluate.command, which is a list, or null in the same line."""
 _HOURS = re.compile(rb'"slurm/gpu_hours/[^"]+": ([0-9.eE+-]+)')
 
 
@@ -68,7 +63,7 @@ class Entry:
     """Metric that ``best`` is a value of, where evaluate.best names another than that."""
     gpu_hours: float | None = None
     """Hours of all rows, as Slurm accounts for them; of more than some twenty rows estimated from the newest.
-    None where nobody accounts for them."""
+    None without accounting."""
     age: float | None = None
     """Seconds since the run was made."""
     idle: float | None = None
@@ -78,8 +73,8 @@ class Entry:
     sweep: str | None = None
     """Folder of the sweep that it belongs to."""
     note: str = ""
-    """Reason why it cannot be read; of a run on Slurm that is somebody else's, or on another cluster, whose
-    it is."""
+    """Reason why it cannot be read; of a run on Slurm that is another user's, or on another cluster, its
+    owner."""
 
 
 Who = Callable[[str], "Owner"]
@@ -88,16 +83,11 @@ once."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """A folder that is, or is to be, a run's."""
 
     root: Path
     sweep: Path | None = None
-
-
-LiveIds = Callable[[str], "Collection[str] | None"]
-"""Asks a cluster, by its name or with none the one of this machine, for the ids of runs that have jobs in the
-queue; None where it does not answer."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +99,13 @@ class _Queued:
     """Name of the cluster that its settings give; else empty."""
 
 
-def find_places(folder: Path) -> list[Place]:
-    """Find runs: the folder itself, those in it, and those one level below, such as a sweep's; by name.
+LiveIds = Callable[[str], "Collection[str] | None"]
+"""Asks a cluster, by its name or with none the one of this machine, for the ids of runs that have jobs in the
+queue; None where it does not answer."""
+
+
+def find_places(folder: Path) -> list[RunPlace]:
+    """Find runs: the folder itself, those in it and one level below, and those of sweeps there; by name.
 
     Raises:
         UserError: it is no folder, or cannot be listed.
@@ -118,33 +113,28 @@ def find_places(folder: Path) -> list[Place]:
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
         raise UserError(f"{folder}: {what}; give a run directory, or a folder that holds runs")
+    return list(_places(folder, _LEVELS))
+
+
+def _places(folder: Path, levels: int) -> Iterator[RunPlace]:
     if holds_identity(folder):
-        return [Place(folder)]
-    if (folder / SWEEP_MANIFEST).exists():
-        return list(_of_sweep(folder))
-    return [place for child in _folders(folder) for place in _below(child)]
+        yield RunPlace(folder)
+    elif (folder / SWEEP_MANIFEST).exists():
+        yield from _of_sweep(folder)
+    elif levels:
+        for child in _folders(folder):
+            with contextlib.suppress(OSError):  # what may not be looked into holds no run that can be shown
+                yield from list(_places(child, levels - 1))
 
 
-def _below(child: Path) -> Iterator[Place]:
-    try:
-        if holds_identity(child):
-            yield Place(child)
-        elif (child / SWEEP_MANIFEST).exists():
-            yield from _of_sweep(child)
-        else:
-            yield from (Place(path) for path in _folders(child) if holds_identity(path))
-    except OSError:  # a folder that may not be looked into is nobody's run that we could show
-        return
-
-
-def _of_sweep(root: Path) -> Iterator[Place]:
+def _of_sweep(root: Path) -> Iterator[RunPlace]:
     """Yield the runs of a sweep in its order, also those that have not begun; of a spoilt manifest those that
     are there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         points = unsealed(read_plainly(root / SWEEP_MANIFEST))["points"]
-        yield from [Place(root / point["name"], root) for point in points]
+        yield from [RunPlace(root / point["name"], root) for point in points]
         return
-    yield from (Place(path, root) for path in _folders(root) if holds_identity(path))
+    yield from (RunPlace(path, root) for path in _folders(root) if holds_identity(path))
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -160,7 +150,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
         return False
 
 
-def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
+def read_entries(places: Iterable[RunPlace], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
     """Read all runs. Each cluster is asked once, and only if one of its runs may still be at work."""
     now = time.time() if now is None else now
 
@@ -172,24 +162,24 @@ def read_entries(places: Iterable[Place], live_ids: LiveIds, now: float | None =
 
     with ThreadPoolExecutor(_THREADS) as threads:
         found = list(threads.map(lambda place: _read(place, now, who), places))
-    clusters = {queued.cluster for _, queued in found if queued is not None}
-    live = {cluster: live_ids(cluster) for cluster in clusters}
-    return [entry if one is None else _with_queue(entry, one.id, live[one.cluster]) for entry, one in found]
+    live = {cluster: live_ids(cluster) for cluster in {queued.cluster for _, queued in found if queued}}
+    return [
+        _with_queue(entry, queued.id, live[queued.cluster]) if queued else entry for entry, queued in found
+    ]
 
 
 def _with_queue(entry: Entry, run_id: str, live: Collection[str] | None) -> Entry:
     state = "unknown" if live is None else "running" if run_id in live else "stopped"
-    return Entry(**asdict(entry) | {"state": state})
+    return replace(entry, state=state)
 
 
-def _read(place: Place, now: float, who: Who) -> tuple[Entry, _Queued | None]:
+def _read(place: RunPlace, now: float, who: Who) -> tuple[Entry, _Queued | None]:
     """Read one run; also return who it is where only Slurm's queue can say whether it is running."""
     root, sweep = str(place.root), str(place.sweep) if place.sweep else None
     try:
-        paths = RunPaths(place.root)
         if not holds_identity(place.root):
             return Entry(root, NOT_BEGUN, place.root.name, sweep=sweep), None
-        return _read_run(paths, sweep, now, who)
+        return _read_run(RunPaths(place.root), sweep, now, who)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
@@ -197,50 +187,74 @@ def _read(place: Place, now: float, who: Who) -> tuple[Entry, _Queued | None]:
 
 def _read_run(paths: RunPaths, sweep: str | None, now: float, who: Who) -> tuple[Entry, _Queued | None]:
     identity = from_json(_read_or_copy(paths.run_json, paths.run_copy))
-    config = _read_or_copy(paths.config_yaml, paths.config_copy)
-    total, is_on_slurm, has_program = _plan_of(config)
-    end = read_end(paths.metrics, _END_BYTES)
+    config = _read_or_copy(paths.config_yaml, paths.config_copy).decode()
+    total = setting(config, "iterations")
+    if not (total and setting(config, "scheduler", "kind")):
+        raise ValueError("config.yaml has no iterations or no scheduler.kind")
+    end = journal.read_end(paths.metrics, _END_BYTES)
     row = last_row(end)
     start = int((identity.get("parent") or {}).get("iteration", 0))
     done = int(row["iteration"]) if row else start
-    is_done = done >= total and (not has_program or _is_measured(paths, total))
-    is_copy = find_original(identity.get("root", ""), paths.root.absolute(), str(identity["id"])) is not None
-    state, note = _state_of(paths, is_done, is_on_slurm, is_copy), ""
-    if state is None and (owner := _other_owner(paths, who, _cluster_of(config))):
-        state, note = _seen_from_elsewhere(paths, now), f"of {owner}"
     best, metric = _best_of(paths)
-    written = paths.metrics.stat().st_mtime if row else float(identity["created"])
+    created = float(identity["created"])
     entry = Entry(
         run=str(paths.root),
-        state=state or "unknown",
+        state="unknown",
         name=str(identity["name"]),
         iteration=done,
-        iterations=total,
+        iterations=int(total),
         reward=_number(row.get("reward/mean")),
         best=best,
         best_metric=metric,
         gpu_hours=_gpu_hours(end, row, done - start),
-        age=now - float(identity["created"]),
-        idle=now - written,
-        bytes=_bytes_of(paths),
+        age=now - created,
+        idle=now - (paths.metrics.stat().st_mtime if row else created),
+        bytes=sum(bytes_below(paths.root / parent) for parent in _HEAVY),
         sweep=sweep,
-        note=note,
     )
-    return entry, None if state else _Queued(str(identity["id"]), _cluster_of(config))
+    return _with_state(entry, identity, config, who, now)
 
 
-def _plan_of(config: bytes) -> tuple[int, bool, bool]:
-    """Return the number of iterations, whether tasks are Slurm's, and whether a program measures policies,
-    from the text of config.yaml: parsing all of it would take longer than everything else."""
-    iterations, scheduler = _ITERATIONS.search(config), _SCHEDULER.search(config)
-    if iterations is None or scheduler is None:
-        raise ValueError("config.yaml has no iterations or no scheduler.kind")
-    return int(iterations[1]), scheduler[1] == b"slurm", _PROGRAM.search(config) is not None
+def _with_state(
+    entry: Entry, identity: Mapping[str, Any], config: str, who: Who, now: float
+) -> tuple[Entry, _Queued | None]:
+    """Add the state of a run, unless the queue has to be asked for it."""
+    paths, total = RunPaths(Path(entry.run)), entry.iterations or 0
+    is_done = (entry.iteration or 0) >= total
+    if is_done and (setting(config, "evaluate", "command") in ("", "null") or _is_measured(paths, total)):
+        return replace(entry, state="complete"), None
+    run_id = str(identity["id"])
+    is_copy = find_original(identity.get("root", ""), paths.root.absolute(), run_id) is not None
+    if setting(config, "scheduler", "kind") == "slurm":
+        cluster = setting(config, "scheduler", "options", "clusters").strip("'\"")
+        return _on_slurm(entry, paths, _Queued(run_id, cluster), is_copy, now, who)
+    holder = None if is_copy else holder_of(paths.locks)  # no process works on a copy
+    state = machine_state(False, holder, journal.read_tail(paths.events, _EVENT_BYTES))
+    return replace(entry, state=state), None
 
 
-def _cluster_of(config: bytes) -> str:
-    found = _CLUSTER.search(config)
-    return found[1].decode().strip("'\"") if found else ""
+def _on_slurm(
+    entry: Entry, paths: RunPaths, queued: _Queued, is_copy: bool, now: float, who: Who
+) -> tuple[Entry, _Queued | None]:
+    """Add the state of a run that is not complete, unless the queue has to be asked for it."""
+    from pipeline.run.control import read_control
+    from pipeline.run.standpoint import standpoint
+
+    state = slurm_state(False, read_control(paths), False if is_copy else None)
+    if state == "unknown" and (found := standpoint(paths, lambda: who(queued.cluster))):
+        state = "running" if _is_heard_of(paths, now) else "unknown"
+        return replace(entry, state=state, note=f"of {found.owner}"), None
+    return replace(entry, state=state), queued if state == "unknown" else None
+
+
+def setting(config: str, *keys: str) -> str:
+    """Return the text of one setting in a config.yaml, of a mapping or list that of all of it; empty where it
+    is not there. Parsing the file would take longer than everything else. Pure."""
+    for depth, key in enumerate(keys):
+        indent = "  " * depth
+        found = re.search(rf"^{indent}{key}:(.*\n(?:{indent}[ -].*\n)*)", config, re.MULTILINE)
+        config = found[1] if found else ""
+    return config.strip()
 
 
 def _is_measured(paths: RunPaths, last: int) -> bool:
@@ -248,65 +262,20 @@ def _is_measured(paths: RunPaths, last: int) -> bool:
     return is_there(paths.task(Task(last, Stage.BENCHMARK)).record)
 
 
+def _is_heard_of(paths: RunPaths, now: float) -> bool:
+    """Whether a worker of a run whose jobs are not seen here has just said something."""
+    from pipeline.workers.beats import SILENT_SECONDS, folder_of
+
+    with contextlib.suppress(OSError), os.scandir(folder_of(paths)) as found:
+        return any(now - one.stat().st_mtime <= SILENT_SECONDS for one in found)
+    return False
+
+
 def _read_or_copy(path: Path, copy: Path) -> bytes:
     try:
         return read_plainly(path)
     except FileNotFoundError:
         return read_plainly(copy)
-
-
-def _state_of(paths: RunPaths, is_complete: bool, is_on_slurm: bool, is_copy: bool) -> str | None:
-    """Return the run's state; None where Slurm's queue has to be asked. Nobody is at work on a copy."""
-    if is_complete:
-        return "complete"
-    if is_on_slurm:
-        return _requested(paths) or ("stopped" if is_copy else None)
-    if not is_copy and holder_of(paths.locks):
-        return "running"
-    events = journal.read_tail(paths.events, _EVENT_BYTES)
-    moves = [e for e in events if e.get("event") in ("driver_started", "driver_ended", "went_back")]
-    has_failed = bool(moves) and moves[-1]["event"] == "driver_ended" and moves[-1].get("outcome") == "failed"
-    return "failed" if has_failed else "incomplete"
-
-
-def _requested(paths: RunPaths) -> str | None:
-    """Return what people's requests of a run on Slurm say; None where it should be in the queue."""
-    try:
-        control = unsealed(read_plainly(paths.control))
-    except FileNotFoundError:
-        return None
-    if control.get("cancelled"):
-        return "paused" if control.get("paused") else "cancelled"
-    return "failed" if control.get("has_failed") else None
-
-
-def _other_owner(paths: RunPaths, who: Who, cluster: str) -> "Owner | None":
-    """Return the owner of a run on Slurm whose jobs are not seen here; None of one's own."""
-    from pipeline.run.standpoint import standpoint
-
-    found = standpoint(paths, lambda: who(cluster))
-    return found.owner if found else None
-
-
-def _seen_from_elsewhere(paths: RunPaths, now: float) -> str:
-    """Return the state of a run whose jobs are not seen here, by when its workers last said something."""
-    from pipeline.workers.beats import folder_of
-    from pipeline.workers.living import SILENT_SECONDS
-
-    with contextlib.suppress(OSError), os.scandir(folder_of(paths)) as found:
-        if any(now - one.stat().st_mtime <= SILENT_SECONDS for one in found):
-            return "running"
-    return "unknown"
-
-
-def read_end(path: Path, num_bytes: int) -> bytes:
-    """Return the last bytes of a file; none where there is no file."""
-    try:
-        with opened_file(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
-            return file.read()
-    except FileNotFoundError:
-        return b""
 
 
 def last_row(end: bytes) -> Mapping[str, Any]:
@@ -346,14 +315,9 @@ def _best_of(paths: RunPaths) -> tuple[float | None, str | None]:
 
 def _gpu_hours(end: bytes, row: Mapping[str, Any], iterations: int) -> float | None:
     """Sum the hours of the rows in the end of metrics.jsonl; where that is not all of it, for all iterations
-    at their pace. Where the last row has none, nobody accounts for them."""
+    at their pace. Without accounting the last row has none."""
     if not any(name.startswith("slurm/gpu_hours/") for name in row):
         return None
     begin = end.find(b"\n") + 1 if len(end) >= _END_BYTES else 0
     hours = sum(map(float, _HOURS.findall(end, begin)))  # parsing would take ten times as long
     return hours * max(1.0, iterations / max(1, end.count(b"\n", begin)))
-
-
-def _bytes_of(paths: RunPaths) -> int:
-    """Sum the files in the heavy folders; what goes away meanwhile counts nothing."""
-    return sum(bytes_below(paths.root / parent) for parent in _HEAVY)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pipeline.status.listing import SPOILT, Entry
-from pipeline.text import MISSING, duration, number, printable, shortened, size
+from pipeline.text import MISSING, duration, number, printable, shortened, size, table
 
 _TITLES = ("run", "state", "iteration", "reward", "best", "GPU h", "age", "last row", "size")
 _BEST, _HOURS = 4, 5
@@ -56,8 +56,8 @@ def summary(entries: Sequence[Entry]) -> str:
 def counts(entries: Sequence[Entry]) -> str:
     """Say how many runs there are, and how many in which state."""
     states = Counter(entry.state for entry in entries)
-    told = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    return f"{len(entries)} run{'' if len(entries) == 1 else 's'}: {told or 'none left'}"
+    message = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    return f"{len(entries)} run{'' if len(entries) == 1 else 's'}: {message or 'none left'}"
 
 
 def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
@@ -73,15 +73,3 @@ def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
         MISSING if entry.idle is None else duration(entry.idle),
         MISSING if entry.bytes is None or entry.state == SPOILT else size(entry.bytes),
     )
-
-
-def table(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Align columns: the first ``left`` ones to the left, all others to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if i < left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]

@@ -12,7 +12,7 @@ from pipeline.run.identity import RunError
 from pipeline.run.packed import packed_below, read_packed
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
-from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, task_of
+from pipeline.run.tasks import JOB_KIND_PATTERN, Stage, Task, is_sharded, task_of
 from slurm.sharedfiles import is_there, names_in, opened_file, persistently, size_of
 
 _PASSES = "passes"
@@ -30,7 +30,7 @@ _LONGEST_LINE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Choice:
+class LogChoice:
     """Selection of logs."""
 
     job_kind: str | None = None
@@ -47,14 +47,14 @@ class Choice:
         return f"{self.job_kind or 'this run'}{at}"
 
 
-def parse_choice(text: str | None, plan: Plan) -> Choice:
+def parse_choice(text: str | None, plan: Plan) -> LogChoice:
     """Parse ``STAGE[@ITERATION]``.
 
     Raises:
         RunError: there is no such stage or iteration.
     """
     if text is None:
-        return Choice()
+        return LogChoice()
     job_kind, at, number = text.partition("@")
     scores = (Stage.SCORE,) if plan.pools else ()
     legal = (Stage.PREPARE, *plan.job_kinds, *scores, Stage.EVALUATE, Stage.BENCHMARK, *DRIVER_LOGS, _SLURM)
@@ -62,7 +62,7 @@ def parse_choice(text: str | None, plan: Plan) -> Choice:
         raise RunError(f"{text}: no such stage; legal: {', '.join(legal)}, each with @ITERATION or not")
     if at and not (number.isdigit() and int(number) <= plan.iterations):
         raise RunError(f"{text}: no such iteration; legal: 0 to {plan.iterations}")
-    return Choice(job_kind, int(number) if at else None)
+    return LogChoice(job_kind, int(number) if at else None)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Log:
     def name(self) -> str:
         """Short name, for the beginning of a line."""
         parts = [f"{self.job_kind}@{self.iteration}" if self.iteration else self.job_kind]
-        if parts_of(self.job_kind)[0] in [stage for stage in Stage if stage.is_sharded]:
+        if is_sharded(self.job_kind):
             parts.append(str(self.task.shard))
         if rank := self.path.stem.partition(".rank-")[2]:
             parts.append(f"rank {rank}")
@@ -103,7 +103,7 @@ class Log:
             return 0.0
 
 
-def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
+def find_logs(paths: RunPaths, choice: LogChoice, since: int = 0) -> list[Log]:
     """Find the logs that a choice takes, sorted; only of iterations from ``since`` on, and of 0."""
     output = paths.slurm_log
     has_said = choice.job_kind == _SLURM and is_there(output) and size_of(output) > 0
@@ -118,7 +118,7 @@ def find_logs(paths: RunPaths, choice: Choice, since: int = 0) -> list[Log]:
     return _in_order(found)
 
 
-def known_logs(paths: RunPaths, choice: Choice, newest: int) -> list[Log]:
+def known_logs(paths: RunPaths, choice: LogChoice, newest: int) -> list[Log]:
     """Find the logs that a choice takes, sorted, and packed ones: of its iteration, else of the newest of the
     last few that have any, unless there are files of newer ones.
 
@@ -138,7 +138,7 @@ def known_logs(paths: RunPaths, choice: Choice, newest: int) -> list[Log]:
     return found
 
 
-def packed_logs(paths: RunPaths, choice: Choice, iteration: int) -> list[Log]:
+def packed_logs(paths: RunPaths, choice: LogChoice, iteration: int) -> list[Log]:
     """Return the logs of an iteration that a choice takes and that are packed. Raises BadArchive."""
     found = []
     for name in packed_below(paths, iteration, paths.log_root):
@@ -210,6 +210,6 @@ class Reader:
         return [line.rpartition("\r")[2] for line in text.decode(errors="replace").split("\n") if line]
 
     def remainder(self) -> list[str]:
-        """Return the last, incomplete line, which nobody will end."""
+        """Return the last, incomplete line, which stays so."""
         rest, self.rest = self.rest, b""
         return [rest.decode(errors="replace")] if rest else []

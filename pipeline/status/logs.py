@@ -5,28 +5,28 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.executors.slurm.queue import look_at_queue
+from pipeline.executors.slurm.queue import is_live, look_at_queue
 from pipeline.run import journal
 from pipeline.run.control import read_control
-from pipeline.run.directory import Run
+from pipeline.run.directory import Run, resume_command
+from pipeline.run.failures import FOR_PEOPLE, Failure
 from pipeline.run.journal import last_lines, tail
 from pipeline.run.lease import holder_of
 from pipeline.run.packed import BadArchive, archives, packed_below, read_packed
 from pipeline.run.paths import RunPaths
 from pipeline.run.records import Records, find_frontier
-from pipeline.run.tasks import Task, parse_task, task_of
-from pipeline.status.failure import where
-from pipeline.status.local import Event
+from pipeline.run.tasks import PREPARE, Task, parse_task, task_of
+from pipeline.status.journal_end import Event, slurm_state
 from pipeline.status.log_files import (
     CHUNK,
     DRIVER_LOGS,
-    Choice,
     Log,
+    LogChoice,
     Reader,
     end_of,
     find_logs,
@@ -35,11 +35,13 @@ from pipeline.status.log_files import (
     packed_logs,
     parse_choice,
 )
-from pipeline.status.slurm import state_of
 from pipeline.status.snapshot import is_complete
-from pipeline.status.text import moment
-from pipeline.text import printable
+from pipeline.text import moment, printable
+from slurm.commands import SlurmError, SlurmMissing, on_cluster
+from slurm.ended import NoAccounting, read_ended
+from slurm.query import Element
 from slurm.sharedfiles import is_there, size_of
+from slurm.states import UnknownState, exit_in_words
 
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 30.0
@@ -69,7 +71,7 @@ def show_logs(run: Run, text: str | None, failed: bool, follow: bool, num_lines:
         print("\n".join(describe_logs(run, choice, num_lines)))
 
 
-def describe_logs(run: Run, choice: Choice, num_lines: int) -> Iterator[str]:
+def describe_logs(run: Run, choice: LogChoice, num_lines: int) -> Iterator[str]:
     """Yield the ends of the newest logs, each under its path."""
     try:
         logs = newest(run, known_logs(run.paths, choice, find_frontier(run.plan, run.paths).updated), choice)
@@ -98,7 +100,7 @@ def _end_in_words(paths: RunPaths, log: Log, num_lines: int) -> list[str]:
         return [str(error)]
 
 
-def newest(run: Run, logs: Sequence[Log], choice: Choice) -> list[Log]:
+def newest(run: Run, logs: Sequence[Log], choice: LogChoice) -> list[Log]:
     """Return the logs to show: for a stage those of the given iteration, else of its newest attempt.
 
     Without a stage, those of the newest driver job and of tasks that are not done.
@@ -134,7 +136,7 @@ def log_to_show(
     Raises:
         BadArchive: one of the iteration's archives cannot be read.
     """
-    choice = Choice(job_kind, iteration)
+    choice = LogChoice(job_kind, iteration)
     logs = list(logs_in(paths.logs(task_of(iteration, job_kind)), iteration, job_kind))
     logs += packed_logs(paths, choice, iteration)
     by_path = {log.path: log for log in logs}
@@ -145,7 +147,7 @@ def log_to_show(
     return max((log for log in logs if log.attempt == last), key=lambda log: log.modified, default=None)
 
 
-def failures(events: Sequence[Event], choice: Choice) -> Iterator[tuple[Task, Event]]:
+def failures(events: Sequence[Event], choice: LogChoice) -> Iterator[tuple[Task, Event]]:
     """Yield failed attempts, newest first, each with its event."""
     for event in reversed(events):
         if event.get("event") == "failed":
@@ -155,7 +157,7 @@ def failures(events: Sequence[Event], choice: Choice) -> Iterator[tuple[Task, Ev
 
 
 def describe_failed(
-    paths: RunPaths, events: Sequence[Event], choice: Choice, num_lines: int
+    paths: RunPaths, events: Sequence[Event], choice: LogChoice, num_lines: int
 ) -> Iterator[str]:
     """Yield failed attempts, newest first, each with the end of its log."""
     found = list(failures(events, choice))
@@ -208,7 +210,7 @@ class Follower:
     """Printer of what is appended to logs, new ones too, each line after the name of its log."""
 
     run: Run
-    choice: Choice
+    choice: LogChoice
     out: TextIO
     readers: dict[Log, Reader] = field(default_factory=dict)
     _asked: float = field(default_factory=time.monotonic)
@@ -268,8 +270,89 @@ class Follower:
             return None if is_driven else _ENDS["complete" if has_ended else "incomplete"]
         if time.monotonic() - self._asked > _ASK_SECONDS:
             self._asked, queue = time.monotonic(), look_at_queue(self.run)
-        return _ENDS.get(state_of(has_ended, read_control(self.run.paths), queue))
+        return _ENDS.get(
+            slurm_state(has_ended, read_control(self.run.paths), queue.has_jobs if queue else None)
+        )
 
     def _print(self, *lines: str, log: Log | None = None) -> None:
         for line in lines:
             print(printable(f"{log.name} | {line}" if log else line), file=self.out, flush=True)
+
+
+# --- why a run has failed --------------------------------------------------------------------------------
+
+# Task, place, Slurm's state, end of the log, how to continue.
+
+
+TAIL_LINES = 20
+_MOST_FAILURES = 3
+
+
+def failure_block(run: Run, given_up: tuple[Failure, ...]) -> str:
+    """Return the report: what failed, where, the end of its log, and the command to continue."""
+    shown = given_up[:_MOST_FAILURES]
+    endings = read_endings(run, [f.job for f in shown if f.job]) if run.config.slurm else {}
+    return render_block(shown, endings, len(given_up) - len(shown), way_out(run, given_up))
+
+
+def render_block(
+    failures: Sequence[Failure], endings: Mapping[str, Element], num_more: int, way_out: str
+) -> str:
+    """Render the report. Reads the logs and nothing else."""
+    lines = [line for failure in failures for line in describe_failure(failure, endings.get(failure.job))]
+    more = [f"and {num_more} more tasks"] if num_more else []
+    return "\n".join([*lines, *more, way_out])
+
+
+def describe_failure(failure: Failure, ending: Element | None) -> list[str]:
+    """Describe one task that was given up."""
+    said = "\n".join(map(printable, failure.message.splitlines()))
+    lines = [f"failed: {failure.task}, attempt {failure.attempt} ({failure.kind}): {said}"]
+    if failure.job:
+        lines.append(f"  {where(failure.job, failure.node, ending)}")
+    log = Path(failure.log)
+    if failure.log and is_there(log):
+        lines += [f"  last lines of {log}:", *(f"  | {line}" for line in tail(log, TAIL_LINES))]
+    elif failure.log:
+        lines.append(f"  it left no log: {log}")
+    return lines
+
+
+def where(job: str, node: str, ending: Element | None) -> str:
+    """Return a phrase like ``job 34_1 on node gpu07: FAILED, exit code 1``."""
+    node = node or (ending.node if ending else "")
+    place = f"job {job}" + (f" on node {node}" if node else "")
+    return f"{place}: {state_in_words(ending)}" if ending else place
+
+
+def state_in_words(ending: Element) -> str:
+    """Return Slurm's state, with exit code or signal in words."""
+    words = exit_in_words(ending.state, ending.exit_code or 0, ending.signal or 0)
+    known = words.removesuffix(f"({ending.state})").strip()
+    return str(ending.state) if known == str(ending.state).lower() else f"{ending.state}, {known}"
+
+
+def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
+    """Look up ended array elements in squeue and sacct, by id like ``34_1``; none where Slurm is silent.
+
+    Errors of Slurm are ignored: its view is the least of what the report says.
+    """
+    queue = look_at_queue(run, max_age=0.0)  # what it is asked for may have ended just now
+    found = {e.job_id: e for e in queue.elements if not is_live(e)}
+    missing = {job.partition("_")[0] for job in jobs if job not in found}
+    with on_cluster(run.cluster), contextlib.suppress(SlurmError, SlurmMissing, NoAccounting, UnknownState):
+        known = read_ended(missing) if missing and not queue.unanswered else {}
+        found = {f"{array}_{index}": element for (array, index), element in known.items()} | found
+    return {job: found[job] for job in jobs if job in found}
+
+
+def way_out(run: Run, given_up: tuple[Failure, ...]) -> str:
+    """Return the command to continue with, or what to mend first."""
+    if not any(item.kind in FOR_PEOPLE for item in given_up):
+        return f"nothing that was committed is lost; to continue: {resume_command(run)}"
+    if not is_there(run.paths.task(PREPARE).record):
+        return "nothing was committed: mend the settings and type the same command again"
+    return (
+        f"mend what the message names, then: {resume_command(run)} (settings are frozen; "
+        "to change one, start a new run with another run_dir=...)"
+    )

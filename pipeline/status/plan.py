@@ -7,15 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.orchestrate.reconcile import Actions, Launch, Observation, reconcile
+from pipeline.decide.reconcile import Actions, Launch, Observation, reconcile
 from pipeline.run.directory import Run, is_run
+from pipeline.run.lease import holder_of
 from pipeline.run.plan import Plan
 from pipeline.run.records import Frontier, Records, find_frontier, stale_because
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.status.lanes import at_work
+from pipeline.workers.beats import BeatReader, read_living
 
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
-    from pipeline.executors.slurm.queue import Queue
+    from pipeline.executors.slurm.queue import RunQueue
 
 _MOST_LINES = 10
 """Most lines of one kind; the rest is counted."""
@@ -32,8 +35,10 @@ class Outlook:
     actions: Actions
     unanswered: str | None
     """Reason why it is not known what is in the queue, in words."""
+    where: str = "in the queue"
+    """Phrase on tasks that are not due, as they have a worker."""
     is_hidden: bool = False
-    """Whether the jobs are somebody else's and not seen here: what is due is for the owner to see."""
+    """Whether the jobs are another user's and not seen here: what is due only the owner can see."""
 
 
 def look_ahead(run: Run) -> Outlook:
@@ -47,27 +52,31 @@ def look_ahead(run: Run) -> Outlook:
     live, queue = set[Task](), None
     if is_there and slurm:
         live, queue = _live_tasks(run, {task.iteration for task in tasks})
-    seen = Observation(tasks, records.known, records.corrupt, live, {})
+    elif is_there and holder_of(run.paths.locks):
+        live = set(at_work(read_living(BeatReader(run.paths)).values()))
+    passed = frontier.passed(plan, tasks)
+    seen = Observation(tasks, records.known, records.corrupt, live, {}, passed=passed)
     actions = reconcile(plan, seen, run.config.scheduler.max_attempts)
-    return Outlook(plan, frontier, seen, actions, _why_unknown(queue), queue is not None and queue.is_hidden)
+    where, is_hidden = "in the queue" if slurm else "being done", queue is not None and queue.is_hidden
+    return Outlook(plan, frontier, seen, actions, _why_unknown(queue), where, is_hidden)
 
 
-def _why_unknown(queue: "Queue | None") -> str | None:
+def _why_unknown(queue: "RunQueue | None") -> str | None:
     if queue is not None and queue.elsewhere is not None and queue.is_hidden:
         return queue.elsewhere.why_hidden
     return f"Slurm does not answer: {queue.unanswered}" if queue is not None and queue.unanswered else None
 
 
-def _live_tasks(run: Run, iterations: set[int]) -> "tuple[set[Task], Queue]":
-    """Return the tasks of some iterations that somebody does or will do, and the queue."""
+def _live_tasks(run: Run, iterations: set[int]) -> "tuple[set[Task], RunQueue]":
+    """Return the tasks of some iterations that have or will have a worker, and the queue."""
     from pipeline.executors.slurm.queue import look_at_queue
     from pipeline.run.submissions import Ledger
-    from pipeline.status.worker_tasks import Crew
-    from pipeline.workers.reading import read_beats
+    from pipeline.status.slurm import JobsShown
+    from pipeline.workers.beats import read_beats
 
     queue, submissions = look_at_queue(run), Ledger(run.paths).load(iterations)
     beats = read_beats(run.paths)
-    return Crew(submissions, queue.with_heard(beats), tuple(beats.values())).live, queue
+    return JobsShown(submissions, queue.with_heard(beats), tuple(beats.values())).live, queue
 
 
 def describe_plan(run: Run) -> Iterator[str]:
@@ -84,7 +93,6 @@ def describe_plan(run: Run) -> Iterator[str]:
         yield from () if found.is_hidden else _due(found.actions)
         command = f"slurm-ppo plan {shlex.quote(str(run.paths.root))} " if is_run(run.paths.root) else ""
         yield f"\nevery task: {command}--all"
-    yield "This was a plan: nothing was run."
 
 
 def _whole_run(found: Outlook) -> Iterator[str]:
@@ -117,7 +125,7 @@ def _at_hand(found: Outlook) -> Iterator[str]:
         tasks = list(group)
         committed = sum(task in seen.committed for task in tasks)
         queued = sum(task in seen.live and task not in seen.committed for task in tasks)
-        in_queue = f", {queued} in the queue" if queued else ""
+        in_queue = f", {queued} {found.where}" if queued else ""
         yield f"  {name}: {committed} of {len(tasks)} committed{in_queue}"
     if found.unanswered:
         yield f"  what is in the queue is not known, {found.unanswered}"
@@ -163,7 +171,6 @@ def every_task(run: Run) -> Iterator[str]:
             yield f"{task}: {reason}"
     if not has_any:
         yield "nothing to do: every task is committed"
-    yield "This was a plan: nothing was run."
 
 
 def _outstanding(run: Run, tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:

@@ -24,7 +24,7 @@ def watcher_for(stream: TextIO, plan: Plan) -> "Lines":
 
 
 _QUIET_SECONDS = 60.0
-"""Seconds without a line in the first iteration, in which nobody knows yet how long one takes."""
+"""Seconds without a line in the first iteration, of which the usual length is not known yet."""
 _QUIET_SECONDS_LATER = 600.0
 
 

@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.metrics.advice import Advice, Evidence, advise
+from pipeline.metrics.advice import advise
+from pipeline.metrics.advice_input import Advice, AdviceInput
 from pipeline.orchestrate.row_writer import differing_rows
 from pipeline.run import journal
 from pipeline.run.ages import aging
 from pipeline.run.benchmarks import in_words, read_measured
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run, resume_command, slurm_settings
+from pipeline.run.endings import Endings, read_endings
 from pipeline.run.identity import RunError
 from pipeline.run.journal import ROWS_BYTES
 from pipeline.run.lease import holder_of, is_spoilt
@@ -26,21 +28,25 @@ from pipeline.run.records import Frontier, Records, find_frontier, newest_row
 from pipeline.run.retention import in_words as versions_in_words
 from pipeline.run.retention import kept_versions, read_best
 from pipeline.run.tasks import Task
-from pipeline.status.journal_end import how_it_stopped, machine_state, states_lost, troubles_in_words
-from pipeline.status.lanes import TaskState, lanes_of
-from pipeline.status.local import task_states
+from pipeline.status.budgets import SmallerBudget, smaller_budgets
+from pipeline.status.journal_end import (
+    how_it_stopped,
+    machine_state,
+    slurm_state,
+    states_lost,
+    troubles_in_words,
+)
+from pipeline.status.lanes import TaskState, lanes_of, local_task_states
 from pipeline.status.state import StageStatus, Status
 from pipeline.status.trainer_state import Writer, missing_state, promising
 from pipeline.text import printable
-from pipeline.workers.beats import Beat
-from pipeline.workers.reading import BeatReader
+from pipeline.workers.beats import BeatReader, read_living
 from pipeline.workers.summary import WorkersOf, workers_of
 from slurm.sharedfiles import persistently
 
 if TYPE_CHECKING:
-    from pipeline.executors.slurm.queue import Queue
+    from pipeline.executors.slurm.queue import RunQueue
     from pipeline.metrics.costs import Costs
-    from pipeline.run.submissions import Submission
     from slurm.query import Element
 
 _TAKEN_BACK = ("retracted", "went_back")
@@ -67,7 +73,7 @@ def _best_of(run: Run) -> int | None:
     """Return the iteration of the best policy; None where there is none, or best.json is spoilt."""
     with contextlib.suppress(RunError):
         best = read_best(run.paths)
-        return int(best["iteration"]) if best else None
+        return best.iteration if best else None
     return None
 
 
@@ -111,7 +117,7 @@ class StatusReader:
         self._frontier: Frontier | None = None
         self._beats = BeatReader(run.paths)
 
-    def read(self, queue: "Queue | None" = None, answered: float | None = None) -> Status:
+    def read(self, queue: "RunQueue | None" = None, answered: float | None = None) -> Status:
         """Read what is on disk now.
 
         Args:
@@ -190,13 +196,13 @@ class StatusReader:
             last = self.run.plan.iterations
             self._differing = tuple(differing_rows(self.run.paths, self._rows.rows, last))
         if self._differing:
-            told = f"row {versions_in_words(self._differing)} of {self.run.paths.metrics.name}"
-            yield f"{told} is not what was published: {resume_command(self.run)} writes it again"
+            message = f"row {versions_in_words(self._differing)} of {self.run.paths.metrics.name}"
+            yield f"{message} is not what was published: {resume_command(self.run)} writes it again"
 
     def _advise(self, workers: tuple[WorkersOf, ...] = ()) -> tuple[Advice, ...]:
         """Return what is noticed, found again only where rows or workers have changed."""
         if self._advised is None or self._advised[0] != workers:
-            found = advise(Evidence(self._rows.rows, self.run.config, workers=workers))
+            found = advise(AdviceInput(self._rows.rows, self.run.config, workers=workers))
             self._advised = (workers, tuple(found))
         return self._advised[1]
 
@@ -213,57 +219,57 @@ class StatusReader:
             yield StageStatus(job_kind, done[job_kind], total)
 
     def _on_slurm(
-        self, status: Status, frontier: Frontier, tasks: Sequence[Task], queue: "Queue | None"
+        self, status: Status, frontier: Frontier, tasks: Sequence[Task], queue: "RunQueue | None"
     ) -> Status:
         from pipeline.executors.slurm.by_hand import look_for_act
-        from pipeline.executors.slurm.queue import Queue, is_pending
+        from pipeline.executors.slurm.queue import RunQueue, is_pending
         from pipeline.run.control import read_control
         from pipeline.run.submissions import Ledger
-        from pipeline.status.slurm import SlurmStatus, drivers_of, running_workers, state_of
+        from pipeline.status import slurm as queued
         from pipeline.status.whose import whose
 
         run, control = self.run, read_control(self.run.paths)
         heard = {} if status.copy_of else self._beats.read()
-        seen = (queue or Queue()).with_heard(heard)
-        live, beats = seen.live, tuple(heard.values())
-        submissions = Ledger(run.paths).load(
-            {task.iteration for task in tasks} | {0, max(0, frontier.updated)}
-        )
+        seen = (queue or RunQueue()).with_heard(heard)
+        live, beats, iterations = seen.live, tuple(heard.values()), {task.iteration for task in tasks}
+        endings = read_endings(run.paths, iterations)
+        submissions = Ledger(run.paths).load(iterations | {0, max(0, frontier.updated)})
+        crew = queued.JobsShown(submissions, seen, beats, endings, control.begun)
         is_unasked = queue is None or queue.unanswered or queue.is_hidden
         asked = None if is_unasked else status.answered or status.time
-        states, writer_of = self._tasks_on_slurm(tasks, submissions, seen, beats, control.begun, asked)
-        found = list(states)
+        found = list(queued.task_states(run.plan, tasks, crew, self._records.known, status.time))
         lanes, waiting = lanes_of(found, status.time), sum(map(is_pending, live))
-        jobs = SlurmStatus(
+        jobs = queued.SlurmStatus(
             unanswered=seen.unanswered,
             jobs_running=len(live) - waiting,
             jobs_waiting=waiting,
             stages=tuple(lane.progress for lane in lanes),
-            drivers=tuple(drivers_of(submissions, seen)),
+            drivers=tuple(queued.drivers_of(submissions, seen)),
             finish=status.finish if live else None,
         )
-        state = state_of(status.state == "complete", control, queue)
+        state = slurm_state(status.state == "complete", control, queue.has_jobs if queue else None)
         if seen.elsewhere is not None:
             of = whose(seen.elsewhere, seen.is_hidden, self._records.known.values(), beats, status.time)
             is_at_work = state == "unknown" and of.lives(status.time)
-            state, jobs = "running" if is_at_work else state, replace(jobs, whose=of)
-        workers = workers_of(beats, status.time, None if asked is None else running_workers(seen))
+            finish = status.finish if is_at_work else jobs.finish
+            state, jobs = "running" if is_at_work else state, replace(jobs, whose=of, finish=finish)
+        workers = workers_of(beats, status.time, None if asked is None else queued.running_workers(seen))
         status = replace(status, state=state, slurm=jobs, lanes=lanes, finish=jobs.finish)
         status = replace(status, workers=workers, advice=self._advise(workers))
+        status = replace(status, smaller_budgets=self._budgets(tasks, endings))
         act = control.paused or look_for_act(Ledger(run.paths), seen.elements, control)
         if act and state in ("paused", "stopped"):
             status = replace(status, paused=act.in_words)
         if state == "running":
             status = replace(status, held_back=tuple(self._held_back(status, found, live)))
-        return self._with_state(status, frontier, writer_of)
+        return self._with_state(status, frontier, lambda update: queued.writer_of(update, crew, asked))
 
     def _held_back(
         self, status: Status, tasks: Sequence[TaskState], live: "Sequence[Element]"
     ) -> Iterator[str]:
         """Yield what is said of stages that are not in the queue though they could go on."""
         from pipeline.run.submissions import kept_limits
-        from pipeline.status.held_back import held_back, why_full
-        from pipeline.status.slurm import ready_since
+        from pipeline.status.slurm import held_back, ready_since, why_full
 
         run, known = self.run, self._records.known
         free = (t.task for t in tasks if not (t.record or t.is_running or t.is_waiting))
@@ -271,29 +277,8 @@ class StatusReader:
         why = why_full(slurm_settings(run), kept_limits(run.paths), live, status.events)
         return held_back(ready, live, status.workers, why, status.time)
 
-    def _tasks_on_slurm(
-        self,
-        tasks: Sequence[Task],
-        submissions: "Sequence[Submission]",
-        queue: "Queue",
-        beats: Sequence[Beat],
-        begun: float,
-        asked: float | None,
-    ) -> tuple[Iterator[TaskState], Callable[[Record], Writer]]:
-        """Return the states of tasks, and who writes the trainer's state of an update.
-
-        Args:
-            begun: unix time at which a person last submitted the run.
-            asked: unix time at which Slurm answered; None: it has not.
-        """
-        from pipeline.run.endings import read_endings
-        from pipeline.status import worker_tasks as crews
-
-        plan, known, now = self.run.plan, self._records.known, time.time()
-        endings = read_endings(self.run.paths, {task.iteration for task in tasks})
-        crew = crews.Crew(submissions, queue, beats, endings, begun)
-        found = crews.task_states(plan, tasks, crew, known, now)
-        return found, lambda update: crews.writer_of(update, crew, asked)
+    def _budgets(self, tasks: Sequence[Task], endings: Endings) -> tuple[SmallerBudget, ...]:
+        return tuple(smaller_budgets(self.run.config, tasks, self._records.known, endings))
 
     def _with_state(
         self, status: Status, frontier: Frontier, writer_of: Callable[[Record], Writer]
@@ -309,11 +294,13 @@ class StatusReader:
         )
 
     def _on_this_machine(self, status: Status, frontier: Frontier, tasks: Sequence[Task]) -> Status:
-        paths, events = self.run.paths, status.events
-        state = machine_state(status.state == "complete", status.driver, events)
-        found = task_states(paths, tasks, self._records.known, events, status.driver is not None)
+        state = machine_state(status.state == "complete", status.driver, status.events)
+        live = read_living(self._beats).values() if status.driver else ()
+        endings = read_endings(self.run.paths, {task.iteration for task in tasks})
+        found = local_task_states(tasks, self._records.known, live, endings)
         finish = status.finish if state == "running" else None
         status = replace(status, state=state, lanes=lanes_of(found, status.time), finish=finish)
+        status = replace(status, smaller_budgets=self._budgets(tasks, endings))
         # An attempt ends with its driver.
         return self._with_state(status, frontier, lambda update: Writer(status.driver is not None))
 

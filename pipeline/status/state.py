@@ -1,9 +1,10 @@
 """State of a run at one moment: what ``slurm-ppo status`` and ``watch`` show. Data only."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.metrics.advice import Advice
+from pipeline.metrics.advice_input import Advice
+from pipeline.status.budgets import SmallerBudget
 from pipeline.status.lanes import Lane
 from pipeline.status.trainer_state import Missing
 from pipeline.workers.summary import WorkersOf
@@ -11,9 +12,6 @@ from pipeline.workers.summary import WorkersOf
 if TYPE_CHECKING:
     from pipeline.metrics.costs import Costs
     from pipeline.status.slurm import SlurmStatus
-
-_ONLY_SHOWN = ("missing_state", "time", "created", "awaited", "answered", "finish", "lanes", "rows", "events")
-"""Attributes of a status that are not in its JSON."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +25,13 @@ class StageStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, up to
-    ``benchmarks_told``."""
+    """State of a run at one moment. ``slurm-ppo status --json`` prints these keys, but for those
+    that only views need."""
 
     schema: int = 3
     run: str
     state: str
-    """State: complete, running, failed (the last driver gave up) or incomplete (nobody is at work); of a run
+    """State: complete, running, failed (the last driver gave up) or incomplete (nothing is at work); of a run
     on Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, paused (its
     jobs were cancelled by hand), stopped (nothing is in the queue) or unknown (Slurm does not answer)."""
     iterations_done: int
@@ -83,13 +81,15 @@ class Status:
     """What has made the run pause, or stop, in words: its jobs were cancelled by hand."""
     held_back: tuple[str, ...] = ()
     """Stages that could go on and are not in the queue, as it takes no more of the run: why, in words."""
+    smaller_budgets: tuple[SmallerBudget, ...] = ()
+    """Stages at hand with tasks that compute less at once, as tries ran out of GPU memory."""
     missing_state: Missing | None = None
     """Trainer's state of that iteration, if it is promised and not committed."""
     time: float = 0.0
     """Unix time of the look."""
     created: float = 0.0
     awaited: str | None = None
-    """Lease that cannot be read and may be somebody's, in words: who looks on waits for its end."""
+    """Lease that cannot be read and may be held, in words: views wait for its end."""
     answered: float | None = None
     """Unix time of Slurm's last answer; None: it was not asked yet, or never answered."""
     finish: float | None = None
@@ -103,8 +103,3 @@ class Status:
     @property
     def has_ended(self) -> bool:
         return self.state not in ("running", "unknown")
-
-    def to_json(self) -> dict[str, Any]:
-        shown = asdict(replace(self, lanes=(), rows=(), events=()))
-        cost = {"cost": self.cost.to_json() if self.cost else None}
-        return {key: value for key, value in shown.items() if key not in _ONLY_SHOWN} | cost

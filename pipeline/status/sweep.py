@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +20,7 @@ from pipeline.status.listing_text import counts, lines_of
 from pipeline.status.text import wrapped
 from pipeline.sweep.grid import SweepError
 from pipeline.sweep.manifest import Sweep, locks_of, read_sweep
-from pipeline.sweep.measure import Measure, measure_of
-from pipeline.sweep.points import config_of
+from pipeline.sweep.points import Measure, config_of, measure_of
 from pipeline.text import number, printable
 
 SCHEMA = 1
@@ -66,6 +66,8 @@ class SweepStatus:
     """None while no run has a number to be compared by."""
     driver: str | None = None
     """Command that carries the sweep out at present, in words; None without one that is seen here."""
+    time: float = 0.0
+    """Unix time of the look."""
 
     @property
     def state(self) -> str:
@@ -96,7 +98,7 @@ def read_sweep_status(root: Path, live_ids: LiveIds) -> SweepStatus:
     sweep = read_sweep(root)
     entries = read_entries(find_places(root), live_ids)
     best = find_best(entries, measure_in(root, sweep))
-    return SweepStatus(root, sweep.name, entries, best, holder_of(locks_of(root)))
+    return SweepStatus(root, sweep.name, entries, best, holder_of(locks_of(root)), time.time())
 
 
 def measure_in(root: Path, sweep: Sweep) -> Measure | None:

@@ -1,13 +1,15 @@
-"""How a status is shown to a person, in 80 columns. Pure: data in, lines out."""
+"""What a status says to a person: in words, for text, screen, lines and JSON; as text of 80 columns. Pure."""
 
 import shlex
 import textwrap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from pipeline.metrics.advice import worst
-from pipeline.metrics.starts import costs_much, parts_of_starts
+from pipeline.metrics.starts import costs_much, key_to_change, starts_in_words
 from pipeline.metrics.terminal import Row
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import parse_task
@@ -15,16 +17,15 @@ from pipeline.status.trainer_state import doubtful_replay
 from pipeline.status.trainer_state import in_words as in_words_of_state
 from pipeline.status.whose import in_words as whose_in_words
 from pipeline.status.whose import next_step
-from pipeline.text import MISSING, duration, number, printable, shortened
+from pipeline.text import MISSING, clock, duration, moment, number, printable, shortened, table
 
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
-    from pipeline.status.lanes import StageProgress
+    from pipeline.status.lanes import Lane, StageProgress
     from pipeline.status.slurm import DriverJob, SlurmStatus
     from pipeline.status.state import Status
     from pipeline.workers.summary import WorkersOf
 
 _WIDTH = 80
-_ROW = "{:>4} {:<9}{:>8}{:>9}{:>9}{:>8}{:>13}{:>13}{:>6}"
 _TITLES = ("iter", "stage", "done", "running", "waiting", "failed", "waited", "ran", "again")
 _LONGEST_NAME = 9
 _INDENT = " " * 6
@@ -38,83 +39,171 @@ _NEXT = {
 
 _OF_A_PAUSE = "nothing is submitted until you resume the run; to end it for good: slurm-ppo cancel"
 _OF_ANOTHERS_PAUSE = "nothing is submitted until it is resumed"
+_NO_DRIVER = "no driver job is in the queue: what is queued will be done, and then nothing follows"
 
 
-def clock(seconds: float) -> str:
-    """Write a unix time as time of day."""
-    return time.strftime("%H:%M:%S", time.localtime(seconds))
+class About(StrEnum):
+    """What a status says something about."""
+
+    STATE = "state"
+    COPY = "copy"
+    DRIVER = "driver"
+    AWAITED = "awaited"
+    PAUSE = "pause"
+    OWNER = "owner"
+    SILENCE = "silence"
+    QUEUE = "queue"
+    FINISH = "finish"
+    DRIVERS = "driver_jobs"
+    HELD = "held_back"
+    BUDGET = "smaller_budgets"
+    WORKERS = "workers"
+    STARTS = "starts"
+    FEW_STARTS = "few_starts"
+    """Starts of workers that cost something, and not so much that a key should change."""
+    KEPT = "kept"
+    BENCHMARKS = "benchmarks"
+    ROWS = "rows"
+    TRAINER = "trainer"
+    REPLAY = "replay"
+    TROUBLE = "trouble"
+    LAST_ROW = "last_row"
+    LAST_FAILURE = "last_failure"
+    ADVICE = "advice"
 
 
-def moment(seconds: float) -> str:
-    """Write a unix time as date and time of day."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+_ONLY_SHOWN = ("missing_state", "time", "created", "awaited", "answered", "finish", "lanes", "rows", "events")
+"""Attributes of a status that are not in its JSON."""
+_WHOLE = (About.STATE, About.DRIVER, About.LAST_FAILURE)
 
 
-def describe(status: "Status") -> str:
-    """Describe a status for a person, ending in the next command."""
-    lines = list(_first_lines(status))
-    if status.driver:
-        lines.append(status.driver)
-    elif status.stopped and not status.slurm and status.state != "complete":
-        lines.append(f"last driver: {status.stopped}")
-    if status.slurm:
-        until = _OF_ANOTHERS_PAUSE if status.slurm.whose else f"{_OF_A_PAUSE} {shlex.quote(status.run)}"
-        lines += wrapped(f"{status.paused}; {until}", "", _INDENT) if status.paused else []
-        lines += [*_whose(status), *describe_slurm(status.slurm, status.state)]
-        lines += [line for text in status.held_back for line in wrapped(printable(text), "", _INDENT)]
-        lines += [*describe_workers(status.workers), *describe_starts(status.workers)]
-    elif status.state != "complete":
-        stages = ", ".join(f"{s.stage} {s.done}/{s.total}" for s in status.current)
-        lines += wrapped(f"at hand: {stages}")
-    if status.kept:
-        best = "" if status.best is None else f", and the best policy ({status.best})"
-        lines += wrapped(f"kept: iteration {in_words(status.kept)}{best}")
-    if status.benchmarks_told:
-        lines += wrapped(status.benchmarks_told)
-    if status.rows_missing and status.iterations_done == status.iterations:
-        lines += wrapped(f"every update is committed; rows not written yet: {status.rows_missing}")
-    if status.missing_state:
-        lines += wrapped(in_words_of_state(status.missing_state, status.iterations))
-    if replay := doubtful_replay(status.events):
-        lines += wrapped(printable(replay))
-    for trouble in status.troubles:
-        lines += wrapped(trouble)
-    lines += _last_lines(status)
-    lines += [f"{advice.severity}: {advice.title} ({advice.rule})" for advice in worst(status.advice)]
-    if status.cost:
-        from pipeline.metrics.costs import describe_costs
+@dataclass(frozen=True)
+class Sentence:
+    """One thing that a status says, in words. Text, screen, lines and JSON show these."""
 
-        lines += ["", describe_costs(status.cost)]
-    return "\n".join([*lines, *_next_commands(status)])
+    about: About
+    text: str
+    key: object = None
+    """What tells it from another one about the same: while that stays, it is no news."""
+
+    @property
+    def news(self) -> tuple[object, ...]:
+        """What is the same in two looks where nothing is new."""
+        return self.about, self.key or self.text
+
+
+def said(status: "Status", findings: int = 2) -> list[Sentence]:
+    """Say where a run stands, most wanted first.
+
+    Args:
+        findings: how many of the advice rules' findings, of those that are more than notes.
+    """
+    return [*_said_now(status), *_said_of_results(status, findings)]
+
+
+def _said_now(status: "Status") -> list[Sentence]:
+    return _printable(_of_state(status), _of_jobs(status), _of_workers(status))
+
+
+def _said_of_results(status: "Status", findings: int = 2) -> list[Sentence]:
+    return _printable(_of_files(status), _of_rows(status), _of_advice(status, findings))
+
+
+def _printable(*parts: Iterable[Sentence]) -> list[Sentence]:
+    return [replace(one, text=printable(one.text)) for part in parts for one in part]
 
 
 def standing(status: "Status") -> str:
     """Return a phrase like ``runs/first: running, 3/100 iterations``."""
-    return f"{status.run}: {status.state}, {status.iterations_done}/{status.iterations} iterations"
+    return f"{status.run}: {status.state}, {progress(status)}"
 
 
-def _whose(status: "Status") -> list[str]:
-    """Return lines on whose the run is, where another user looks, or from another cluster."""
-    whose = status.slurm.whose if status.slurm else None
-    if whose is None or status.state == "complete":
-        return []
-    return wrapped(whose_in_words(whose, status.state, status.time), "", _INDENT)
-
-
-def _first_lines(status: "Status") -> Iterator[str]:
-    line = standing(status)
+def progress(status: "Status") -> str:
+    """Return a phrase like ``3/100 iterations, 1/11 evaluations``."""
+    parts = [f"{status.iterations_done}/{status.iterations} iterations"]
     if status.evaluations:
-        line += f", {status.evaluations_done}/{status.evaluations} evaluations"
-    yield f"{line}, forked from {status.forked_from}" if status.forked_from else line
+        parts.append(f"{status.evaluations_done}/{status.evaluations} evaluations")
+    return ", ".join([*parts, *([f"forked from {status.forked_from}"] if status.forked_from else [])])
+
+
+def _of_state(status: "Status") -> Iterator[Sentence]:
+    yield Sentence(About.STATE, standing(status), status.state)
     if status.copy_of:
-        yield from wrapped(
-            f"a copy of {status.copy_of}, whose jobs are not shown here; if it goes on, it does so as a run "
-            "of its own"
-        )
+        message = "whose jobs are not shown here; if it goes on, it does so as a run of its own"
+        yield Sentence(About.COPY, f"a copy of {status.copy_of}, {message}")
+    if status.awaited:
+        yield Sentence(About.AWAITED, f"waiting: {status.awaited}", "awaited")
+    elif status.driver:
+        yield Sentence(About.DRIVER, status.driver)
+    elif status.stopped and not status.slurm and status.state != "complete":
+        yield Sentence(About.DRIVER, f"last driver: {status.stopped}")
 
 
-def _last_lines(status: "Status") -> Iterator[str]:
-    """Yield the last row, and the last failure of a run that is not complete."""
+def _of_jobs(status: "Status") -> Iterator[Sentence]:
+    slurm, whose = status.slurm, status.slurm.whose if status.slurm else None
+    if slurm and status.paused:
+        until = _OF_ANOTHERS_PAUSE if whose else f"{_OF_A_PAUSE} {shlex.quote(status.run)}"
+        yield Sentence(About.PAUSE, f"{status.paused}; {until}")
+    if whose and status.state != "complete":
+        yield Sentence(About.OWNER, whose_in_words(whose, status.state, status.time), "whose")
+    if slurm and status.state != "complete":
+        yield from _of_queue(status, slurm)
+    if status.state == "running":
+        yield Sentence(About.FINISH, _estimate(status.finish, status.time))
+    if slurm and status.state == "running" and not is_hidden(slurm):
+        drivers = ", ".join(map(_driver, slurm.drivers))
+        yield Sentence(About.DRIVERS, f"driver jobs: {drivers}" if drivers else _NO_DRIVER)
+    yield from (Sentence(About.HELD, text) for text in status.held_back)
+    if status.state != "complete":
+        yield from (Sentence(About.BUDGET, one.words) for one in status.smaller_budgets)
+
+
+def _of_queue(status: "Status", slurm: "SlurmStatus") -> Iterator[Sentence]:
+    if slurm.unanswered:
+        last = f" (last {clock(status.answered)})" if status.answered else ""
+        message = f"Slurm does not answer{last}, so this is what the disk knows"
+        yield Sentence(About.SILENCE, f"{message}: {slurm.unanswered}", slurm.unanswered)
+    if is_hidden(slurm) or (slurm.whose and status.state == "stopped"):
+        return  # said with whose they are
+    if status.state == "running" or slurm.jobs_running + slurm.jobs_waiting:
+        there = f"in the queue: {slurm.jobs_running} running, {slurm.jobs_waiting} waiting"
+        yield Sentence(About.QUEUE, there)
+    elif status.state == "stopped":
+        yield Sentence(About.QUEUE, "nothing of this run is in Slurm's queue, and it is not complete")
+    elif status.state == "unknown" and not slurm.unanswered:
+        yield Sentence(About.QUEUE, "asking Slurm ...")
+
+
+def _of_workers(status: "Status") -> Iterator[Sentence]:
+    for one in status.workers:
+        if one.live + one.silent:
+            key = (one.job_kind, one.starting, one.busy, one.waiting, one.silent, one.waits_for)
+            yield Sentence(About.WORKERS, workers_in_words(one), key)
+    for one in filter(costs_much, status.workers):
+        change = key_to_change(one)
+        words = f"{starts_in_words(one)}; change {change}" if change else starts_in_words(one)
+        yield Sentence(About.STARTS if change else About.FEW_STARTS, words)
+
+
+def _of_files(status: "Status") -> Iterator[Sentence]:
+    """Say what is kept, is missing, or does not work."""
+    if status.kept:
+        best = "" if status.best is None else f", and the best policy ({status.best})"
+        yield Sentence(About.KEPT, f"kept: iteration {in_words(status.kept)}{best}")
+    if status.benchmarks_told:
+        yield Sentence(About.BENCHMARKS, status.benchmarks_told)
+    if status.rows_missing and status.iterations_done == status.iterations:
+        message = f"every update is committed; rows not written yet: {status.rows_missing}"
+        yield Sentence(About.ROWS, message)
+    if status.missing_state:
+        yield Sentence(About.TRAINER, in_words_of_state(status.missing_state, status.iterations))
+    if replay := doubtful_replay(status.events):
+        yield Sentence(About.REPLAY, replay)
+    yield from (Sentence(About.TROUBLE, trouble) for trouble in status.troubles)
+
+
+def _of_rows(status: "Status") -> Iterator[Sentence]:
+    """Say what the last row says, and the last failure of a run that is not complete."""
     if row := status.last_row:
         told = (
             ("reward/mean", "reward {:+.4f}", float),
@@ -122,10 +211,55 @@ def _last_lines(status: "Status") -> Iterator[str]:
             ("seconds/remaining", "{} remaining", duration),
         )
         parts = [text.format(show(row[name])) for name, text, show in told if name in row]
-        yield ", ".join([f"last row: iteration {row.get('iteration')}", *parts])
+        message = ", ".join([f"last row: iteration {row.get('iteration')}", *parts])
+        yield Sentence(About.LAST_ROW, message)
     if (failure := status.last_failure) and status.state != "complete":
-        said = printable(failure["message"])
-        yield f"last failure: {moment(failure['time'])} {attempt_in_words(failure)}: {said}"
+        where = f"{moment(failure['time'])} {attempt_in_words(failure)}"
+        yield Sentence(About.LAST_FAILURE, f"last failure: {where}: {failure['message']}")
+
+
+def _of_advice(status: "Status", findings: int) -> Iterator[Sentence]:
+    for one in worst(status.advice, findings):
+        message = f"{one.severity}: {one.title} ({one.rule}): {one.what}"
+        yield Sentence(About.ADVICE, message, (one.rule, one.title))
+
+
+def describe(status: "Status") -> str:
+    """Describe a status for a person, ending in the next command."""
+    lines = _lines(_said_now(status))
+    if status.state != "complete" and status.lanes:
+        lines += ["", *describe_lanes(status.lanes), ""]
+    lines += _lines(_said_of_results(status))
+    if status.cost:
+        from pipeline.metrics.costs import describe_costs
+
+        lines += ["", describe_costs(status.cost)]
+    return "\n".join([*lines, *_next_commands(status)])
+
+
+def to_json(status: "Status") -> dict[str, Any]:
+    """Return stable keys and plain values, and what is said in words."""
+    shown = asdict(replace(status, lanes=(), rows=(), events=()))
+    words = [{"about": one.about, "text": one.text} for one in said(status, len(status.advice))]
+    more = {"cost": status.cost.to_json() if status.cost else None, "said": words}
+    return {key: value for key, value in shown.items() if key not in _ONLY_SHOWN} | more
+
+
+def _lines(words: Iterable[Sentence]) -> list[str]:
+    """Fold what is said, but for lines with a path or a message to be copied."""
+    folded = ([w.text] if w.about in _WHOLE else wrapped(w.text, "", _INDENT) for w in words)
+    return [line for lines in folded for line in lines]
+
+
+def describe_lanes(lanes: "Sequence[Lane]") -> list[str]:
+    """Return a line of titles, and for each lane one with its counts, then what is known of its jobs."""
+    stages = [lane.progress for lane in lanes]
+    titles, *rows = table([_TITLES, *map(_cells, stages)], left=2)
+    lines = [titles]
+    for stage, row in zip(stages, rows, strict=True):
+        details = job_details(stage, len(stage.stage) > _LONGEST_NAME)
+        lines += [row, *wrapped("; ".join(details), _INDENT)]
+    return lines
 
 
 def attempt_in_words(event: Mapping[str, Any]) -> str:
@@ -148,56 +282,9 @@ def _next_commands(status: "Status") -> Iterator[str]:
     yield f"next: slurm-ppo {command.format(run=run)}"
 
 
-def describe_slurm(status: "SlurmStatus", state: str) -> list[str]:
-    """Return lines on the queue, the iterations at hand, driver jobs and the estimate."""
-    lines = list(_queue_lines(status, state))
-    if state != "complete" and status.stages:
-        lines += ["", _ROW.format(*_TITLES)]
-        for stage in status.stages:
-            details = job_details(stage, len(stage.stage) > _LONGEST_NAME)
-            lines += [_row(stage), *wrapped("; ".join(details), _INDENT)]
-        lines.append("")
-    if is_hidden(status):
-        return lines
-    if state == "running" and not status.drivers:
-        lines += wrapped(
-            "no driver job is in the queue: what is queued will be done, and then nothing follows"
-        )
-    elif state == "running":
-        drivers = ", ".join(map(describe_driver, status.drivers))
-        lines += wrapped(f"driver jobs: {drivers}", subsequent=_INDENT)
-    return lines
-
-
 def is_hidden(status: "SlurmStatus") -> bool:
-    """Whether the jobs are somebody else's, and Slurm does not show them here."""
+    """Whether the jobs are another user's, and Slurm does not show them here."""
     return status.whose is not None and status.whose.is_hidden
-
-
-def describe_workers(workers: Sequence["WorkersOf"]) -> list[str]:
-    """Return a line for each job kind that has workers now."""
-    return [
-        line
-        for one in workers
-        if one.live + one.silent
-        for line in wrapped(workers_in_words(one), "", _INDENT)
-    ]
-
-
-def describe_starts(workers: Sequence["WorkersOf"]) -> list[str]:
-    """Return lines on each job kind whose starts cost much, or made place."""
-    return [line for one in workers if costs_much(one) for line in packed(parts_of_starts(one))]
-
-
-def packed(parts: Sequence[str], width: int = _WIDTH, indent: str = _INDENT) -> list[str]:
-    """Join parts by semicolons, on as many lines as they need; none is broken."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(lines[-1]) + 2 + len(part) <= width:
-            lines[-1] += f"; {part}"
-        else:
-            lines.append(indent * bool(lines) + part)
-    return lines
 
 
 def workers_in_words(workers: "WorkersOf") -> str:
@@ -217,38 +304,23 @@ def workers_in_words(workers: "WorkersOf") -> str:
     return f"{workers.job_kind} {count} worker{'s' * (count != 1)}: {parts}"
 
 
-def _queue_lines(status: "SlurmStatus", state: str) -> Iterator[str]:
-    if state == "complete":
-        return
-    if status.unanswered:
-        yield from wrapped(f"Slurm does not answer, so this is what the disk knows: {status.unanswered}")
-    elif status.whose and (state == "stopped" or status.whose.is_hidden):
-        pass  # said before, with whose they are
-    elif state == "stopped":
-        yield from wrapped("nothing of this run is in Slurm's queue, and it is not complete")
-    elif state == "running" or status.jobs_running + status.jobs_waiting:
-        yield f"in the queue: {status.jobs_running} running, {status.jobs_waiting} waiting"
-    if state == "running":
-        yield _estimate(status.finish)
-
-
-def _estimate(finish: float | None) -> str:
+def _estimate(finish: float | None, now: float) -> str:
     if finish is None:
         return "estimated finish: known once an iteration is done"
     when = f"estimated finish: {time.strftime('%Y-%m-%d %H:%M', time.localtime(finish))}"
-    left = finish - time.time()
+    left = finish - now
     return f"{when}, in {duration(left)}" if left > 0 else f"{when}, {duration(-left)} ago: it is late"
 
 
-def _row(stage: "StageProgress") -> str:
-    return _ROW.format(
-        stage.iteration,
+def _cells(stage: "StageProgress") -> list[str]:
+    return [
+        f"{stage.iteration:4d}",
         shortened(stage.stage, _LONGEST_NAME),
         f"{stage.done}/{stage.total}",
-        *(count or MISSING for count in (stage.running, stage.waiting, stage.failed)),
+        *(str(count or MISSING) for count in (stage.running, stage.waiting, stage.failed)),
         *(time_or_dash(seconds) for seconds in (stage.queue_seconds, stage.run_seconds)),
-        stage.resubmitted or MISSING,
-    )
+        str(stage.resubmitted or MISSING),
+    ]
 
 
 def time_or_dash(seconds: float | None) -> str:
@@ -267,12 +339,26 @@ def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
     return parts
 
 
+def lane_in_words(lane: "Lane") -> str:
+    """Return a phrase like ``iteration 2 rollout: 3/8 done, 5 running``; empty for a lane that has not
+    begun."""
+    stage, (iteration, name) = lane.progress, lane.key
+    counts = {"running": stage.running, "waiting": stage.waiting, "failed": stage.failed}
+    parts = [f"{stage.done}/{stage.total} done"] if stage.done else []
+    parts += [f"{count} {word}" for word, count in counts.items() if count]
+    if not parts:
+        return ""
+    why = f"{stage.reason}; {stage.helps}" if stage.helps else stage.reason
+    where = f"iteration {iteration} {name}" if iteration else name
+    return f"{where}: {', '.join(parts)}" + (f" ({why})" if stage.waiting and why else "")
+
+
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def describe_driver(driver: "DriverJob") -> str:
+def _driver(driver: "DriverJob") -> str:
     """Describe a driver job: at work, or what it waits for."""
     waits = "by the clock" if driver.is_timed else "when jobs end"
     return f"{driver.job} {'at work' if driver.is_running else waits}"

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.orchestrate.lost_states import LEARNED_AGAIN
 from pipeline.run.commits import Record
 from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.records import Frontier, Records, is_committed
 from pipeline.run.replays import Level
+from pipeline.run.troubles import LEARNED_AGAIN
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.text import duration
-from pipeline.workers.living import SILENT_SECONDS
+from pipeline.workers.beats import SILENT_SECONDS
 
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
     from pipeline.run.commits import Record

@@ -93,7 +93,8 @@ def read_words(
         if key in axes or (override.is_sweep_override() and any(_key_of(w) == key for w in fixed.values())):
             raise SweepError(f"{key} is given twice; give all its values in one word: {key}=A,B")
         if override.is_sweep_override() or key in swept:
-            axes[key] = Axis(key, _prefix(word), _values(word, override, groups))
+            prefix = word[: len(word) - len(word.lstrip("+"))]
+            axes[key] = Axis(key, prefix, _values(word, override, groups))
         else:
             fixed[word] = word
     if num_seeds is not None:
@@ -200,10 +201,6 @@ def _checked(grid: Grid) -> Grid:
 
 def _key_of(word: str) -> str:
     return word.partition("=")[0].lstrip("+~")
-
-
-def _prefix(word: str) -> str:
-    return word[: len(word) - len(word.lstrip("+"))]
 
 
 def fixed_differences(one: Iterable[str], other: Iterable[str], apart: Collection[str]) -> list[str]:

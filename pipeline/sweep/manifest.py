@@ -1,7 +1,7 @@
 """The manifest of a sweep: ``SWEEP/sweep.json`` says which runs it has, and with which settings.
 
 It says nothing of how far they are: that is on disk in each run's directory, ``SWEEP/POINT``. So it is
-written only when a sweep is made or extended, in one step, by whoever holds the lease in ``SWEEP/locks``. A
+written only when a sweep is made or extended, in one step, by the holder of the lease in ``SWEEP/locks``. A
 checksum says whether a bit of it has flipped since: a run would have other settings than its words say.
 """
 
@@ -14,14 +14,13 @@ from typing import Any
 from pipeline.run.durable import replace_durably
 from pipeline.run.paths import SWEEP_MANIFEST
 from pipeline.sweep.grid import SEED, SweepError
-from slurm.sealing import checksum, unsealed
-from slurm.sharedfiles import is_there, make_folder, read_newest
+from slurm.sharedfiles import checksum, is_there, make_folder, read_newest, unsealed
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One run of a sweep."""
 
     name: str
@@ -50,7 +49,7 @@ class Sweep:
     """Folder it was started in, where rules are imported from."""
     fixed: tuple[str, ...]
     """Words of the settings that all points share."""
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     format: int = FORMAT
 
     @property
@@ -58,7 +57,7 @@ class Sweep:
         """Keys that are swept."""
         return tuple(dict.fromkeys(key for point in self.points for key in point.settings))
 
-    def point(self, name: str) -> Point:
+    def point(self, name: str) -> SweepPoint:
         """Return the point of this name. Raises SweepError where there is none."""
         for point in self.points:
             if point.name == name:
@@ -79,7 +78,7 @@ def locks_of(root: Path) -> Path:
     return root / "locks"
 
 
-def log_of(root: Path, point: Point) -> Path:
+def log_of(root: Path, point: SweepPoint) -> Path:
     """Return the file of what the command that carries out a point prints."""
     return root / "logs" / f"{point.name}.log"
 
@@ -95,7 +94,7 @@ def read_sweep(root: Path) -> Sweep:
         content = unsealed(read_newest(path))
         if content["format"] > FORMAT:
             raise SweepError(f"{path} has format {content['format']}; go on with the version that wrote it")
-        points = tuple(Point(**point) for point in content.pop("points"))
+        points = tuple(SweepPoint(**point) for point in content.pop("points"))
         return Sweep(**content | {"points": points, "fixed": tuple(content["fixed"])})
     except FileNotFoundError:
         raise SweepError(

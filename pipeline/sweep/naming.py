@@ -61,7 +61,8 @@ def point_name(
 def _names(settings: Mapping[str, str], longest: int) -> Iterator[str]:
     """Yield names without end, always the same for the same settings."""
     short = short_keys(settings)
-    name = "-".join(f"{slug(short[key])}_{slug(_end_of(value))}" for key, value in settings.items())
+    ends = {key: value.rstrip("/").rpartition("/")[2] or value for key, value in settings.items()}  # of paths
+    name = "-".join(f"{slug(short[key])}_{slug(end)}" for key, end in ends.items())
     if len(name) <= longest:
         yield name
     content = repr(sorted(settings.items()))
@@ -83,8 +84,3 @@ def limited(text: str, longest: int) -> str:
 def slug(text: str) -> str:
     """Return text as names may have it."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_.") or "x"
-
-
-def _end_of(value: str) -> str:
-    """Return the last part of a path; another value stays as it is."""
-    return value.rstrip("/").rpartition("/")[2] if "/" in value else value

@@ -1,14 +1,16 @@
 """Points of a sweep with their configurations, and what a command adds to a sweep that is there."""
 
+import contextlib
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import xxhash
 
 from pipeline.config.compose import from_mapping, to_mapping
+from pipeline.config.evaluate import HELDOUT_REWARD, Best, EvaluateConfig
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure
 from pipeline.config.schema import Config
@@ -16,7 +18,7 @@ from pipeline.run.directory import check_is_free, check_is_outside_runs, is_run,
 from pipeline.run.identity import RunError, version
 from pipeline.run.paths import SWEEP_MANIFEST, RunPaths
 from pipeline.sweep.grid import Grid, SweepError, fixed_differences
-from pipeline.sweep.manifest import Point, Sweep
+from pipeline.sweep.manifest import Sweep, SweepPoint
 from pipeline.sweep.naming import LONGEST, in_words, limited, point_name, tags_of
 
 _WITHOUT_EFFECT = ("name", "run_dir", "tracking", "notify")
@@ -69,7 +71,7 @@ def drafts_of(grid: Grid, config_dir: Path | None) -> list[Draft]:
     return drafts
 
 
-def config_of(root: Path, point: Point) -> Config:
+def config_of(root: Path, point: SweepPoint) -> Config:
     """Return a point's configuration, with the keys that this version has added since it was saved. Its run
     lies below ``root``, wherever the sweep was made.
 
@@ -83,11 +85,11 @@ def config_of(root: Path, point: Point) -> Config:
         raise SweepError(f"{why}: {error}") from None
 
 
-def run_folder(root: Path, point: Point) -> Path:
+def run_folder(root: Path, point: SweepPoint) -> Path:
     return root.absolute() / point.name
 
 
-def has_begun(root: Path, point: Point) -> bool:
+def has_begun(root: Path, point: SweepPoint) -> bool:
     """Whether the point's run can no longer be started over with other settings."""
     try:
         check_is_free(RunPaths(run_folder(root, point)))
@@ -112,8 +114,8 @@ def check_folder(root: Path) -> None:
 def extended(root: Path, before: Sweep | None, grid: Grid, drafts: Sequence[Draft], folder: str) -> Sweep:
     """Return the sweep with the points that a command asks for; those that it has stay as they are.
 
-    Points that have not begun take changed settings. One that was dropped comes back with its run, if it is
-    to have the same settings; others never lie in its folder.
+    One of which nothing has begun is made again where its settings have changed. A point that was dropped
+    comes back with its run, if it is to have the same settings; others never lie in its folder.
 
     Args:
         folder: where rules are imported from, of a new sweep.
@@ -121,44 +123,35 @@ def extended(root: Path, before: Sweep | None, grid: Grid, drafts: Sequence[Draf
     Raises:
         SweepError: runs that have begun would have other settings.
     """
-    name = drafts[0].config.name
-    if before is not None:
-        before = _with_same_settings(root, before, grid)
-    sweep = before or Sweep(name, time.time(), version(), folder, grid.fixed, ())
+    if before is not None and (changed := _changed(root, before, grid, drafts)):
+        begun = sum(has_begun(root, point) for point in before.points)
+        if begun:
+            raise SweepError(
+                f"{root} holds a sweep with other settings ({', '.join(changed)[:100]}), and {begun} of its "
+                "runs have begun; give the same settings, take back what was changed in a file of settings, "
+                "or choose another name=..."
+            )
+        before = None
+    sweep = before or Sweep(drafts[0].config.name, time.time(), version(), folder, grid.fixed, ())
     points = {key_of(config_of(root, point)): point for point in sweep.points}
     keys = (*sweep.keys, *grid.keys)
     for draft in drafts:
-        if (key := draft.key) in points:
-            continue
-        same = next((k for k, point in points.items() if dict(point.settings) == draft.settings), None)
-        if same is not None:
-            _check_not_begun(root, points.pop(same))
-        taken = {point.name for point in points.values()}
-        points[key] = _point(sweep.name, root / _name_of(root, sweep.name, draft, taken), draft, keys)
+        if (key := draft.key) not in points:
+            taken = {point.name for point in points.values()}
+            points[key] = _point(sweep.name, root / _name_of(root, sweep.name, draft, taken), draft, keys)
     return replace(sweep, points=tuple(points.values()))
 
 
-def _with_same_settings(root: Path, before: Sweep, grid: Grid) -> Sweep | None:
-    """Return the sweep; None where it has other fixed settings and nothing of it has begun."""
+def _changed(root: Path, before: Sweep, grid: Grid, drafts: Sequence[Draft]) -> list[str]:
+    """Return the keys that have other values for all runs; else the runs whose words give other settings than
+    before, as a file of settings, or a default, has changed."""
+    asked = {frozenset(draft.settings.items()): draft.key for draft in drafts}
     keys = fixed_differences(before.fixed, grid.fixed, {*before.keys, *grid.keys, "run_dir"})
-    if not keys:
-        return before
-    begun = [point for point in before.points if has_begun(root, point)]
-    if not begun:
-        return None
-    raise SweepError(
-        f"{root} holds a sweep with other fixed settings ({', '.join(keys)}), and {len(begun)} of its runs "
-        "have begun; give the same settings, or choose another name=..."
-    )
-
-
-def _check_not_begun(root: Path, point: Point) -> None:
-    if has_begun(root, point):
-        raise SweepError(
-            f"{run_folder(root, point)} has begun with other settings than the same words give now: a file "
-            "of settings, or a default, has changed; choose another name=... for the new ones, or take that "
-            "change back"
-        )
+    return keys or [
+        point.name
+        for point in before.points
+        if asked.get(frozenset(point.settings.items()), key := key_of(config_of(root, point))) != key
+    ]
 
 
 def _name_of(root: Path, sweep: str, draft: Draft, taken: Collection[str]) -> str:
@@ -174,19 +167,14 @@ def _may_lie_in(folder: Path, key: str) -> bool:
     """Whether a run of these settings may begin in a folder, or is there already."""
     try:
         check_is_free(RunPaths(folder))
+        return True
     except RunError:
-        return _holds(folder, key)
-    return True
+        with contextlib.suppress(RunError):  # something else, or a run that is spoilt: it stays untouched
+            return key_of(load_run(folder).config) == key
+    return False
 
 
-def _holds(folder: Path, key: str) -> bool:
-    try:
-        return key_of(load_run(folder).config) == key
-    except RunError:  # something else, or a run that is spoilt: nothing of it is touched
-        return False
-
-
-def _point(sweep: str, folder: Path, draft: Draft, keys: Collection[str]) -> Point:
+def _point(sweep: str, folder: Path, draft: Draft, keys: Collection[str]) -> SweepPoint:
     """Return a point.
 
     Args:
@@ -195,7 +183,7 @@ def _point(sweep: str, folder: Path, draft: Draft, keys: Collection[str]) -> Poi
         keys: all keys that are swept: names of its settings differ from theirs.
     """
     config = replace(draft.config, name=f"{sweep}-{folder.name}", run_dir=str(folder))
-    point, wandb = Point(folder.name, draft.settings, {}), config.tracking.wandb
+    point, wandb = SweepPoint(folder.name, draft.settings, {}), config.tracking.wandb
     wandb = replace(
         wandb,
         name=wandb.name or f"{sweep}: {in_words(point.settings, keys)}"[:_DISPLAY],
@@ -205,3 +193,30 @@ def _point(sweep: str, folder: Path, draft: Draft, keys: Collection[str]) -> Poi
     )
     config = replace(config, tracking=replace(config.tracking, wandb=wandb))
     return replace(point, config=to_mapping(config))
+
+
+# --- what runs are compared by ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Number by which runs choose their best policy."""
+
+    metric: str
+    is_lowest_best: bool
+
+    @property
+    def title(self) -> str:
+        return "held-out reward" if self.metric == HELDOUT_REWARD else self.metric
+
+    @property
+    def in_words(self) -> str:
+        """What groups are ordered by."""
+        what = "reward on held-out prompts" if self.metric == HELDOUT_REWARD else self.metric
+        return f"{what}{', the lowest first,' if self.is_lowest_best else ''} where there is one"
+
+
+def measure_of(given: Iterable[EvaluateConfig]) -> Measure | None:
+    """Return the measure of the best policy that all of them name; None where they differ. Pure."""
+    found = {Measure(one.best, one.best_is is Best.LOWEST) for one in given}
+    return found.pop() if len(found) == 1 else None

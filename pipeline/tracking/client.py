@@ -5,8 +5,6 @@ Facts about the client are of wandb 0.31.
 
 import math
 import os
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,14 @@ from pipeline.config.compose import to_mapping
 from pipeline.config.evaluate import COMMAND_PREFIX
 from pipeline.config.schema import WandbMode
 from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE
-from pipeline.metrics.samples import Choice, Sample, choose, read_samples, sample_seed
-from pipeline.run.benchmarks import Measured
+from pipeline.metrics.responses import Selection, read_samples
+from pipeline.metrics.samples import Choice, Sample
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.wandb_place import SETTINGS, WandbPlace
-from pipeline.tracking.place import place_of
 from pipeline.tracking.refusal import told_apart
-from pipeline.tracking.state import wandb_id
+from pipeline.tracking.state import MEASURED_STEP, place_of, wandb_id
 
-MEASURED_STEP = f"{COMMAND_PREFIX}iteration"
-"""x-axis of the numbers of evaluate.command: the version of the policy that they are of."""
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 60
 _ASK_SECONDS = 20
@@ -34,6 +29,8 @@ _FLUSH_SECONDS = 0.2
 """Seconds of rows that are lost when a machine goes down; the client's own default is 15."""
 _CELL = 4000
 """Characters of a prompt or response that a table shows."""
+_LOGGED, _LOGGED_BYTES = Selection(best=4, worst=4, at_random=8), 64 << 20
+"""Responses of a table, and bytes of rollout data that are read for it: a few justify no further shards."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +39,23 @@ class Opened:
 
     handle: Any
     """The ``wandb.Run``."""
-    folder: Path
-    """Folder of its files."""
+    has_tables: bool
+    """Whether sample tables are sent; a run that is carried away would miss their files, kept elsewhere."""
 
     @property
-    def path(self) -> str:
-        """``entity/project/id``, on the server."""
-        return f"{self.handle.entity}/{self.handle.project}/{self.handle.id}"
+    def first_step(self) -> int:
+        """Step after the last that the server has; offline 0."""
+        return int(self.handle.starting_step)
 
-    def log(self, run: Run, row: Row) -> None:
+    def log(self, run: Run, row: Row, step: int) -> None:
         """Send a row as one step, with its sample table if it has one.
 
         Numbers that are not finite are left out: W&B would turn them into words.
         """
         content: dict[str, Any] = {name: value for name, value in row.items() if math.isfinite(value)}
-        if "iteration" in row and (table := sample_table(run, int(row["iteration"]))):
+        if self.has_tables and "iteration" in row and (table := sample_table(run, int(row["iteration"]))):
             content[SAMPLE_TABLE] = table
-        self.handle.log(content)
+        self.handle.log(content, step=step, commit=True)  # else the last row waits for the next step
 
 
 _SETTINGS: dict[str, Any] = {
@@ -76,10 +73,13 @@ _SETTINGS: dict[str, Any] = {
 """W&B's settings besides the mode: it records what the pipeline gives it, and nothing of the machine."""
 
 
-def open_run(run: Run, mode: WandbMode) -> Opened:
+def open_run(run: Run, mode: WandbMode, folder: Path | None = None) -> Opened:
     """Open the pipeline's W&B run under its own id, and define every metric over our own x-axis.
 
-    A resumed run lacks definitions of earlier openings, and offline the step too: neither is relied on.
+    A resumed run lacks definitions of earlier openings.
+
+    Args:
+        folder: parent of the client's folder ``wandb``. Default: the run directory.
 
     Raises:
         RunRefused: as the run is set, W&B will never take it.
@@ -96,14 +96,14 @@ def open_run(run: Run, mode: WandbMode) -> Opened:
         use_place(place_of(run, os.environ))
         handle = wandb.init(
             id=wandb_id(run),
-            dir=str(run.paths.root),
+            dir=str(folder or run.paths.root),
             config=recorded_config(run),
             resume="allow",
             reinit="create_new",
             settings=wandb.Settings(mode=str(mode), **_SETTINGS),
         )
     _define_metrics(handle, run)
-    return Opened(handle, Path(handle.settings.sync_dir))
+    return Opened(handle, has_tables=mode is WandbMode.ONLINE)
 
 
 def use_place(place: WandbPlace) -> None:
@@ -138,30 +138,14 @@ def recorded_config(run: Run) -> dict[str, Any]:
     return {**to_mapping(run.config), **facts}
 
 
-def held_by_server(opened: Opened, measures: bool = False) -> Counter[int]:
-    """Count the rows that the server has, by :func:`number_of`.
-
-    Args:
-        measures: whether to ask for numbers of evaluate.command too.
-    """
+def confirmed_by_server(opened: Opened) -> int:
+    """Return the step after the last that the server has."""
     import wandb
 
+    handle = opened.handle
     # Without it the environment's address would go before that of the place.
-    server = {"base_url": opened.handle.settings.base_url}
-    found = wandb.Api(server, timeout=_ASK_SECONDS).run(opened.path)
-    keys = ("iteration", MEASURED_STEP) if measures else ("iteration",)
-    return Counter(number_of(row) for key in keys for row in found.scan_history(keys=[key], use_cache=False))
-
-
-def number_of(row: Row) -> int:
-    """Return what tells a row from all others: its iteration, or for numbers of evaluate.command a negative
-    number for the policy's version."""
-    return int(row["iteration"]) if "iteration" in row else -1 - int(row[MEASURED_STEP])
-
-
-def measured_rows(measured: Iterable[Measured]) -> list[Row]:
-    """Return what evaluate.command wrote of policies as rows with an x-axis of their own."""
-    return [{MEASURED_STEP: one.policy_version, **one.numbers} for one in measured if one.numbers]
+    api = wandb.Api({"base_url": handle.settings.base_url}, timeout=_ASK_SECONDS)
+    return int(api.run(f"{handle.entity}/{handle.project}/{handle.id}").lastHistoryStep) + 1
 
 
 def sample_table(run: Run, iteration: int) -> Any:
@@ -171,18 +155,19 @@ def sample_table(run: Run, iteration: int) -> Any:
     """
     every = run.config.tracking.wandb.samples_every
     is_due = every and (iteration in (run.plan.start + 1, run.plan.iterations) or iteration % every == 0)
-    chosen = choose(read_samples(run, iteration), seed=sample_seed(run, iteration)) if is_due else []
-    if not chosen:
+    found = read_samples(run, iteration, _LOGGED, _LOGGED_BYTES) if is_due else None
+    if found is None or not found.rows:
         return None
     import wandb
 
-    components = sorted(chosen[0][1].components)
+    components = sorted(found.rows[0].components)
     columns: list[str | int] = ["iteration", "chosen", "prompt", "response", "reward"]
     columns += [*(f"reward/{name}" for name in components), "kl", "length", "finish_reason", "num_turns"]
+    chosen = zip(found.choices, found.rows, strict=True)
     return wandb.Table(columns=columns, data=[_cells(*one, components) for one in chosen])
 
 
-def _cells(choice: Choice, sample: Sample, components: list[str]) -> list[Any]:
+def _cells(choice: Choice | None, sample: Sample, components: list[str]) -> list[Any]:
     texts = (sample.prompt[-_CELL:], sample.response[:_CELL])
     rewards = (sample.components.get(name) for name in components)
     last = (sample.kl, sample.length, sample.finish_reason, sample.num_turns)

@@ -20,9 +20,7 @@ from pipeline.config.schema import WandbConfig
 from pipeline.process import signal_session, wait_or_kill
 from pipeline.run.directory import Run, is_run, load_run
 from pipeline.run.wandb_place import DEFAULT_URL, settled
-from pipeline.tracking.mode import NO_KEY, NoKey, has_key
-from pipeline.tracking.place import place_of
-from pipeline.tracking.state import wandb_id
+from pipeline.tracking.state import NO_KEY, has_key, place_of, wandb_id
 from pipeline.tracking.workspace import NAME, Spec, build, merged, pinned
 from slurm.errors import ServiceError, UserError
 
@@ -59,15 +57,7 @@ mutation UpsertView2($id: ID, $entityName: String, $projectName: String, $type: 
 """
 
 
-class NoProject(UserError, ValueError):
-    """W&B does not have the project."""
-
-
-class PushFailed(ServiceError, RuntimeError):
-    """W&B could not be reached, or refused."""
-
-
-_ERRORS = {error.__name__: error for error in (NoKey, NoProject, PushFailed)}
+_ERRORS = {error.__name__: error for error in (UserError, ServiceError)}
 """Errors that pass from the client's process to its caller, by name."""
 
 
@@ -136,12 +126,11 @@ def push(target: Target, seconds: int) -> Pushed:
         seconds: how long each answer of the server may take.
 
     Raises:
-        NoKey: naming the ways to give one.
-        NoProject: nothing was ever logged to the project.
-        PushFailed: the server cannot be reached, or refuses.
+        UserError: there is no key, or nothing was ever logged to the project.
+        ServiceError: the server cannot be reached, or refuses.
     """
     if not has_key(os.environ):
-        raise NoKey(NO_KEY)
+        raise UserError(NO_KEY)
     limit = _START_SECONDS + seconds * (len(target.runs) + 4)
     command = [sys.executable, "-m", "pipeline.tracking.push", json.dumps(asdict(target)), str(seconds)]
     environment = os.environ | {"WANDB_SILENT": "true"}
@@ -149,7 +138,7 @@ def push(target: Target, seconds: int) -> Pushed:
         client = subprocess.Popen(command, stdout=answer, env=environment, start_new_session=True)
         try:
             if wait_or_kill(client, limit) is None:
-                raise PushFailed(f"W&B's client was not done after {limit} s")
+                raise ServiceError(f"W&B's client was not done after {limit} s")
         finally:
             signal_session(client.pid)  # its service too
         answer.seek(0)
@@ -159,7 +148,7 @@ def push(target: Target, seconds: int) -> Pushed:
 def _understood(answer: str) -> Pushed:
     """Parse what the client's process wrote to its standard output. Raises its error."""
     if not answer:
-        raise PushFailed("W&B's client broke, as it says above")
+        raise ServiceError("W&B's client broke, as it says above")
     said = json.loads(answer)
     if "error" in said:
         raise _ERRORS[said["error"]](said["text"])
@@ -172,7 +161,8 @@ def main(given: Sequence[str]) -> None:
     try:
         said: dict[str, Any] = {"done": asdict(_pushed(target, seconds))}
     except tuple(_ERRORS.values()) as error:
-        said = {"error": type(error).__name__, "text": str(error)}
+        kind = next(name for name, one in _ERRORS.items() if isinstance(error, one))
+        said = {"error": kind, "text": str(error)}
     print(json.dumps(said), flush=True)
     os._exit(0)
 
@@ -184,9 +174,9 @@ def _pushed(target: Target, seconds: int) -> Pushed:
     try:
         return _push(wandb.Api({"base_url": target.base_url}, timeout=seconds), target)
     except wandb.errors.UsageError:  # e.g. one for another server in ~/.netrc
-        raise NoKey(NO_KEY) from None
+        raise UserError(NO_KEY) from None
     except (wandb.errors.Error, WandbApiFailedError) as error:
-        raise PushFailed(f"W&B at {target.base_url} {_what_went_wrong(error, seconds)}") from None
+        raise ServiceError(f"W&B at {target.base_url} {_what_went_wrong(error, seconds)}") from None
 
 
 def _push(api: Any, target: Target) -> Pushed:
@@ -196,7 +186,7 @@ def _push(api: Any, target: Target) -> Pushed:
     place = {"entityName": entity, "name": target.project, "viewName": _VIEW}
     project = ask(_FIND, place).get("project")
     if project is None:
-        raise NoProject(
+        raise UserError(
             f"W&B has no project {entity}/{target.project} that your key may see; it begins with its first "
             "run: start one with tracking=wandb and a key, or send one's rows by `slurm-ppo sync RUN`"
         )

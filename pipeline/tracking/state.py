@@ -1,164 +1,199 @@
-"""Local knowledge of which rows W&B has of a run: two small files in ``<run>/wandb``.
+"""Rows of a run as W&B gets them, where they go, and what may have reached it: one small file,
+``wandb/online.json``.
 
-Offline, ``offline.json`` is to W&B's segments (folders, one per opening of the run) what a commit record is
-to a shard: a segment counts if and only if it is named there, which happens once it was closed. What a killed
-writer left is not named, is removed, and its rows are written again. Online the server knows what it has;
-``online.json`` remembers what may have reached it, so that rows that were taken back are noticed.
+The rows are numbered in the order in which they were written; the number is W&B's step, so that the server
+says by its last step which rows it has.
 """
 
+import hashlib
 import json
-import shutil
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from pipeline.config.conversion import converted
+from pipeline.config.evaluate import COMMAND_PREFIX
+from pipeline.config.schema import WandbMode
+from pipeline.run import journal
+from pipeline.run.benchmarks import read_measured
 from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
-from pipeline.run.lease import hold
+from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
-from pipeline.run.wandb_place import WandbPlace
-from slurm.sealing import from_json
-from slurm.sharedfiles import read_newest
+from pipeline.run.wandb_place import VARIABLES, WandbPlace, read_value, settled
+from slurm.sharedfiles import from_json, read_newest
 
-_PATIENCE = 60.0
-"""Seconds to wait for a writer that is about to close."""
-_MANY_SEGMENTS = 24
-"""Number of segments at which they are merged: each is six files, a run of days has hundreds of drivers."""
-
-State = TypeVar("State", "Offline", "Online")
+MEASURED_STEP = f"{COMMAND_PREFIX}iteration"
+"""x-axis of the numbers of evaluate.command: the version of the policy that they are of."""
 
 
-@dataclass(frozen=True)
-class Offline:
-    """Offline segments that count."""
+def published(run: Run) -> list[Row]:
+    """Return the rows in the order in which they were written; the index is the step. More are only appended,
+    unless the run goes back.
 
-    segments: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Name of the folder -> iterations whose rows it holds."""
-
-    @property
-    def iterations(self) -> frozenset[int]:
-        return frozenset(i for held in self.segments.values() for i in held)
-
-    def excess(self, paths: RunPaths) -> "Offline":
-        """Return the segments to merge into one, if there are many; never one that was uploaded."""
-        loose = {name: held for name, held in self.segments.items() if not synced_marks(paths.wandb / name)}
-        return Offline(loose if len(loose) >= _MANY_SEGMENTS else {})
+    Numbers of evaluate.command are rows of their own, each after the row that was the newest when they came.
+    """
+    rows = {int(row["iteration"]): row for row in journal.read(run.paths.metrics) if "iteration" in row}
+    newest = max(rows, default=run.plan.start)
+    measured = read_measured(run.paths) if run.plan.benchmark_every else ()  # read after the rows before it
+    keyed = [((iteration, -1), row) for iteration, row in rows.items()]
+    keyed += [
+        ((one.after, one.policy_version), {MEASURED_STEP: one.policy_version, **one.numbers})
+        for one in measured
+        if one.numbers and one.after <= newest
+    ]
+    return [row for _, row in sorted(keyed, key=lambda pair: pair[0])]
 
 
 @dataclass(frozen=True)
-class Online:
-    """Rows that may have reached the server."""
+class Sent:
+    """Rows that may have reached W&B."""
 
     generation: int = 1
     """Number of the W&B run: it cannot take rows back, so once some were, or on request, another gets all."""
     sent: int = 0
-    """Newest iteration whose row may be on the server; written before it is sent."""
-    arrived: int = 0
-    """Iteration up to which the server has confirmed every row."""
-    measured: int = 0
-    """Number of lines of evaluate.command's numbers that the server has confirmed."""
+    """Number of rows that may be at W&B; written before they are sent."""
+    digest: str = ""
+    """SHA-256 of these rows."""
+    confirmed: int = 0
+    """Number of rows that the server has confirmed."""
+    carried: int = 0
+    """Number of rows that ``sync --offline`` has written."""
     place: WandbPlace | None = None
     """Place that counts instead of that of ``run.json``: with the entity of the first key, or as
     ``sync --anew`` chose it."""
 
+    def holds(self, rows: Sequence[Row]) -> bool:
+        """Whether the run still has every row that was sent, unchanged."""
+        return not self.sent or digest(rows[: self.sent]) == self.digest
 
-def read_offline(paths: RunPaths) -> Offline:
-    return _read(paths.wandb_offline, Offline)
+    def with_sent(self, rows: Sequence[Row]) -> "Sent":
+        """Return the state in which all ``rows`` may be at W&B, and maybe more: a killed mirror's."""
+        return self if len(rows) <= self.sent else replace(self, sent=len(rows), digest=digest(rows))
 
-
-def read_online(paths: RunPaths) -> Online:
-    return _read(paths.wandb_online, Online)
-
-
-def write_state(paths: RunPaths, state: Offline | Online) -> None:
-    path = paths.wandb_offline if isinstance(state, Offline) else paths.wandb_online
-    path.parent.mkdir(exist_ok=True)
-    said = {key: value for key, value in asdict(state).items() if value or key not in ("measured", "place")}
-    replace_durably(path, json.dumps(said) + "\n")
+    def next_generation(self, place: WandbPlace | None = None) -> "Sent":
+        """Return the state of a new W&B run without rows. ``place``: None is the same as before."""
+        return Sent(self.generation + 1, place=place or self.place)
 
 
-def _read(path: Path, kind: type[State]) -> State:
-    """Read a state; a file that is missing or cannot be understood counts as one without rows."""
+def digest(rows: Sequence[Row]) -> str:
+    return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+
+
+def read_state(paths: RunPaths) -> Sent:
+    """Read the state; a file that is missing or cannot be understood counts as one without rows."""
     try:
-        return converted(kind, from_json(read_newest(path)))
+        return converted(Sent, from_json(read_newest(paths.wandb_online)))
     except (FileNotFoundError, ValueError):
-        return kind()
+        return Sent()
+
+
+def write_state(paths: RunPaths, state: Sent) -> None:
+    """Write the state. Only for the holder of :func:`mirror_lease`."""
+    paths.wandb.mkdir(exist_ok=True)
+    said = {key: value for key, value in asdict(state).items() if value is not None}
+    replace_durably(paths.wandb_online, json.dumps(said) + "\n")
 
 
 def wandb_id(run: Run) -> str:
     """Return the run's id on W&B: its own, with the generation where that is not the first."""
-    generation = read_online(run.paths).generation
+    generation = read_state(run.paths).generation
     return run.identity.id if generation == 1 else f"{run.identity.id}-{generation}"
 
 
-def segment_folders(paths: RunPaths) -> list[Path]:
-    """List W&B's offline segments on the disk, oldest first."""
-    return sorted(paths.wandb.glob("offline-run-*"))
-
-
-def synced_marks(segment: Path) -> list[Path]:
-    """List the marks that ``wandb sync`` leaves in a segment that it has uploaded."""
-    return list(segment.glob("run-*.wandb.synced"))
-
-
-def mark_synced(segment: Path) -> None:
-    """Make ``wandb sync`` skip the segment: W&B has its rows."""
-    for data in segment.glob("run-*.wandb"):
-        data.with_name(f"{data.name}.synced").touch()
-
-
-def remove_unlisted(paths: RunPaths, listed: Collection[str]) -> int:
-    """Remove segments that do not count. Returns how many there were. Only for the holder of the lease."""
-    loose = [folder for folder in segment_folders(paths) if folder.name not in listed]
-    for folder in loose:
-        shutil.rmtree(folder)
-    return len(loose)
-
-
-def offline_lease(paths: RunPaths) -> Path:
-    """Return where the one writer of offline segments holds its lease."""
-    return paths.locks / "wandb-offline"
-
-
-def online_lease(paths: RunPaths) -> Path:
-    """Return where the one writer to the server holds its lease."""
+def mirror_lease(paths: RunPaths) -> Path:
+    """Return where the one writer of W&B's rows holds its lease."""
     return paths.locks / "wandb-online"
 
 
-def forget_rows(paths: RunPaths, place: WandbPlace | None = None) -> None:
-    """Forget every row, so that all are written again, on the server to another W&B run.
+# --- where rows go ---------------------------------------------------------------------------------------
+
+# As it was settled when the run was made, whatever a later shell says.
+
+
+_LONGEST = 60
+
+
+def place_of(run: Run, environment: Mapping[str, str]) -> WandbPlace:
+    """Return the place that the run went to or ``sync --anew`` chose, else that of the making; where neither
+    was noted, as the run was made without W&B, what the environment says now."""
+    kept = read_state(run.paths).place or run.identity.wandb
+    return kept or _settled_here(run, environment)
+
+
+def moved_here(
+    run: Run, environment: Mapping[str, str], project: str | None = None, entity: str | None = None
+) -> WandbPlace:
+    """Return the run's place with what the variables say that are set now, also to nothing.
 
     Args:
-        place: the place of that run; None: the same as before.
+        project: goes before all else, as does ``entity``.
     """
-    with hold(offline_lease(paths), _PATIENCE), hold(online_lease(paths), _PATIENCE):
-        before = read_online(paths)
-        write_state(paths, Online(before.generation + 1, place=place or before.place))
-        write_state(paths, Offline())
+    here = _settled_here(run, environment)
+    said = {field: getattr(here, field) for field, name in VARIABLES.items() if name in environment}
+    said |= {name: value for name, value in (("project", project), ("entity", entity)) if value}
+    return replace(place_of(run, environment), **said)
 
 
-def rewind_measured(paths: RunPaths) -> None:
-    """Take back numbers of evaluate.command, where W&B may have any. Raises LeaseHeld after a minute."""
-    if read_online(paths).sent or read_offline(paths).segments:
-        forget_rows(paths)
+def keep_entity(run: Run, entity: str) -> None:
+    """Keep whose project the run went to, where only the key said so: the next key may be another person's.
+    For the holder of the lease of :func:`pipeline.tracking.state.mirror_lease`."""
+    place = place_of(run, os.environ)
+    if place.entity is None:
+        write_state(run.paths, replace(read_state(run.paths), place=replace(place, entity=entity)))
 
 
-def rewind(paths: RunPaths, iteration: int) -> None:
-    """Take back the rows after ``iteration``, where W&B has any. Raises LeaseHeld after a minute."""
-    offline = read_offline(paths)
-    uploaded = (held for name, held in offline.segments.items() if synced_marks(paths.wandb / name))
-    if max([read_online(paths).sent, *(i for held in uploaded for i in held)]) > iteration:
-        forget_rows(paths)
-    elif max(offline.iterations, default=0) > iteration:
-        with hold(offline_lease(paths), _PATIENCE):
-            write_state(paths, Offline())
+def not_followed(run: Run, environment: Mapping[str, str]) -> str:
+    """Name, for a person, the variables that ask for another place than the run's. Empty: none does."""
+    place, given = place_of(run, environment), run.config.tracking.wandb
+    told = []
+    for field, variable in VARIABLES.items():
+        text, kept = environment.get(variable), getattr(place, field)
+        if text and not getattr(given, field, None) and (said := read_value(field, text)) != kept:
+            told.append(f"{variable}={_short(said)} (the run has {_short(kept) or 'none'})")
+    if not told:
+        return ""
+    sync = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} --anew"
+    return (
+        f"W&B goes on as when the run was made, without this shell's {', '.join(told)}; "
+        f"to send all rows to a new W&B run, as this shell has it: {sync}"
+    )
 
 
-def with_segment(
-    offline: Offline, name: str, iterations: Collection[int], without: Collection[str]
-) -> Offline:
-    """Add a closed segment that replaces those in ``without``. Pure."""
-    kept = {other: held for other, held in offline.segments.items() if other not in without}
-    return replace(offline, segments={**kept, name: tuple(iterations)})
+def _settled_here(run: Run, environment: Mapping[str, str]) -> WandbPlace:
+    return settled(run.config.tracking.wandb, run.identity.name, environment, Path.cwd())
+
+
+def _short(value: str | tuple[str, ...] | None) -> str:
+    text = ",".join(value) if isinstance(value, tuple) else value or ""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
+
+
+_OLD_WORDS = {"dryrun": WandbMode.OFFLINE, "run": WandbMode.ONLINE}
+"""Values of WANDB_MODE that W&B goes on to take."""
+
+
+def wandb_mode(asked: WandbMode, environment: Mapping[str, str]) -> WandbMode:
+    """Decide by the configuration; if that is auto, by WANDB_MODE, else by whether there is a key."""
+    if asked is not WandbMode.AUTO:
+        return asked
+    named = environment.get("WANDB_MODE", "")
+    named = _OLD_WORDS.get(named, named)
+    if named in tuple(WandbMode) and named != WandbMode.AUTO:
+        return WandbMode(named)
+    return WandbMode.ONLINE if has_key(environment) else WandbMode.OFFLINE
+
+
+def has_key(environment: Mapping[str, str]) -> bool:
+    """Whether an API key is in the environment or in ~/.netrc."""
+    if environment.get("WANDB_API_KEY"):
+        return True
+    try:
+        return "wandb" in (Path.home() / ".netrc").read_text(errors="replace")
+    except OSError:
+        return False

@@ -1,34 +1,35 @@
-"""``slurm-ppo sync``: bring W&B's server to exactly one row per iteration, and say what was done."""
+"""``slurm-ppo sync``: bring every row to W&B once, or into an offline run, and say what was done."""
 
 import os
 import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from pipeline.config.schema import WandbMode
 from pipeline.run.directory import Run
-from pipeline.run.lease import holder_of
+from pipeline.run.lease import hold, holder_of
 from pipeline.run.place import check_is_no_copy
 from pipeline.tracking.mirror import Mirrored
-from pipeline.tracking.mode import NO_KEY, NoKey, has_key
-from pipeline.tracking.place import moved_here, not_followed, place_of
 from pipeline.tracking.refusal import Fault
-from pipeline.tracking.state import forget_rows, online_lease
+from pipeline.tracking.state import (
+    NO_KEY,
+    has_key,
+    mirror_lease,
+    moved_here,
+    not_followed,
+    place_of,
+    read_state,
+    write_state,
+)
 from pipeline.tracking.tracker import MirrorProcess
 from slurm.errors import ServiceError, UserError
 
 _LOOK_SECONDS = 0.2
+_PATIENCE = 60.0
+"""Seconds to wait for a writer that is about to close."""
 _LONGEST = 100
 """Characters of a refusal of W&B that are shown."""
-
-
-class SyncRefused(UserError, ValueError):
-    """W&B will not take the run, or the key, however often it is asked."""
-
-
-class SyncFailed(ServiceError, RuntimeError):
-    """W&B could not be reached, refused, or has not confirmed every row."""
 
 
 @dataclass(frozen=True)
@@ -49,42 +50,41 @@ class Anew:
         return Anew(project, entity) if anew else None
 
 
-def sync(run: Run, seconds: float, anew: Anew | None, say: Callable[[str], None]) -> str:
+def sync(
+    run: Run, seconds: float, anew: Anew | None, say: Callable[[str], None], offline: Path | None = None
+) -> str:
     """Send the rows that W&B lacks, or all to another W&B run. Returns a summary for a person.
 
     Args:
         seconds: limit after which it gives up.
         say: takes messages about the progress.
+        offline: folder for an offline run of W&B with the rows, instead of sending them.
 
     Raises:
-        NoKey: naming the ways to give one.
-        SyncRefused: saying what has to be another way, and how.
-        SyncFailed: saying why, and that another call goes on from there.
+        UserError: there is no key, or W&B takes the run or the key never; says what has to be another way.
+        ServiceError: W&B could not be reached, or has not confirmed every row; another call goes on there.
         LeaseHeld: another process has been sending rows for minutes.
     """
     check_is_no_copy(run, "sync")
-    if not has_key(os.environ):
-        raise NoKey(NO_KEY)
-    if holder := holder_of(online_lease(run.paths)):
+    if offline is None and not has_key(os.environ):
+        raise UserError(NO_KEY)
+    if holder := holder_of(mirror_lease(run.paths)):
         say(f"waiting for another process that sends rows: {holder}")
     if anew:
-        forget_rows(run.paths, moved_here(run, os.environ, anew.project, anew.entity))
+        place = moved_here(run, os.environ, anew.project, anew.entity)
+        with hold(mirror_lease(run.paths), _PATIENCE):
+            write_state(run.paths, read_state(run.paths).next_generation(place))
     elif told := not_followed(run, os.environ):
         say(told)
-    done = _carried_out(run, seconds, say)
-    again = f"slurm-ppo sync {shlex.quote(str(run.paths.root))}"
-    if done.missing:
-        raise SyncFailed(f"W&B has not confirmed {len(done.missing)} of {done.rows} rows; later: {again}")
-    if done.twice:
-        raise SyncFailed(
-            f"W&B has iteration {done.twice[0]} more than once, which another program did, and cannot take "
-            f"rows back; to send all rows to a new W&B run: {again} --anew"
-        )
-    return described(done)
+    done = _carried_out(run, seconds, say, ["--offline", str(offline)] if offline else ["--once"])
+    if done.missing and offline is None:
+        again = f"slurm-ppo sync {shlex.quote(str(run.paths.root))}"
+        raise ServiceError(f"W&B has not confirmed {done.missing} of {done.rows} rows; later: {again}")
+    return described(done, offline)
 
 
-def _carried_out(run: Run, seconds: float, say: Callable[[str], None]) -> Mirrored:
-    mirror = MirrorProcess.start(run, WandbMode.ONLINE, "--once")
+def _carried_out(run: Run, seconds: float, say: Callable[[str], None], options: list[str]) -> Mirrored:
+    mirror = MirrorProcess.start(run, *options)
     until = time.monotonic() + seconds
     done, has_ended = None, False
     while not has_ended:
@@ -93,17 +93,17 @@ def _carried_out(run: Run, seconds: float, say: Callable[[str], None]) -> Mirror
             if "note" in said:
                 say(said["note"])
             elif "refused" in said:
-                raise SyncRefused(_way_out(run, Fault(said["fault"]), said["refused"]))
+                raise UserError(_way_out(run, Fault(said["fault"]), said["refused"]))
             else:
                 done = Mirrored(**said["done"])
         if not has_ended and time.monotonic() > until:
             mirror.kill()
-            raise SyncFailed(
+            raise ServiceError(
                 f"W&B did not take the rows within {seconds:g} s; another call goes on from there"
             )
         time.sleep(0 if has_ended else _LOOK_SECONDS)
     if done is None:
-        raise SyncFailed(f"W&B could not be brought up to date: {mirror.last_line()}")
+        raise ServiceError(f"W&B could not be brought up to date: {mirror.last_line()}")
     return done
 
 
@@ -120,12 +120,12 @@ def _way_out(run: Run, fault: Fault, why: str) -> str:
     )
 
 
-def described(done: Mirrored) -> str:
+def described(done: Mirrored, offline: Path | None) -> str:
     """Summarise for a person."""
-    counts = f"{done.rows} rows, one per iteration; {done.had} were there, {done.sent} sent"
-    lines = [f"{done.url or 'W&B'}: {counts}"]
-    if done.removed:
-        lines.append(f"{done.removed} offline segments were cut and are removed; their rows are among these")
-    if done.marked:
-        lines.append(f"{done.marked} offline segments hold nothing new, and `wandb sync` will skip them")
-    return "\n".join(lines)
+    if offline is None:
+        return f"{done.url or 'W&B'}: {done.rows} rows, each once; {done.had} were there, {done.sent} sent"
+    if not done.sent:
+        return f"{done.rows} rows, all at W&B or written before: there is nothing to carry"
+    where = shlex.quote(str(offline / "wandb"))
+    count = f"{done.sent} rows written, {done.had} before"
+    return f"{offline}: {count}; where there is a network, once: wandb sync {where}"

@@ -5,22 +5,21 @@ what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 """
 
 import os
+import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from subprocess import PIPE, Popen, TimeoutExpired
+from subprocess import PIPE, Popen
 from typing import IO, Any
 
 from pipeline.config.schema import WandbMode
-from pipeline.process import signal_session
-from pipeline.run.benchmarks import read_measured
+from pipeline.process import ended_within, signal_session
 from pipeline.run.directory import Run
-from pipeline.tracking.mode import wandb_mode
-from pipeline.tracking.state import read_offline, read_online
-from slurm.sealing import from_json
+from pipeline.tracking.state import published, read_state, wandb_mode
+from slurm.sharedfiles import from_json
 
 _CLOSE_SECONDS = 60.0
 """Seconds that a driver that is about to end waits for the last rows to arrive."""
@@ -59,10 +58,10 @@ class MirrorProcess:
     _read: int = 0
 
     @staticmethod
-    def start(run: Run, mode: WandbMode, *options: str) -> "MirrorProcess":
+    def start(run: Run, *options: str) -> "MirrorProcess":
         """Start it in a session of its own: Ctrl-C is for the driver, which then closes it in order."""
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", str(run.paths.root), mode, *options]
+        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", str(run.paths.root), *options]
         process = Popen(words, stdin=PIPE, stdout=output, stderr=errors, start_new_session=True)
         assert process.stdin
         os.set_blocking(process.stdin.fileno(), False)
@@ -95,32 +94,28 @@ class MirrorProcess:
         """Close its input and wait for its end; false where it had to be killed."""
         assert self.process.stdin
         self.process.stdin.close()
-        try:
-            self.process.wait(seconds)
+        if ended_within(self.process, seconds):
             return True
-        except TimeoutExpired:
-            self.kill()
-            return False
+        self.kill()
+        return False
 
     def kill(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             signal_session(self.process.pid, number)
-            with suppress(TimeoutExpired):
-                self.process.wait(_KILL_SECONDS)
+            if ended_within(self.process, _KILL_SECONDS):
                 return
 
 
 @dataclass
 class WandbTracker:
-    """A mirror process for as long as the driver lives; offline where online fails."""
+    """A mirror process for as long as the driver lives, or until W&B fails."""
 
     run: Run
-    mode: WandbMode
     note: Note
     mirror: MirrorProcess | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.mirror = MirrorProcess.start(self.run, self.mode)
+        self.mirror = MirrorProcess.start(self.run)
 
     def update(self) -> None:
         if self.mirror:
@@ -128,42 +123,34 @@ class WandbTracker:
             self._listen()
 
     def close(self, exit_code: int) -> None:
-        while self.mirror:
-            closing = self.mirror
-            closing.tell(f"end {exit_code}")
-            if not closing.wait(_CLOSE_SECONDS):
-                self._say_notes()
-                self.note(
-                    f"W&B did not take every row within {_CLOSE_SECONDS:g} s; the rest follows with the "
-                    f"next driver, or by: slurm-ppo sync {self.run.paths.root}"
-                )
-                return
+        if not (closing := self.mirror):
+            return
+        closing.tell(f"end {exit_code}")
+        if closing.wait(_CLOSE_SECONDS):
             self._listen()
-            if self.mirror is closing:
-                return
+            return
+        self._say_notes(closing)
+        self.note(f"W&B did not take every row within {_CLOSE_SECONDS:g} s; {self._later}")
+
+    @property
+    def _later(self) -> str:
+        root = shlex.quote(str(self.run.paths.root))
+        return f"the rest follows with the next driver, or by: slurm-ppo sync {root}"
 
     def _listen(self) -> None:
-        """Pass on its notes; if online failed, go on offline, and if that failed, without W&B."""
+        """Pass on its notes; if it has failed, go on without W&B."""
         assert self.mirror
-        self._say_notes()
-        if not self.mirror.has_failed:
-            return
-        why = self.mirror.last_line()
-        self.mirror = None
-        if self.mode is WandbMode.ONLINE:
-            self.note(f"W&B cannot be used now ({why}); writing its files under {self.run.paths.wandb}")
-            self.mode = WandbMode.OFFLINE
-            self.mirror = MirrorProcess.start(self.run, self.mode)
-        else:
-            self.note(f"W&B is off, it does not work here ({why}); metrics.jsonl has every row")
+        self._say_notes(self.mirror)
+        if self.mirror.has_failed:
+            self.note(f"W&B cannot be used now ({self.mirror.last_line()}); {self._later}")
+            self.mirror = None
 
-    def _say_notes(self) -> None:
-        assert self.mirror
-        for said in self.mirror.said():
+    def _say_notes(self, mirror: MirrorProcess) -> None:
+        for said in mirror.said():
             if "note" in said:
                 self.note(said["note"])
             elif missing := said.get("done", {}).get("missing"):
-                self.note(f"W&B has not confirmed {len(missing)} rows yet; the next driver looks again")
+                self.note(f"W&B has not confirmed {missing} rows yet; the next driver looks again")
 
 
 Tracker = NoTracker | WandbTracker
@@ -172,21 +159,16 @@ Tracker = NoTracker | WandbTracker
 
 def open_tracker(run: Run, note: Note) -> Tracker:
     """Open the tracker that the configuration and the environment ask for. ``note`` takes what goes wrong."""
-    mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
-    return NoTracker() if mode is WandbMode.DISABLED else WandbTracker(run, mode, note)
+    return WandbTracker(run, note) if _is_online(run) else NoTracker()
 
 
-def is_behind(run: Run, rows: Sequence[Mapping[str, float]]) -> bool:
-    """Whether W&B lacks rows that it should have."""
-    mode = wandb_mode(run.config.tracking.wandb.mode, os.environ)
-    newest = rows[-1]["iteration"] if rows else 0
-    measured = [-1 - one.policy_version for one in read_measured(run.paths) if one.numbers]
-    online = read_online(run.paths)
-    has_all = online.arrived >= newest and online.measured >= len(measured)
-    if mode is WandbMode.DISABLED or has_all:
+def is_behind(run: Run) -> bool:
+    """Whether W&B's server lacks rows that this driver should send."""
+    if not _is_online(run):
         return False
-    if mode is WandbMode.ONLINE:
-        return True
-    wanted = {row["iteration"] for row in rows if row["iteration"] > online.arrived}
-    wanted |= set(measured[online.measured :])
-    return not read_offline(run.paths).iterations >= wanted
+    rows, state = published(run), read_state(run.paths)
+    return state.confirmed < len(rows) or not state.holds(rows)
+
+
+def _is_online(run: Run) -> bool:
+    return wandb_mode(run.config.tracking.wandb.mode, os.environ) is WandbMode.ONLINE

@@ -1,8 +1,7 @@
 """The W&B workspace of a project, built from the tables that the report and the rows are made of.
 
-The charts of :data:`pipeline.metrics.charts.CHARTS` come first in each section, then a panel for every other
-metric of :data:`pipeline.metrics.catalogue.METRICS`. All of it is pure; :mod:`pipeline.tracking.push` carries
-it to W&B.
+The charts of :data:`pipeline.metrics.catalogue.CHARTS` come first in each section, then a panel for every
+other metric of METRICS. All of it is pure; :mod:`pipeline.tracking.push` carries it to W&B.
 """
 
 import hashlib
@@ -12,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.evaluate import COMMAND_PREFIX
-from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Metric, Section
-from pipeline.metrics.charts import CHARTS, Chart
+from pipeline.metrics.catalogue import CHARTS, METRICS, SAMPLE_TABLE, Chart, Metric, Section
 from pipeline.run.tasks import WORK_STAGES, Stage
-from pipeline.tracking.client import MEASURED_STEP
+from pipeline.tracking.state import MEASURED_STEP
 
 NAME = "slurm-ppo"
 """Initial name of the workspace; people may rename it."""

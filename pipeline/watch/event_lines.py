@@ -10,10 +10,10 @@ from pipeline.metrics.terminal import Row
 from pipeline.run.attempts import AttemptId
 from pipeline.run.submissions import parse_job_name
 from pipeline.run.tasks import Stage, parse_task
-from pipeline.status.local import Event
-from pipeline.status.text import attempt_in_words, clock, describe_row
+from pipeline.status.journal_end import Event
+from pipeline.status.text import attempt_in_words, describe_row
 from pipeline.status.trainer_state import replay_in_words
-from pipeline.text import printable
+from pipeline.text import clock, printable
 
 
 @dataclass(frozen=True)

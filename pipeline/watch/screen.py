@@ -1,7 +1,6 @@
 """The live view, line by line. Pure: a look and what the person chose in, lines out."""
 
 import textwrap
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,23 +8,12 @@ from enum import StrEnum
 
 from rich.text import Text
 
-from pipeline.metrics.advice import Severity, worst
-from pipeline.metrics.starts import parts_together
+from pipeline.metrics.advice_input import Severity
 from pipeline.metrics.terminal import Column, Row, sparkline
 from pipeline.status.lanes import Lane, ShardState
 from pipeline.status.state import Status
-from pipeline.status.text import (
-    clock,
-    describe_driver,
-    is_hidden,
-    job_details,
-    packed,
-    time_or_dash,
-    workers_in_words,
-)
-from pipeline.status.trainer_state import in_words
-from pipeline.status.whose import in_words as whose_in_words
-from pipeline.text import MISSING, duration, number, printable, shortened
+from pipeline.status.text import About, Sentence, job_details, progress, said, time_or_dash
+from pipeline.text import MISSING, clock, duration, number, printable, shortened
 from pipeline.watch.event_lines import event_lines
 
 LEAST_WIDTH, LEAST_HEIGHT = 40, 8
@@ -51,7 +39,7 @@ class LogEnd:
 
 
 @dataclass(frozen=True)
-class View:
+class ScreenState:
     """Choices of the person, and how the reading goes."""
 
     page: Page = Page.RUN
@@ -110,7 +98,7 @@ said plainly. More: slurm-ppo status RUN, slurm-ppo logs RUN."""
 Lines = list[Text]
 
 
-def screen(look: Status | None, view: View, width: int, height: int) -> Lines:
+def screen(look: Status | None, view: ScreenState, width: int, height: int) -> Lines:
     """Render exactly ``height`` lines of at most ``width`` columns."""
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
     if view.page is Page.HELP:
@@ -121,7 +109,12 @@ def screen(look: Status | None, view: View, width: int, height: int) -> Lines:
         lines = [Text("reading the run directory ...")]
     else:
         lines = _run_page(look, view, width, height - 1)
-    shown = [*_filled(lines, height - 1), _footer(view)]
+    return framed(lines, [_footer(view)], width, height)
+
+
+def framed(lines: Lines, bottom: Lines, width: int, height: int) -> Lines:
+    """Return exactly ``height`` lines of at most ``width`` columns, the last of which are ``bottom``."""
+    shown = [*_filled(lines, height - len(bottom)), *bottom]
     for line in shown:
         line.truncate(width, overflow="ellipsis")
     return shown
@@ -131,7 +124,7 @@ def _filled(lines: Lines, height: int) -> Lines:
     return [*lines[:height], *(Text() for _ in range(height - len(lines)))]
 
 
-def _footer(view: View) -> Text:
+def _footer(view: ScreenState) -> Text:
     keys = {
         Page.RUN: "q quit   l log   up/down lane   p pause   ? help",
         Page.LOG: "l back   up/down other lane   p pause   q quit",
@@ -144,9 +137,10 @@ def _footer(view: View) -> Text:
 # --- the run ---
 
 
-def _run_page(look: Status, view: View, width: int, height: int) -> Lines:
+def _run_page(look: Status, view: ScreenState, width: int, height: int) -> Lines:
     """Render the header, then lanes, metrics and events, which share the height; findings come last."""
-    head, findings = _header(look, view, width), _findings(look)
+    words = said(look)
+    head, findings = _header(words, look, view, width), _findings(words)
     room = height - len(head) - len(findings)
     metrics = _metrics(look, width)
     lanes = _lanes(look, view, width, max(3, room - 1 - min(len(metrics), 3) - 1 - 2))
@@ -161,84 +155,37 @@ def _run_page(look: Status, view: View, width: int, height: int) -> Lines:
 _STATE_STYLES = {"running": "green", "complete": "green", "failed": "bold red", "unknown": "yellow"}
 
 
-def _header(look: Status, view: View, width: int) -> Lines:
+_HEADER = {
+    *(About.QUEUE, About.FINISH, About.DRIVERS, About.OWNER, About.TRAINER),
+    *(About.PAUSE, About.HELD, About.BUDGET, About.WORKERS, About.STARTS),
+}
+_WARNINGS = (About.SILENCE, About.AWAITED, About.TROUBLE)
+
+
+def _header(words: Sequence[Sentence], look: Status, view: ScreenState, width: int) -> Lines:
+    """Render the run and its state, how far it is, and what keeps it; short phrases share a line."""
     right = Text.assemble((look.state, _STATE_STYLES.get(look.state, "bold")), f"  {clock(look.time)}")
     room = width - len(right) - 2
     path = look.run if len(look.run) <= room else f"…{look.run[1 - room :]}"
+    lines = [progress(look)]
+    for line in (line for one in words if one.about in _HEADER for line in _folded(one.text, width)):
+        if len(lines[-1]) + 2 + len(line) <= width:
+            lines[-1] += f"; {line}"
+        else:
+            lines.append(line)
+    troubles = [*([view.trouble] if view.trouble else []), *(w.text for w in words if w.about in _WARNINGS)]
+    warnings = (Text(line, "yellow") for text in troubles for line in _folded(text, width))
     first = Text.assemble((path, "bold"), " " * (room + 2 - len(path)), right)
-    trouble = view.trouble or _silence(look) or look.awaited
-    warning = [Text(trouble, "yellow")] if trouble else []
-    state = [in_words(look.missing_state, look.iterations)] if look.missing_state else []
-    held = (textwrap.wrap(text, width, max_lines=2, placeholder=" …") for text in _holding(look))
-    said = (
-        _progress(look),
-        *_whose(look, width),
-        *_outlook(look, width),
-        *state,
-        *(line for lines in held for line in lines),
-        *_workers(look, width),
-        *packed(parts_together(look.workers), width, ""),
-    )
-    return [first, *map(Text, said), *warning]
+    return [first, *map(Text, lines), *warnings]
 
 
-def _holding(look: Status) -> list[str]:
-    """Return what holds the run back, or its stages."""
-    return [printable(text) for text in (look.paused, *look.held_back) if text]
+def _folded(text: str, width: int, indent: str = "", lines: int = 2) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=indent, max_lines=lines, placeholder=" …")
 
 
-def _whose(look: Status, width: int) -> list[str]:
-    """Say whose the run is, where another user looks, or from another cluster."""
-    if not look.slurm or not look.slurm.whose or look.state == "complete":
-        return []
-    return textwrap.wrap(whose_in_words(look.slurm.whose, look.state, look.time), width)
-
-
-def _workers(look: Status, width: int) -> list[str]:
-    """Say what workers do, and what those that wait wait for: in a line where there is room."""
-    parts = [workers_in_words(one) for one in look.workers if one.live + one.silent]
-    together = "; ".join(parts)
-    return parts if len(together) > width else [together] * bool(parts)
-
-
-def _progress(look: Status) -> str:
-    parts = [f"{look.iterations_done}/{look.iterations} iterations"]
-    if look.evaluations:
-        parts.append(f"{look.evaluations_done}/{look.evaluations} evaluations")
-    if look.slurm and look.answered and not is_hidden(look.slurm):
-        parts.append(f"in the queue: {look.slurm.jobs_running} running, {look.slurm.jobs_waiting} waiting")
-    elif look.slurm and not look.slurm.unanswered and not is_hidden(look.slurm):
-        parts.append("asking Slurm ...")
-    return ", ".join(parts)
-
-
-def _outlook(look: Status, width: int) -> list[str]:
-    """Say when it will end, and which driver jobs advance it; on one line where there is room."""
-    parts = []
-    if look.finish is not None:
-        when = f"expected finish {time.strftime('%a %d %b %H:%M', time.localtime(look.finish))}"
-        left = look.finish - look.time
-        parts.append(f"{when}, in {duration(left)}" if left > 0 else f"{when}, late by {duration(-left)}")
-    if look.slurm and look.state == "running" and not is_hidden(look.slurm):
-        drivers = ", ".join(map(describe_driver, look.slurm.drivers))
-        parts.append(f"driver jobs: {drivers}" if drivers else "no driver job is in the queue")
-    together = "; ".join(parts)
-    return parts if len(together) > width else [together] * bool(parts)
-
-
-def _silence(look: Status) -> str | None:
-    if not look.slurm or not look.slurm.unanswered:
-        return None
-    last = f"since {clock(look.answered)}" if look.answered else "yet"
-    return f"Slurm has not answered {last}: {' '.join(look.slurm.unanswered.split())}"
-
-
-def _findings(look: Status) -> Lines:
-    styles = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow"}
-    return [
-        Text.assemble((f"{one.severity}: ", styles.get(one.severity, "")), f"{one.title} ({one.rule})")
-        for one in worst(look.advice)
-    ]
+def _findings(words: Sequence[Sentence]) -> Lines:
+    shown = [one.text for one in words if one.about is About.ADVICE]
+    return [Text(text, "bold red" if text.startswith(Severity.PROBLEM) else "yellow") for text in shown]
 
 
 def _latest(look: Status, width: int, room: int) -> Lines:
@@ -247,10 +194,10 @@ def _latest(look: Status, width: int, room: int) -> Lines:
     for one in reversed(event_lines(look.events[-500:], look.rows[-30:], look.created, look.iterations)):
         if len(lines) >= room:
             break
-        folded = textwrap.wrap(str(one), width, subsequent_indent=" " * 9, max_lines=3, placeholder=" …")
+        folded = _folded(str(one), width, " " * 9, lines=3)
         is_folded = one.is_bad and len(lines) + len(folded) <= room
-        told = folded if is_folded else [str(one)]
-        lines = [*(Text(line, "red" if one.is_bad else "") for line in told), *lines]
+        message = folded if is_folded else [str(one)]
+        lines = [*(Text(line, "red" if one.is_bad else "") for line in message), *lines]
     return lines
 
 
@@ -261,7 +208,7 @@ _NAME = 13
 _NARROW, _WIDE = 66, 100
 
 
-def chosen(look: Status | None, view: View) -> Lane | None:
+def chosen(look: Status | None, view: ScreenState) -> Lane | None:
     """Find the selected lane; where that is gone its stage's next; else the first with something to do."""
     if look is None or not look.lanes:
         return None
@@ -272,7 +219,7 @@ def chosen(look: Status | None, view: View) -> Lane | None:
     return next(iter([*same, *similar, *busy, *look.lanes]))
 
 
-def _lanes(look: Status, view: View, width: int, height: int) -> Lines:
+def _lanes(look: Status, view: ScreenState, width: int, height: int) -> Lines:
     """Render a title, and as many lanes as fit around the selected one."""
     if not look.lanes:
         return []
@@ -315,13 +262,13 @@ def _details(lane: Lane, is_selected: bool, width: int) -> list[str]:
     if not is_selected:
         reason = progress.reason if progress.waiting else None
         if reason and progress.helps:
-            return textwrap.wrap(f"{reason} ({progress.helps})", width - 6, max_lines=2, placeholder=" …")
+            return _folded(f"{reason} ({progress.helps})", width - 6)
         return [reason] if reason else []
     parts = job_details(progress, len(f"{progress.iteration:4d} {progress.stage}") > _NAME)
     if width < _WIDE:
         times = (("waited", progress.queue_seconds), ("ran", progress.run_seconds))
         parts += [f"{word} {duration(seconds)}" for word, seconds in times if seconds]
-    return textwrap.wrap("; ".join(parts), width - 6, max_lines=2, placeholder=" …")
+    return _folded("; ".join(parts), width - 6)
 
 
 def marks_of(shards: Sequence[ShardState], width: int) -> Text:
@@ -358,18 +305,18 @@ def _metric(column: Column, rows: Sequence[Row], width: int) -> Text:
 # --- a log ---
 
 
-def _log_page(view: View, width: int, height: int) -> Lines:
+def _log_page(view: ScreenState, width: int, height: int) -> Lines:
     """Render title, path in full, so that it can be copied, and as many last lines as fit."""
     if view.log is None:
         return [Text("reading the log ...")]
-    path = [Text(part, "dim") for part in _folded(view.log.path, width)]
+    path = [Text(part, "dim") for part in _broken(view.log.path, width)]
     head = [Text(view.log.title, "bold"), *path, Text()]
     room = max(1, height - len(head))
-    ends = [Text(part) for line in view.log.lines[-room:] for part in _folded(printable(line), width)]
+    ends = [Text(part) for line in view.log.lines[-room:] for part in _broken(printable(line), width)]
     return [*head, *ends[-room:]]
 
 
-def _folded(text: str, width: int) -> list[str]:
+def _broken(text: str, width: int) -> list[str]:
     """Break a text anywhere, so that nothing is added or lost."""
     return [text[i : i + width] for i in range(0, len(text), width)] or [""]
 

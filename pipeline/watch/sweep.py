@@ -1,9 +1,7 @@
 """``slurm-ppo watch`` of a sweep: its runs, a line each, on a screen or as lines that say what changed."""
 
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -19,53 +17,21 @@ from pipeline.status.sweep import (
     standing,
     state_in_words,
 )
-from pipeline.status.text import clock
-from pipeline.text import number, printable
-from pipeline.watch.loop import look_on, tell_changes
-from pipeline.watch.screen import LEAST_HEIGHT, LEAST_WIDTH
+from pipeline.text import clock, number, printable
+from pipeline.watch.loop import Background, Seen, look_on
+from pipeline.watch.screen import LEAST_HEIGHT, LEAST_WIDTH, framed
 from pipeline.watch.terminal import STEPS, Window, show
 
-_REST_FACTOR = 4.0
-"""Rest after a look, in multiples of its duration: a look at a thousand runs takes a second or two."""
 _KEYS = "q quit   up/down other runs"
 _STYLES = {"running": "cyan", "failed": "bold red", "spoilt": "bold red", "not begun": "dim"}
 
 
-@dataclass(frozen=True)
-class SeenSweep:
-    """The newest of everything that was read."""
-
-    look: SweepStatus | None = None
-    time: float = 0.0
-    """Unix time of that look."""
-    trouble: str | None = None
-    """Reason why the last try to read failed."""
-    is_settled: bool = False
-    """Whether two looks in a row say that nothing of the sweep is at work."""
-
-
-class SweepReading:
-    """A thread that reads the sweep, so that what does not answer blocks no key."""
+class SweepReading(Background[SweepStatus]):
+    """A thread that reads the sweep."""
 
     def __init__(self, root: Path, interval: float, live_ids: LiveIds) -> None:
-        self.root, self.interval, self._live_ids = root, interval, live_ids
-        self.seen = SeenSweep()
-        self.error: BaseException | None = None
-        self.arrived = threading.Event()
-        """Event that is set whenever there is something new in :attr:`seen`."""
-        self._stop = threading.Event()
-
-    def start(self) -> None:
-        """Start the thread, as a daemon: a file system that hangs must not keep the program from ending."""
-        threading.Thread(target=self._read_on, daemon=True).start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def check(self) -> None:
-        """Raise in the caller's thread the error that ended ours."""
-        if self.error:
-            raise self.error
+        super().__init__(interval)
+        self.root, self._live_ids = root, live_ids
 
     def look(self) -> None:
         """Read once; what the file system refuses is reported, and tried again."""
@@ -76,20 +42,7 @@ class SweepReading:
             return
         before = self.seen.look
         is_over = has_ended(status) and before is not None and has_ended(before)
-        is_settled = is_over or status.state == "complete"
-        self.seen = SeenSweep(status, time.time(), is_settled=is_settled)
-
-    def _read_on(self) -> None:
-        while not self._stop.is_set():
-            started = time.monotonic()
-            try:
-                self.look()
-            except BaseException as error:  # raised again by check
-                self.error = error
-                return
-            finally:
-                self.arrived.set()
-            self._stop.wait(max(self.interval, _REST_FACTOR * (time.monotonic() - started)))
+        self.seen = Seen(status, is_settled=is_over or status.state == "complete")
 
 
 def has_ended(status: SweepStatus) -> bool:
@@ -110,15 +63,7 @@ def watch_sweep(root: Path, interval: float, live_ids: LiveIds) -> str:
         SweepError: the manifest cannot be read.
     """
     reading = SweepReading(root, interval, live_ids)
-    is_over = look_on(
-        reading,
-        lambda: show(SweepWindow(reading)),
-        lambda: tell_changes(
-            reading,
-            "the sweep",
-            lambda before, after: sweep_changes(before, after, reading.seen.time),
-        ),
-    )
+    is_over = look_on(reading, "the sweep", lambda: show(SweepWindow(reading)), sweep_changes)
     status = reading.seen.look
     if status is None:
         return "unknown"
@@ -130,9 +75,9 @@ def watch_sweep(root: Path, interval: float, live_ids: LiveIds) -> str:
 # --- a line for each change ------------------------------------------------------------------------------
 
 
-def sweep_changes(before: SweepStatus | None, after: SweepStatus, now: float) -> list[str]:
+def sweep_changes(before: SweepStatus | None, after: SweepStatus) -> list[str]:
     """Return lines on what has changed between two looks; none where nothing has. Pure."""
-    return [f"{clock(now)} {line}" for line in _news(before, after)]
+    return [f"{clock(after.time)} {line}" for line in _news(before, after)]
 
 
 def _news(before: SweepStatus | None, after: SweepStatus) -> Iterator[str]:
@@ -158,12 +103,12 @@ def _in_words(entry: Entry) -> str:
 # --- a screen --------------------------------------------------------------------------------------------
 
 
-class SweepWindow(Window):
+class SweepWindow(Window[SweepReading]):
     """A sweep's runs, through which the person moves."""
 
     def __init__(self, reading: SweepReading) -> None:
         super().__init__(reading)
-        self.reading, self.first = reading, 0
+        self.first = 0
 
     def content(self, width: int, height: int) -> tuple[object, ...]:
         return self.reading.seen, self.first
@@ -181,7 +126,7 @@ class SweepWindow(Window):
         return True
 
 
-def sweep_screen(seen: SeenSweep, first: int, width: int, height: int) -> list[Text]:
+def sweep_screen(seen: Seen[SweepStatus], first: int, width: int, height: int) -> list[Text]:
     """Render exactly ``height`` lines of at most ``width`` columns. Pure.
 
     Args:
@@ -189,12 +134,9 @@ def sweep_screen(seen: SeenSweep, first: int, width: int, height: int) -> list[T
     """
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
     lines, where = _page(seen.look, first, height - 2) if seen.look else ([Text("reading ...")], "")
-    lines += [Text()] * (height - 2 - len(lines))
-    trouble = seen.trouble or (f"as of {clock(seen.time)}" if seen.time else "")
-    shown = [*lines, Text(trouble, "bold" if seen.trouble else "dim"), Text(f"{_KEYS}{where}", "dim")]
-    for line in shown:
-        line.truncate(width, overflow="ellipsis")
-    return shown
+    trouble = seen.trouble or (f"as of {clock(seen.look.time)}" if seen.look else "")
+    bottom = [Text(trouble, "bold" if seen.trouble else "dim"), Text(f"{_KEYS}{where}", "dim")]
+    return framed(lines, bottom, width, height)
 
 
 def _page(status: SweepStatus, first: int, height: int) -> tuple[list[Text], str]:

@@ -11,26 +11,22 @@ import time
 import tty
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipeline.config.job_kinds import parts_of
-from pipeline.status.state import Status
-from pipeline.watch.loop import SILENT_SECONDS, Background
-from pipeline.watch.reading import Reading
-from pipeline.watch.screen import Page, View, chosen, screen, to_ascii
+from pipeline.watch.loop import Background
+from pipeline.watch.screen import to_ascii
 
+_Reading = TypeVar("_Reading", bound=Background[Any])
 _TICK_SECONDS = 0.2
 """Seconds within which a new size, or something that was read, is noticed; keys are noticed at once."""
-STAGE_KEYS = {"r": "rollout", "s": "score", "w": "reward", "u": "update", "e": "evaluate"}
 STEPS = {"\x1b[A": -1, "\x1bOA": -1, "k": -1, "\x1b[B": 1, "\x1bOB": 1, "j": 1}
 
 
-def show(window: "Window") -> bool:
+def show(window: "Window[Any]") -> bool:
     """Show a window until what it shows has ended, or the person quits. True if it has ended.
 
     Raises:
@@ -49,11 +45,11 @@ def show(window: "Window") -> bool:
         signal.signal(signal.SIGHUP, before_hangup)
 
 
-class Window(ABC):
+class Window(ABC, Generic[_Reading]):
     """Contents of the screen, and keys."""
 
-    def __init__(self, reading: Background[Any]) -> None:
-        self.background = reading
+    def __init__(self, reading: _Reading) -> None:
+        self.reading = reading
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
         self.is_leaving = False
         self._drawn: tuple[object, ...] = ()
@@ -70,10 +66,6 @@ class Window(ABC):
     def take(self, keys: Sequence[str]) -> bool:
         """Do what the keys say. Returns whether to go on."""
 
-    @property
-    def is_paused(self) -> bool:
-        return False
-
     def leave(self, *ignored: object) -> None:
         """Note that Ctrl-Z was pressed."""
         self.is_leaving = True
@@ -83,8 +75,8 @@ class Window(ABC):
         self.is_leaving, self._drawn = False, ()
         with keys() as keyboard, Live(console=self.console, screen=True, auto_refresh=False) as live:
             while not self.is_leaving:
-                self.background.check()
-                if self.background.seen.is_settled and not self.is_paused:
+                self.reading.check()
+                if self.reading.seen.is_settled and not self.reading.is_paused:
                     return True
                 self.draw(live)
                 if not self.take(read_keys(keyboard, _TICK_SECONDS)):
@@ -103,76 +95,6 @@ class Window(ABC):
         self.console.size = (width, height)
         live.update(Text("\n", no_wrap=True, overflow="crop").join(lines), refresh=True)
         self._drawn = content
-
-
-class RunWindow(Window):
-    """A run, with the keys of its lanes and pages."""
-
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(reading)
-        self.reading, self.view = reading, View()
-        self._frozen: Status | None = None
-
-    @property
-    def is_paused(self) -> bool:
-        return self.view.is_paused
-
-    def content(self, width: int, height: int) -> tuple[object, ...]:
-        return self._look(), self._view()
-
-    def lines(self, width: int, height: int) -> Sequence[Text]:
-        return screen(self._look(), self._view(), width, height)
-
-    def _look(self) -> Status | None:
-        return self._frozen if self.view.is_paused else self.reading.seen.look
-
-    def _view(self) -> View:
-        seen = self.reading.seen
-        trouble, began = seen.trouble, self.reading.began
-        if began and (silent := time.monotonic() - began) > SILENT_SECONDS:
-            trouble = f"the file system has not answered for {10 * int(silent // 10)} s"
-        log = self.view.log if self.view.is_paused else seen.log
-        is_wanted = log is not None and log.lane == self._wanted()
-        return replace(self.view, log=log if is_wanted else None, trouble=trouble)
-
-    def _wanted(self) -> tuple[int, str] | None:
-        return self.view.selected if self.view.page is Page.LOG else None
-
-    def take(self, keys: Sequence[str]) -> bool:
-        """Do what the keys say. Returns whether to go on."""
-        for key in keys:
-            if key == "q":
-                return False
-            if key == "p":
-                self._frozen = self.reading.seen.look
-                self.view = replace(self.view, is_paused=not self.view.is_paused, log=self.reading.seen.log)
-                self.reading.is_paused = self.view.is_paused
-            else:
-                self.view = pressed(self.view, self._look(), key)
-            self.reading.want_log(self._wanted())
-        return True
-
-
-def pressed(view: View, look: Status | None, key: str) -> View:
-    """Return the view after a key. Pure."""
-    if key == "?":
-        return replace(view, page=Page.RUN if view.page is Page.HELP else Page.HELP)
-    if key == "\x1b" or (key == "l" and view.page is Page.LOG):
-        return replace(view, page=Page.RUN)
-    lanes = look.lanes if look else ()
-    now = chosen(look, view)
-    if now is None:
-        return view
-    if key == "l":  # the log stays when the run has gone on to other lanes
-        return replace(view, page=Page.LOG, selected=now.key)
-    if key in STEPS:
-        index = max(0, min(len(lanes) - 1, lanes.index(now) + STEPS[key]))
-        return replace(view, selected=lanes[index].key)
-    stage = STAGE_KEYS.get(key)
-    after = lanes.index(now) + 1  # the same key again goes to the next of its kind
-    others = [*lanes[after:], *lanes[:after]]
-    found = next((lane for lane in others if parts_of(lane.key[1])[0] == stage), None)
-    return replace(view, selected=found.key) if found else view
 
 
 def _size(console: Console) -> tuple[int, int]:

@@ -22,8 +22,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.records import names_of_stage
 from pipeline.run.tasks import Task, parse_task, task_key
 from pipeline.workers.beats import Beat, Doing
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import NotAFile, is_there, make_folder, read_shared
+from slurm.sharedfiles import NotAFile, is_there, make_folder, read_shared, sealed, unsealed
 
 _NAME = re.compile(r"(.+)\.claim-(\d+)\.json")
 
@@ -50,6 +49,18 @@ class Claim:
     """Unix time at which it was taken."""
     invocation: int = 0
     """Number of the invocation of submit, run or resume in which it was taken; 0 where there is no Slurm."""
+    halvings: int = 0
+    """Number of times that its batch budget is halved."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an attempt that failed, or whose commit was taken back, computed at once."""
+
+    halvings: int
+    """Number of times that the batch budget was halved."""
+    kind: FailureKind | None
+    """Why it failed; None: it did not, or has not said so."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +73,18 @@ class Attempt:
     failure: FailureKind | None = None
     """Why it failed, as a pass has judged it; until then as it said itself, if it did."""
     ahead: float = 0.0
-    """Seconds by which the clock of its worker is ahead of that of who looks (:attr:`Crew.ahead`)."""
+    """Seconds by which the clock of its worker is ahead of the reader's (:attr:`LiveWorkers.ahead`)."""
     saved: float = 0.0
     """Unix time at which its latest save was first seen (:func:`with_saves`); 0: there is none."""
 
     @property
     def taken(self) -> float:
-        """Unix time at which it was taken, by the clock of who looks."""
+        """Unix time at which it was taken, by the reader's clock."""
         return self.claim.time - self.ahead
 
 
 @dataclass(frozen=True)
-class _Content:
+class ClaimFields:
     """Fields of a claim's file."""
 
     task: str
@@ -82,6 +93,7 @@ class _Content:
     worker: str
     time: float
     invocation: int = 0
+    halvings: int = 0
 
 
 def file_of(paths: RunPaths, task: Task, number: int) -> Path:
@@ -97,7 +109,7 @@ def take(paths: RunPaths, claim: Claim) -> bool:
     """Write a claim. False where its number is taken."""
     path = file_of(paths, claim.task, claim.number)
     make_folder(path.parent, paths.root)
-    content = _Content(**{**vars(claim), "task": task_key(claim.task)})
+    content = ClaimFields(**{**vars(claim), "task": task_key(claim.task)})
     return link_once(path, sealed(plain(content)))
 
 
@@ -130,13 +142,13 @@ def newest_numbers(claims: Iterable[Claim]) -> dict[Task, int]:
     return newest
 
 
-def tried_again(paths: RunPaths, tasks: Iterable[Task]) -> list[Task]:
+def tasks_with_retries(paths: RunPaths, tasks: Iterable[Task]) -> list[Task]:
     """Return the tasks that have more than one claim; no file is read."""
     counts = Counter(claim.task for _, claims in _files_of(paths, tasks) for claim in claims)
     return [task for task, count in counts.items() if count > 1]
 
 
-def standing(paths: RunPaths, task: Task, known: Known) -> tuple[bool, tuple[Claim, ...]]:
+def commit_and_claims(paths: RunPaths, task: Task, known: Known) -> tuple[bool, tuple[Claim, ...]]:
     """Return whether a task has a commit record that is not packed, and all claims on it: one listing.
 
     Args:
@@ -164,7 +176,7 @@ def _files_of(paths: RunPaths, tasks: Iterable[Task]) -> Iterator[tuple[Path, li
 
 
 def _read(folder: Path, spoilt: Iterable[Claim], known: Known) -> Iterator[tuple[_Key, Claim]]:
-    """Yield the claims of a folder. One whose file is spoilt keeps its number, and is nobody's."""
+    """Yield the claims of a folder. One whose file is damaged keeps its number, and has no worker."""
     identity = _identity(folder)
     for claim in spoilt:
         key = (*identity, _name(claim.task, claim.number))
@@ -185,7 +197,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 def _parsed(data: bytes, spoilt: Claim) -> Claim:
     try:
-        content = converted(_Content, unsealed(data))
+        content = converted(ClaimFields, unsealed(data))
         claim = Claim(**{**vars(content), "task": parse_task(content.task)})
     except (ValueError, TypeError):
         return spoilt
@@ -207,7 +219,7 @@ def is_unlisted(paths: RunPaths, task: Task, claims: Sequence[Claim], number: in
 def is_running(claim: Claim, live: Mapping[str, Beat]) -> bool:
     """Whether the worker of a claim lives and does it. Pure.
 
-    A worker says what it will do before it takes the claim, so whoever reads claims first and beats after
+    A worker says what it will do before it takes the claim, so a reader of claims first and beats after
     them never takes one for ended that has just begun.
     """
     beat = live.get(claim.worker)
@@ -224,12 +236,14 @@ def attempts_of(
     An attempt that has just committed counts as failed here: look for the record again before acting on it.
 
     Args:
-        live: workers that live (:meth:`pipeline.workers.living.Crew.live`), read after the claims.
+        live: workers that live (:meth:`pipeline.workers.beats.LiveWorkers.live`), read after the claims.
         invocation: number of the present invocation of submit, run or resume: of earlier ones only those
             claims count that still run. By number, as clocks of nodes differ.
     """
-    standing = [(claim, is_running(claim, live)) for claim in claims]
-    counted = [(c, runs) for c, runs in standing if runs or c.invocation >= invocation or not c.attempt]
+    commit_and_claims = [(claim, is_running(claim, live)) for claim in claims]
+    counted = [
+        (c, runs) for c, runs in commit_and_claims if runs or c.invocation >= invocation or not c.attempt
+    ]
     judged = read_endings(paths, {claim.task.iteration for claim, runs in counted if not runs})
     return tuple(
         Attempt(claim, runs, None if runs else _why(paths, claim, judged)) for claim, runs in counted
@@ -239,7 +253,17 @@ def attempts_of(
 def _why(paths: RunPaths, claim: Claim, judged: Endings) -> FailureKind | None:
     """Return why an attempt failed: as a pass has judged it, until then as far as it knows itself."""
     ending = judged.get(claim.attempt)
-    return ending.kind if ending else said(paths, claim)
+    return ending.kind if ending else reported_failure(paths, claim)
+
+
+def budgets_tried(paths: RunPaths, task: Task, claims: Iterable[Claim]) -> list[Budget]:
+    """Return what earlier attempts at a task computed at once, of all invocations: their claims, and what is
+    known of those whose claims are gone, as their commit was taken back."""
+    judged = read_endings(paths, [task.iteration])
+    key = task_key(task)
+    found = [Budget(one.halvings, one.kind) for one in judged.values() if one.task == key]
+    unjudged = (claim for claim in claims if claim.attempt not in judged)
+    return found + [Budget(claim.halvings, reported_failure(paths, claim)) for claim in unjudged]
 
 
 Saves = dict[str, tuple[float, float]]
@@ -271,7 +295,7 @@ def _saved_at(paths: RunPaths, claim: Claim) -> float:
     return 0.0
 
 
-def said(paths: RunPaths, claim: Claim) -> FailureKind | None:
+def reported_failure(paths: RunPaths, claim: Claim) -> FailureKind | None:
     """Return why a claim's attempt failed, by its own failure file; None if it left none, or a spoilt one."""
     found = read_said(paths, claim.task, claim.number)
     return found.kind if found else None

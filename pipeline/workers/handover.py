@@ -1,4 +1,4 @@
-"""What passes tell workers of places: who makes place for whom, and whether other people use such places too.
+"""Instructions of passes to workers: which make place for what, and whether other people use such places too.
 Decided by passes, which see all, and read by workers that have nothing to do.
 
 ``RUN/slurm/places.json`` is replaced by each pass that says something else. A worker that finds itself in it
@@ -11,8 +11,7 @@ from pathlib import Path
 from pipeline.config.conversion import converted, plain
 from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import read_newest
+from slurm.sharedfiles import read_newest, sealed, unsealed
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Handover:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the last pass has told workers."""
+class Instructions:
+    """Decisions of the last pass that workers read."""
 
     handovers: tuple[Handover, ...] = ()
     is_contended: bool = False
@@ -39,28 +38,28 @@ class Told:
     measures: bool = False
     """Whether workers of rollouts that have nothing else to do measure policies."""
 
-    def has_to_leave(self, worker: str, now: float) -> bool:
+    def must_leave(self, worker: str, now: float) -> bool:
         """Whether a worker that has nothing to do makes place now."""
         return any(one.worker == worker and one.at <= now for one in self.handovers)
 
 
-def tell(paths: RunPaths, told: Told) -> None:
+def publish_instructions(paths: RunPaths, new: Instructions) -> None:
     """Replace what is written, if it says something else."""
-    if told != read_told(paths):
-        replace_durably(file_of(paths), sealed(plain(told)))
+    if new != read_instructions(paths):
+        replace_durably(file_of(paths), sealed(plain(new)))
 
 
-def read_told(paths: RunPaths) -> Told:
-    """Return what workers were told; nothing where the file is not there or is spoilt."""
+def read_instructions(paths: RunPaths) -> Instructions:
+    """Return the newest instructions; none where the file is missing or damaged."""
     try:
-        return converted(Told, unsealed(read_newest(file_of(paths))))
+        return converted(Instructions, unsealed(read_newest(file_of(paths))))
     except (OSError, ValueError, TypeError):
-        return Told()
+        return Instructions()
 
 
-def is_to_leave(paths: RunPaths, worker: str, now: float) -> bool:
+def must_leave(paths: RunPaths, worker: str, now: float) -> bool:
     """Whether a worker that has nothing to do makes place now."""
-    return read_told(paths).has_to_leave(worker, now)
+    return read_instructions(paths).must_leave(worker, now)
 
 
 def file_of(paths: RunPaths) -> Path:

@@ -6,7 +6,7 @@ whom a claim (a file made by hard link) makes known, and the others wait for its
 asked within the last minute, the older an answer may be, and the longer who needs one of now rests before
 asking: so a user's questions are bounded, however many ask.
 
-The file is a cache. One that is spoilt, somebody else's or from the future (clocks of nodes differ) is as
+The file is a cache. One that is spoilt, another user's or from the future (clocks of nodes differ) is as
 none, and where no file can be written each asks for itself.
 """
 
@@ -27,8 +27,7 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import cluster_of, run_id_of
 from slurm.commands import SlurmError, SlurmTimeout
 from slurm.query import QUEUE_FORMAT, Element, ask_queue, parse_known, parse_queue
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import is_there, make_folder, names_in, read_newest
+from slurm.sharedfiles import is_there, make_folder, names_in, read_newest, sealed, unsealed
 from slurm.states import Phase, phase_of
 
 PASS_AGE = 3.0
@@ -51,12 +50,12 @@ _RESTS = ((8, 12.0), (5, 5.0))
 """Numbers of questions within the last minute, and the least seconds from there on between two of them: about
 twelve a minute, if all who ask need an answer of now."""
 _REFUSALS = 3.0
-"""Times the age that an answer may have, for how long nobody asks again where there was none: squeue that
-hangs does so for longer than some want to know of old."""
+"""Times the age that an answer may have, for which no process asks again where there was none: squeue
+that hangs does so for longer than an answer may be old."""
 _SEVERAL = 2.4
 """Times as many questions a minute as for one run, if the user has several: about thirty for all of them."""
 _GRACE = 2.0
-"""Seconds beyond its patience after which who has claimed to ask is taken to be gone."""
+"""Seconds beyond its patience after which the holder of the claim is taken to be gone."""
 _FIRST_POLL, _LONGEST_POLL, _POLL_GROWTH = 0.02, 0.5, 1.5
 
 
@@ -65,7 +64,7 @@ class Look:
     """Slurm's queue at one moment: all jobs of this user, of whatever name."""
 
     asked: float
-    """Unix time when squeue was called, by the clock of who did."""
+    """Unix time when squeue was called, by the caller's clock."""
     text: str
     """squeue's output."""
     recent: tuple[float, ...] = ()
@@ -84,12 +83,12 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Question:
-    """Claim of somebody who asks, rests before that, or has asked in vain."""
+class QueueQuestion:
+    """Claim of a process that asks, backs off before that, or has asked in vain."""
 
     token: str
     asked: float
-    """Unix time; of who rests the end of that."""
+    """Unix time; while backing off, the end of that."""
     until: float
     """Unix time after which there will be no answer."""
     recent: tuple[float, ...] = ()
@@ -158,15 +157,15 @@ def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0, i
         paths: of the run that wants to know.
         max_age: seconds that the answer may be old; 0: it is asked for now; FROM_NOW: asked by whomever from
             now on, which may rest for some seconds where much has been asked.
-        patience: seconds until there is an answer: half of them for somebody else's, the rest for an own one;
+        patience: seconds until there is an answer: half of them for another's, the rest for its own;
             without those of a rest.
         since: unix time; an answer from before is too old in any case.
         is_view: whether nothing may be written into the run's folder.
 
     Raises:
-        SlurmTimeout: there was no answer in that time; or nobody got one just now.
+        SlurmTimeout: there was no answer in that time; or no process got one just now.
         SlurmError: squeue failed, or its answer is not understood.
-        SlurmMissing: there is no squeue here, and nobody else asks.
+        SlurmMissing: there is no squeue here, and no other process asks.
     """
     if max_age == FROM_NOW:
         since = max(since, time.time())
@@ -181,7 +180,7 @@ def look(paths: RunPaths, max_age: float, patience: float, since: float = 0.0, i
 
 @dataclass(frozen=True)
 class Shelf:
-    """Place where an answer is kept, and the claim of who asks."""
+    """Place where an answer is kept, and the claim of the process that asks."""
 
     folder: Path
     name: str
@@ -203,14 +202,14 @@ class Shelf:
         about = {"format": QUEUE_FORMAT, "user": os.getuid()}
         replace_durably(self._path("json"), sealed({**asdict(answer), **about}))
 
-    def question(self) -> Question | None:
-        """Return the claim of who asks."""
+    def question(self) -> QueueQuestion | None:
+        """Return the claim of the process that asks."""
         with contextlib.suppress(ValueError, TypeError):
-            return converted(Question, self._read("claim"))
+            return converted(QueueQuestion, self._read("claim"))
         return None
 
-    def claim(self, question: Question, instead: Question | None) -> bool:
-        """Make known that somebody asks. Returns whether that is the only one."""
+    def claim(self, question: QueueQuestion, instead: QueueQuestion | None) -> bool:
+        """Claim the question. Returns whether this process got it."""
         path = self._path("claim")
         if is_there(path):
             there = self.question()
@@ -218,7 +217,7 @@ class Shelf:
                 path.unlink(missing_ok=True)
         return link_once(path, sealed(asdict(question)))
 
-    def settle(self, question: Question, failed: SlurmError | None = None) -> None:
+    def settle(self, question: QueueQuestion, failed: SlurmError | None = None) -> None:
         """Take back an own claim, or say why it came to nothing."""
         there = self.question()
         if there is None or there.token != question.token:
@@ -243,7 +242,7 @@ class Shelf:
 
 _PLACE = re.compile(r"place-\d+_\d+-(\d+)")
 _PLACES_KEPT = 60
-"""Minutes for which it is known who has made place for a job."""
+"""Minutes for which it is known which worker has made place for a job."""
 
 
 def claim_place(paths: RunPaths, element: str, now: float) -> bool:
@@ -296,15 +295,15 @@ def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Loo
         if is_tired or max_age <= 0 or not is_awaited:
             rest = resting(recent, now, kept.runs if kept else 1) if may_rest else 0.0
             left = max(patience - waited, patience / 2)
-            own = Question(os.urandom(8).hex(), now + rest, now + rest + left + _GRACE, recent)
+            own = QueueQuestion(os.urandom(8).hex(), now + rest, now + rest + left + _GRACE, recent)
             if shelf.claim(own, question) or is_tired:
                 return _rested(shelf, own, since, rest) or _ask(shelf, own, left)
         time.sleep(poll)
         poll = min(_LONGEST_POLL, _POLL_GROWTH * poll)
 
 
-def _rested(shelf: Shelf, own: Question, since: float, rest: float) -> Look | None:
-    """Rest before a question. Returns the answer that somebody else, who did not rest, has got meanwhile."""
+def _rested(shelf: Shelf, own: QueueQuestion, since: float, rest: float) -> Look | None:
+    """Rest before a question. Returns the answer that another process has got meanwhile."""
     if not rest:
         return None
     time.sleep(rest)
@@ -315,12 +314,12 @@ def _rested(shelf: Shelf, own: Question, since: float, rest: float) -> Look | No
     return kept
 
 
-def _is_refusal(question: Question, since: float, now: float, age: float) -> bool:
-    """Whether somebody got no answer just now, so that there is no need to ask."""
+def _is_refusal(question: QueueQuestion, since: float, now: float, age: float) -> bool:
+    """Whether a process got no answer just now, so that there is no need to ask."""
     return question.failed is not None and question.asked >= since and 0 <= now - question.asked < age
 
 
-def _ask(shelf: Shelf, question: Question, patience: float) -> Look:
+def _ask(shelf: Shelf, question: QueueQuestion, patience: float) -> Look:
     """Ask for all who wait. An answer that cannot be kept is an answer."""
     failed: SlurmError | None = None
     asked = time.time()
@@ -359,7 +358,7 @@ def cache_home(environment: Mapping[str, str]) -> Path | None:
 
 
 def _is_writable(folder: Path, home: Path) -> bool:
-    """Whether a folder is ours; it is made where nothing is there, but not in somebody else's home."""
+    """Whether a folder is ours; it is made where nothing is there, but not in another user's home."""
     if _is_own(folder):
         return True
     with contextlib.suppress(OSError):  # a home that jobs may not even look at, say

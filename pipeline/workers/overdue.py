@@ -1,6 +1,6 @@
-"""When the newest pass is so old that a worker which waits asks for one itself. Pure.
+"""When the newest pass is so old that a waiting worker requests one. Pure.
 
-Those who commit or leave ask for passes. Where all wait, nothing asks: for a task that passes alone may give
+Workers that commit or leave request passes. Where all wait, none would: for a task that only a pass may give
 out again, say, or for a worker that was killed.
 """
 

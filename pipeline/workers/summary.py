@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from pipeline.run.tasks import Stage, parse_task
-from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.living import KEPT
+from pipeline.workers.beats import KEPT, Beat, Doing, Reason
 
 SILENT_SECONDS = 300.0
 """Seconds without a beat after which a worker is not counted as alive."""
@@ -103,7 +102,7 @@ def workers_of(
 
     Args:
         running: names of the workers whose jobs run, by Slurm; None where that is not known. Those that it
-            lacks, and that have not said that they leave, were killed: they have left, nobody knows why.
+            lacks, and that have not said that they leave, were killed: they have left for unknown reasons.
     """
     kinds: dict[str, list[Beat]] = {}
     for beat in beats:

@@ -1,18 +1,18 @@
 """A real Slurm on one machine, for development and tests: several nodes, partitions and pretended GPUs."""
 
-from slurm.devcluster.cluster import Cluster, ClusterStatus, DaemonStatus, attach, start
+from slurm.devcluster.cluster import ClusterStatus, DaemonStatus, PracticeCluster, attach, start
 from slurm.devcluster.errors import DevclusterError, PackagesMissing
-from slurm.devcluster.layout import Layout, Node, Partition
+from slurm.devcluster.layout import Layout, PracticeNode, PracticePartition
 
 __all__ = [
-    "Cluster",
     "ClusterStatus",
     "DaemonStatus",
     "DevclusterError",
     "Layout",
-    "Node",
     "PackagesMissing",
-    "Partition",
+    "PracticeCluster",
+    "PracticeNode",
+    "PracticePartition",
     "attach",
     "start",
 ]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.devcluster import database, jobs, machines, network, programs
+from slurm.devcluster import database, machines, network, programs
 from slurm.devcluster import folder as files
 from slurm.devcluster.errors import DevclusterError
-from slurm.devcluster.layout import Identity, Layout, Node
-from slurm.devcluster.processes import Process, end, recorded, start_daemon
+from slurm.devcluster.layout import Layout, PracticeIdentity, PracticeNode
+from slurm.devcluster.processes import Process, end, kill_jobs, recorded, start_daemon
 
 _PATIENCE_SECONDS = 2.0
 _FORGOTTEN = "Duplicate jobid"  # reason of a node that has a job which its controller does not know
@@ -42,11 +42,11 @@ class ClusterStatus:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class PracticeCluster:
     """A cluster in a folder. :func:`start` and :func:`attach` give the same control over it."""
 
     folder: Path
-    identity: Identity
+    identity: PracticeIdentity
     layout: Layout
     accounting: bool
 
@@ -67,7 +67,7 @@ class Cluster:
             self._end(*self._filesystem_names())
             network.unmount(self.folder)  # of a client that mounted in between
         self._end(*(_slurmd(node.name) for node in self.layout.nodes))
-        jobs.kill(self.identity.name, self.folder / "log")
+        kill_jobs(self.identity.name, self.folder / "log")
         self._end(*self._machine_names(), patience=0)
         self._end("slurmdbd")
         self._end("mariadbd", "munged")
@@ -84,7 +84,7 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """Kill a node's daemon and every process of its jobs, as when the node is lost."""
         self.kill_slurmd(name)
-        jobs.kill(self.identity.name, self.folder / "log", name)
+        kill_jobs(self.identity.name, self.folder / "log", name)
         self._end(machines.machine_of(name), network.client_of(name), patience=0)
 
     def start_node(self, name: str) -> None:
@@ -187,7 +187,7 @@ class Cluster:
     def _start_slurmd(self, name: str) -> None:
         self._start(_slurmd(name), self.inside(name, [programs.program("slurmd"), "-D", "-N", name]))
 
-    def _machine(self, node: Node) -> int:
+    def _machine(self, node: PracticeNode) -> int:
         """Return the id of the process that holds a node's machine, which is started if it is not alive."""
         name, boot = machines.machine_of(node.name), machines.boot(self.identity, node)
         if self._process(name) is None:
@@ -274,7 +274,7 @@ class Cluster:
         return "\n".join(lines) or "it wrote nothing"
 
 
-def start(folder: Path, layout: Layout | None = None, accounting: bool = False) -> Cluster:
+def start(folder: Path, layout: Layout | None = None, accounting: bool = False) -> PracticeCluster:
     """Bring a cluster up in a new or empty folder. Returns once every node is idle.
 
     Raises PackagesMissing without Slurm, DevclusterError if the folder is in use or a daemon does not come
@@ -289,7 +289,7 @@ def start(folder: Path, layout: Layout | None = None, accounting: bool = False) 
     files.claim(folder)
     cluster = None
     try:
-        cluster = Cluster(folder, files.identity(folder, layout), layout, accounting)
+        cluster = PracticeCluster(folder, files.identity(folder, layout), layout, accounting)
         files.write(folder, cluster.identity, layout, accounting)
         cluster._bring_up()
     except BaseException:
@@ -301,11 +301,11 @@ def start(folder: Path, layout: Layout | None = None, accounting: bool = False) 
     return cluster
 
 
-def attach(folder: Path) -> Cluster:
+def attach(folder: Path) -> PracticeCluster:
     """Return the cluster that was started in a folder, running or not."""
     folder = folder.absolute()
     identity, layout, accounting = files.read(folder)
-    return Cluster(folder, identity, layout, accounting)
+    return PracticeCluster(folder, identity, layout, accounting)
 
 
 def _munged(root: Path) -> list[str]:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from slurm.devcluster import programs
 from slurm.devcluster.errors import DevclusterError
-from slurm.devcluster.layout import Identity
+from slurm.devcluster.layout import PracticeIdentity
 
 
-def create(identity: Identity, environment: Mapping[str, str]) -> None:
+def create(identity: PracticeIdentity, environment: Mapping[str, str]) -> None:
     """Create the files of an empty database server. Takes a second."""
     root = identity.root
     command = [
@@ -26,7 +26,7 @@ def create(identity: Identity, environment: Mapping[str, str]) -> None:
         raise DevclusterError(f"mariadb-install-db failed:\n{(done.stdout + done.stderr).strip()[-1000:]}")
 
 
-def command(identity: Identity) -> list[str]:
+def command(identity: PracticeIdentity) -> list[str]:
     """Return the server's command line: small buffers, and no flush to disk at commit."""
     root = identity.root
     return [

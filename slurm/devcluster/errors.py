@@ -1,4 +1,4 @@
-"""Errors of a development cluster, with messages for whoever asked for it."""
+"""Errors of a development cluster, with messages for its user."""
 
 from slurm.errors import UserError
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from slurm.devcluster import machines, network, programs
 from slurm.devcluster.errors import DevclusterError
 from slurm.devcluster.layout import (
-    Identity,
     Layout,
     Ports,
+    PracticeIdentity,
     cgroup_conf,
     gres_conf,
     identity_from_json,
@@ -51,10 +51,10 @@ def claim(folder: Path) -> None:
         raise DevclusterError(f"another cluster is being started in {folder}") from None
 
 
-def identity(folder: Path, layout: Layout) -> Identity:
+def identity(folder: Path, layout: Layout) -> PracticeIdentity:
     """Choose a name, free ports and a short path."""
     token = os.urandom(3).hex()
-    return Identity(
+    return PracticeIdentity(
         name=f"dev{token}",
         root=_short_path(folder, token),
         user=_user(),
@@ -64,7 +64,7 @@ def identity(folder: Path, layout: Layout) -> Identity:
     )
 
 
-def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> None:
+def write(folder: Path, chosen: PracticeIdentity, layout: Layout, accounting: bool) -> None:
     """Write every file that must exist before the first daemon starts; first the record for :func:`read`."""
     record = {
         "identity": dataclasses.asdict(chosen) | {"root": str(chosen.root)},
@@ -92,7 +92,7 @@ def write(folder: Path, chosen: Identity, layout: Layout, accounting: bool) -> N
             (folder / "dev" / node.name / f"gpu{index}").symlink_to(os.devnull)
 
 
-def read(folder: Path) -> tuple[Identity, Layout, bool]:
+def read(folder: Path) -> tuple[PracticeIdentity, Layout, bool]:
     """Read the identity, layout and use of accounting that :func:`write` was given."""
     try:
         record = json.loads((folder / RECORD).read_text())
@@ -109,7 +109,7 @@ def read(folder: Path) -> tuple[Identity, Layout, bool]:
         ) from None
 
 
-def remove(folder: Path, chosen: Identity | None) -> None:
+def remove(folder: Path, chosen: PracticeIdentity | None) -> None:
     """Remove the folder, and the short path to it."""
     if chosen and chosen.root != folder and chosen.root.is_symlink():
         chosen.root.unlink()
@@ -132,7 +132,7 @@ def _short_path(folder: Path, token: str) -> Path:
 
 
 def _user() -> str:
-    # Not $USER: it may still name whoever this user was switched from.
+    # Not $USER: after a switch of users it may still name the one before.
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -140,7 +140,7 @@ def _user() -> str:
 
 
 def _free_ports(layout: Layout) -> Ports:
-    """Choose ports that nobody listens at, at random, so that concurrent starts hardly ever collide."""
+    """Choose free ports at random, so that concurrent starts hardly ever collide."""
     candidates = iter(random.SystemRandom().sample(_PORTS, 1000))
 
     def free() -> int:

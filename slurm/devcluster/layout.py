@@ -16,7 +16,7 @@ _SECONDS = re.compile(r"-?[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
-class Node:
+class PracticeNode:
     """Node with a ``slurmd`` of its own. Its resources are only declared, not measured or enforced."""
 
     name: str
@@ -33,7 +33,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PracticePartition:
     """Partition: a queue over some nodes."""
 
     name: str
@@ -50,20 +50,20 @@ class Partition:
 
 
 NODES = (
-    Node("rollout0"),
-    Node("reward0", gpu_type="l40"),
-    Node("update0"),
-    Node("update1"),
+    PracticeNode("rollout0"),
+    PracticeNode("reward0", gpu_type="l40"),
+    PracticeNode("update0"),
+    PracticeNode("update1"),
 )
 _EVERY_NODE = tuple(node.name for node in NODES)
 PARTITIONS = (
-    Partition("cpu", _EVERY_NODE, default=True),
-    Partition("rollout", ("rollout0",)),
-    Partition("reward", ("reward0",)),
-    Partition("update", ("update0", "update1")),
-    Partition("all", _EVERY_NODE),
-    Partition("rollout-low", ("rollout0",), preemptible=True, grace_seconds=5),
-    Partition("rollout-high", ("rollout0",), priority_tier=10),
+    PracticePartition("cpu", _EVERY_NODE, default=True),
+    PracticePartition("rollout", ("rollout0",)),
+    PracticePartition("reward", ("reward0",)),
+    PracticePartition("update", ("update0", "update1")),
+    PracticePartition("all", _EVERY_NODE),
+    PracticePartition("rollout-low", ("rollout0",), preemptible=True, grace_seconds=5),
+    PracticePartition("rollout-high", ("rollout0",), priority_tier=10),
 )
 
 
@@ -74,8 +74,8 @@ class Layout:
     The defaults are for short tests: Slurm's own make a requeued job wait for two minutes.
     """
 
-    nodes: tuple[Node, ...] = NODES
-    partitions: tuple[Partition, ...] = PARTITIONS
+    nodes: tuple[PracticeNode, ...] = NODES
+    partitions: tuple[PracticePartition, ...] = PARTITIONS
     slurmd_timeout: int = 10
     """Silence after which a node is down. Slurm checks about every 15 s, which comes on top."""
     kill_wait: int = 5
@@ -98,7 +98,7 @@ class Layout:
         """Whether the clock of a node is off."""
         return any(node.clock_seconds for node in self.nodes)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> PracticeNode:
         """Return the node of a name. Raises DevclusterError."""
         if found := [node for node in self.nodes if node.name == name]:
             return found[0]
@@ -115,7 +115,7 @@ class Layout:
 
         Args:
             hosts: words of the form NODE=NAME.
-            clocks: words of the form NODE=SECONDS, see :attr:`Node.clock_seconds`.
+            clocks: words of the form NODE=SECONDS, see :attr:`PracticeNode.clock_seconds`.
 
         Raises:
             DevclusterError: another word, or a node that does not exist.
@@ -143,7 +143,7 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Identity:
+class PracticeIdentity:
     """Identity of a cluster among others of this machine: name, paths, ports."""
 
     name: str
@@ -167,7 +167,7 @@ def filled(name: str, /, **values: object) -> str:
     return "".join(f"{line}\n" for line in text.splitlines() if line and not line.startswith("#"))
 
 
-def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
+def slurm_conf(identity: PracticeIdentity, layout: Layout, accounting: bool) -> str:
     """Return the text of slurm.conf."""
     known = vars(identity) | vars(identity.ports) | vars(layout)
     types = sorted({node.gpu_type for node in layout.nodes if node.gpus})
@@ -186,7 +186,7 @@ def slurm_conf(identity: Identity, layout: Layout, accounting: bool) -> str:
     return filled("slurm.conf", **known, preempt_signal=signal, accounting=storage, machines=machines)
 
 
-def gres_conf(identity: Identity, layout: Layout) -> str:
+def gres_conf(identity: PracticeIdentity, layout: Layout) -> str:
     """Return the text of gres.conf: the pretended GPUs."""
     lines = [
         f"NodeName={node.name} Name=gpu Type={node.gpu_type} "
@@ -197,17 +197,17 @@ def gres_conf(identity: Identity, layout: Layout) -> str:
     return "\n".join(["AutoDetect=off", *lines]) + "\n"
 
 
-def cgroup_conf(identity: Identity) -> str:
+def cgroup_conf(identity: PracticeIdentity) -> str:
     """Return the text of cgroup.conf: cgroups are not used, so that no special rights are needed."""
     return "CgroupPlugin=disabled\n" if identity.version >= (23, 11) else "ConstrainCores=no\n"
 
 
-def slurmdbd_conf(identity: Identity) -> str:
+def slurmdbd_conf(identity: PracticeIdentity) -> str:
     """Return the text of slurmdbd.conf."""
     return filled("slurmdbd.conf", **vars(identity) | vars(identity.ports))
 
 
-def _node(node: Node, identity: Identity) -> str:
+def _node(node: PracticeNode, identity: PracticeIdentity) -> str:
     gres = f" Gres=gpu:{node.gpu_type}:{node.gpus}" if node.gpus else ""
     return (
         f"NodeName={node.name} NodeHostname={identity.host} NodeAddr=127.0.0.1 "
@@ -215,7 +215,7 @@ def _node(node: Node, identity: Identity) -> str:
     )
 
 
-def _partition(partition: Partition) -> str:
+def _partition(partition: PracticePartition) -> str:
     return (
         f"PartitionName={partition.name} Nodes={','.join(partition.nodes)} "
         f"Default={'YES' if partition.default else 'NO'} MaxTime={partition.max_time} "
@@ -233,13 +233,15 @@ def _halves(word: str, form: re.Pattern[str], expected: str) -> tuple[str, str]:
 
 def layout_from_json(record: Mapping[str, Any]) -> Layout:
     """Undo ``dataclasses.asdict`` of a layout that was stored as JSON."""
-    nodes = tuple(Node(**node) for node in record["nodes"])
-    partitions = tuple(Partition(**one | {"nodes": tuple(one["nodes"])}) for one in record["partitions"])
+    nodes = tuple(PracticeNode(**node) for node in record["nodes"])
+    partitions = tuple(
+        PracticePartition(**one | {"nodes": tuple(one["nodes"])}) for one in record["partitions"]
+    )
     converted = {"nodes": nodes, "partitions": partitions, "more": tuple(record["more"])}
     return Layout(**{**record, **converted})
 
 
-def identity_from_json(record: Mapping[str, Any]) -> Identity:
+def identity_from_json(record: Mapping[str, Any]) -> PracticeIdentity:
     """Undo ``dataclasses.asdict`` of an identity that was stored as JSON."""
     ports, version = Ports(**record["ports"]), tuple(record["version"])
-    return Identity(**{**record, "root": Path(record["root"]), "ports": ports, "version": version})
+    return PracticeIdentity(**{**record, "root": Path(record["root"]), "ports": ports, "version": version})

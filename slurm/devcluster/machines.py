@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurm.devcluster import programs
 from slurm.devcluster.errors import DevclusterError
-from slurm.devcluster.layout import TASK_PROLOG, Identity, Layout, Node, filled, template
+from slurm.devcluster.layout import TASK_PROLOG, Layout, PracticeIdentity, PracticeNode, filled, template
 
 _LIBRARY = "clock.so"
 _NAMESPACES = ("--uts", "--mount", "--pid")
@@ -29,7 +29,7 @@ def check(layout: Layout) -> None:
         raise DevclusterError(f"nodes with host names of their own need namespaces: {tried.stderr.strip()}")
 
 
-def write_clocks(root: Path, nodes: Iterable[Node]) -> None:
+def write_clocks(root: Path, nodes: Iterable[PracticeNode]) -> None:
     """Build the library by which clocks are off, and write what puts it into the environment of jobs."""
     source, library = root / "clock.c", root / _LIBRARY
     source.write_text(template("clock.c").read_text())
@@ -41,7 +41,7 @@ def write_clocks(root: Path, nodes: Iterable[Node]) -> None:
     (root / TASK_PROLOG).chmod(0o700)
 
 
-def task_prolog(root: Path, nodes: Iterable[Node]) -> str:
+def task_prolog(root: Path, nodes: Iterable[PracticeNode]) -> str:
     """Return the script that Slurm asks what else a task has in its environment."""
     load = f'echo "export LD_PRELOAD=${{LD_PRELOAD:+$LD_PRELOAD:}}{root}/{_LIBRARY}"'
     lines = (
@@ -57,14 +57,14 @@ def machine_of(node: str) -> str:
     return f"machine-{node}"
 
 
-def command(identity: Identity, node: Node) -> list[str]:
+def command(identity: PracticeIdentity, node: PracticeNode) -> list[str]:
     """Return the command line of a machine's first process."""
     options = (*_NAMESPACES, "--fork", "--kill-child", "--mount-proc", "--propagation=private")
     holder = ("sh", str(template("machine.sh")), node.host, str(boot(identity, node)))
     return [programs.program("unshare"), *options, *holder]
 
 
-def boot(identity: Identity, node: Node) -> Path:
+def boot(identity: PracticeIdentity, node: PracticeNode) -> Path:
     """Return the file with the id of a machine's boot, which exists once the machine can be entered."""
     return identity.root / "run" / f"{node.name}.boot"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm.devcluster import programs
 from slurm.devcluster.errors import DevclusterError
-from slurm.devcluster.layout import Identity, filled
+from slurm.devcluster.layout import PracticeIdentity, filled
 
 SHARED = "shared"
 """Name of the mount's folder in the cluster's folder."""
@@ -23,7 +23,7 @@ CACHE_SECONDS = 3
 BRICK = "glusterfsd"
 OUTSIDE = "glusterfs"
 """Name of the client whose mount the user sees, outside of the nodes."""
-_DETACH = 2  # MNT_DETACH of umount2: it does not wait for whoever has a file open
+_DETACH = 2  # MNT_DETACH of umount2: it does not wait for open files
 
 
 def client_of(node: str) -> str:
@@ -46,7 +46,7 @@ def check() -> None:
         raise DevclusterError(f"a network filesystem needs mount namespaces: {tried.stderr.strip()}")
 
 
-def write(identity: Identity, port: int) -> None:
+def write(identity: PracticeIdentity, port: int) -> None:
     """Create the brick, the mount's folder, and the volume files of server and client."""
     root = identity.root
     (root / SHARED).mkdir()
@@ -60,13 +60,13 @@ def write(identity: Identity, port: int) -> None:
     (root / "client.vol").write_text(filled("client.vol", port=port, cache_seconds=CACHE_SECONDS))
 
 
-def brick_command(identity: Identity) -> list[str]:
+def brick_command(identity: PracticeIdentity) -> list[str]:
     """Return the server's command line."""
     root = identity.root
     return [programs.program(BRICK), "-N", "-f", f"{root}/brick.vol", "-l", f"{root}/log/{BRICK}.log"]
 
 
-def client_command(identity: Identity, name: str) -> list[str]:
+def client_command(identity: PracticeIdentity, name: str) -> list[str]:
     """Return a client's command line; a node's client runs in a mount namespace of its own."""
     root = identity.root
     mount = [
@@ -82,12 +82,12 @@ def client_command(identity: Identity, name: str) -> list[str]:
     return [programs.program("unshare"), "--mount", "--propagation=private", *mount]
 
 
-def mount_point(identity: Identity) -> Path:
+def mount_point(identity: PracticeIdentity) -> Path:
     """Return the path of the mount as the kernel writes it: without links."""
     return (identity.root / SHARED).resolve()
 
 
-def is_mounted(identity: Identity, pid: int) -> bool:
+def is_mounted(identity: PracticeIdentity, pid: int) -> bool:
     """Whether the filesystem is mounted for a process, and answers."""
     mounted = f" {_escaped(mount_point(identity))} "
     try:

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 
 from pipeline.config.schema import Config
+from pipeline.decide.budgets import budget_in_words, halved
 from pipeline.plugins.load import make_importable
 from pipeline.run.commits import Record, is_of_the_past, opened_history, publish
 from pipeline.run.directory import Run, load_run
@@ -20,8 +21,8 @@ from pipeline.run.records import find_frontier, recorded
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task
 from stages.attempts.arguments import Arguments
-from stages.context import Context, Result, StateWriter
-from stages.engines import engines_closed, needs_torch
+from stages.context import Context, StageResult, StateWriter
+from stages.engines import engines_closed, needs_torch, take_facts
 from stages.logs import log
 from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
 from stages.process.bell import policy_is_there, ring
@@ -82,7 +83,10 @@ def compute_and_commit(
 ) -> None:
     """Compute and publish. ``history`` and ``state_history`` are the folders of the task and of the state
     behind it, from :func:`opened_history`."""
-    config, task = run.config, arguments.task
+    config, task = halved(run.config, arguments.halvings), arguments.task
+    if arguments.halvings:
+        words = budget_in_words(run.config, task.stage, arguments.halvings)
+        log.info(f"{task} is tried with {words}, as an attempt before ran out of GPU memory")
     context = Context(run.paths, config, task, arguments.attempt, arguments.stays)
     forget_peaks()
     seed = set_up(config, task)
@@ -90,7 +94,8 @@ def compute_and_commit(
     record = None
     if result is not None:  # else another rank has it, and publishes
         metrics = {**result.metrics, **measured(context, started, uses_torch(config, task))}
-        record = replace(record_of(context, result, started, seed), metrics=metrics)
+        record = record_of(context, result, started, seed)
+        record = replace(record, metrics=metrics, halvings=arguments.halvings)
         record = commit(context, record, history)
     if context.state_writer is not None:
         if record is not None:
@@ -98,7 +103,7 @@ def compute_and_commit(
         commit_state(context, context.state_writer, record, state_history)
 
 
-def record_of(context: Context, result: Result, started: float, seed: int) -> Record:
+def record_of(context: Context, result: StageResult, started: float, seed: int) -> Record:
     return Record(
         task=context.task,
         attempt=context.attempt,
@@ -151,9 +156,10 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
 
 
 def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:
-    """Wait until every input has a commit record, but no longer than ``seconds``: another machine may have
-    committed it a moment ago. What is still missing then is for the stage to find."""
+    """Wait until every input that is read has a commit record, but no longer than ``seconds``: another
+    machine may have committed it a moment ago. What is still missing then is for the stage to find."""
     missing, until, is_said = set(run.plan.inputs(task)), time.monotonic() + seconds, False
+    missing -= {run.plan.earlier(task)}
     while seconds and (missing := missing - set(recorded(run.paths, missing))):
         if (left := until - time.monotonic()) <= 0:
             return
@@ -176,7 +182,7 @@ def check_is_planned(run: Run, task: Task) -> None:
 
 
 def describe(record: Record) -> str:
-    seconds = record.ended - record.started
+    seconds = record.seconds
     text = f"{record.rows} rows in {seconds:.2f} s, {record.metrics['compute_seconds']:.2f} s of it compute"
     tokens = record.metrics.get("response_tokens")
     return text + (f", {tokens:.0f} response tokens" if tokens else "")
@@ -189,10 +195,13 @@ def num_threads(config: Config, stage: Stage) -> int:
 
 
 def measured(context: Context, started: float, has_torch: bool) -> dict[str, float]:
-    """Return seconds of model compute and from the task's start to the first of it; and the peak memory of
-    this process meanwhile, and of its GPU if it uses torch, in GiB."""
+    """Return seconds of model compute and from the task's start to the first of it; how engines computed; and
+    the peak memory of this process and its engines' meanwhile, and of its GPU if it uses torch, in GiB."""
     metrics = {"compute_seconds": context.compute_seconds}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started
-    metrics["peak_memory_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return metrics | (peak_gpu_memory() if has_torch else {})
+    facts = take_facts()
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    metrics |= {**facts.numbers, "peak_memory_gib": own + facts.memory_gib}
+    gpu = peak_gpu_memory() if has_torch else {}
+    return metrics | {name: max(value, facts.gpu_memory_gib) for name, value in gpu.items()}

@@ -34,6 +34,8 @@ class AttemptEnd:
     exit_code: int
     failure: FailureKind | None = None
     """Kind of the failure, if it failed."""
+    is_of_device: bool = False
+    """Whether the failure was a fault of a GPU or its driver."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def is_taken_over(run_dir: Path) -> bool:
-    """Whether the run of a job on Slurm is no longer of whoever submitted that."""
+    """Whether the run of a job on Slurm no longer belongs to the job's owner."""
     own = owner_of_job(os.environ)
     with contextlib.suppress(OSError, SpoiltControl):  # the task itself will meet what is wrong
         return own is not None and read_control(RunPaths(run_dir)).is_taken_over_from(own)
@@ -75,8 +77,8 @@ def run_attempt(arguments: Arguments) -> AttemptEnd:
     except Exception as error:  # the attempt ends here: whatever happened is reported, none is swallowed
         from stages.attempts.failures import exit_code, report
 
-        kind = report(error, arguments, started)
-        return AttemptEnd(exit_code(kind), kind)
+        why = report(error, arguments, started)
+        return AttemptEnd(exit_code(why.kind), why.kind, why.is_of_device)
 
 
 def load_ahead(arguments: Arguments) -> AttemptEnd:

@@ -11,13 +11,14 @@ from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
 from pipeline.plugins.load import PluginError, load_plugin
 from pipeline.plugins.trial import too_many_ranks
-from stages.engines.base import CannotAdapt, Generator, Scorer, Trainer
+from stages.engines.base import CannotAdapt, Generator, PolicyTrainer, Scorer
 from stages.engines.kept import Wanted as Wanted
 from stages.engines.kept import Weights
 from stages.engines.kept import engine as engine
 from stages.engines.kept import engines_closed as engines_closed
 from stages.engines.kept import release as release
 from stages.engines.kept import release_all as release_all
+from stages.engines.kept import take_facts as take_facts
 from stages.files.node_folders import remove_node_folder
 from stages.files.policy import PolicyFiles
 from stages.logs import log
@@ -110,13 +111,13 @@ def make_scorer(config: Config, name: str, directory: str) -> Scorer:
     return _checked(_maker("reward.engine", name, "make_scorer")(config, directory), Scorer, name)
 
 
-def make_trainer(config: Config) -> Trainer:
+def make_trainer(config: Config) -> PolicyTrainer:
     """Make the trainer of ``update.engine``. Raises as :func:`make_generator`."""
     name = config.update.engine
     maker = _maker("update.engine", name, "make_trainer")
     if config.scheduler.num_update_ranks > 1 and not (_is_ours(name) or getattr(maker, "takes_ranks", False)):
         raise too_many_ranks(config)
-    return _checked(maker(config), Trainer, name)
+    return _checked(maker(config), PolicyTrainer, name)
 
 
 def needs_torch(key: str, name: str) -> bool:

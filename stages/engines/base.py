@@ -5,20 +5,20 @@ An engine is one module with ``make_generator(config, directory)`` that returns 
 configuration, ``rollout.engine=my_engine:make_generator`` or ``reward.engine=my_engine:make_scorer``. What
 every engine must do is written here and tested by the contract tests, tests/stages/test_engine_contract.py.
 
-A trainer is chosen in the same way: a module with ``make_trainer(config)`` that returns a :class:`Trainer`,
-and ``update.engine=my_trainer:make_trainer``.
+A trainer is chosen in the same way: a module with ``make_trainer(config)`` that returns a
+:class:`PolicyTrainer`, and ``update.engine=my_trainer:make_trainer``.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from pipeline.run.schemas import FinishReason
 from stages.files.policy import CannotAdapt as CannotAdapt  # for engines to raise
 
 if TYPE_CHECKING:
-    from stages.context import Context, Result
+    from stages.context import Context, StageResult
 
 _Maker = TypeVar("_Maker", bound=Callable[..., object])
 
@@ -35,8 +35,8 @@ def without_torch(maker: _Maker) -> _Maker:
 def takes_ranks(maker: _Maker) -> _Maker:
     """Mark the ``make_trainer`` of a trainer that several ranks may run together; a decorator.
 
-    Every rank calls :meth:`Trainer.update`, shares the work with the others by :mod:`stages.ranks`, and all
-    but one return None. Any other trainer is refused where the update is given several ranks.
+    Every rank calls :meth:`PolicyTrainer.update`, shares the work with the others by :mod:`stages.ranks`, and
+    all but one return None. Any other trainer is refused where the update is given several ranks.
     """
     maker.__dict__["takes_ranks"] = True
     return maker
@@ -54,7 +54,7 @@ def takes_adapters(maker: _Maker) -> _Maker:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SequenceLimits:
     """Limits of the sequences that an engine's model can take."""
 
     NONE: ClassVar[int] = 1 << 30
@@ -143,7 +143,7 @@ class SingleTurn:
         return over
 
 
-def problem_of(tokens: Sequence[int], limits: Limits, new_tokens: int) -> str | None:
+def problem_of(tokens: Sequence[int], limits: SequenceLimits, new_tokens: int) -> str | None:
     """Return why a model cannot take a sequence and write ``new_tokens`` more; None when it can."""
     if not tokens:
         return "it has no token"
@@ -169,7 +169,7 @@ class BadAnswer(RuntimeError):
     """An engine's answer is not what was asked for."""
 
 
-def answered(index: int, response: Response, limits: Limits, engine: str) -> Response:
+def answered(index: int, response: Response, limits: SequenceLimits, engine: str) -> Response:
     """Return the response if it is well-formed. Raises BadAnswer naming the engine and the request."""
     problem = None
     if not isinstance(response, Response):
@@ -187,10 +187,22 @@ def answered(index: int, response: Response, limits: Limits, engine: str) -> Res
     return response
 
 
+@dataclass(frozen=True)
+class EngineFacts:
+    """How an engine has computed, for the record of a task that it was used in."""
+
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    """By names of the engine's own; they become ``engine/NAME/ROLE``."""
+    memory_gib: float = 0.0
+    """Peak of host memory in processes of its own."""
+    gpu_memory_gib: float = 0.0
+    """Peak of memory on one GPU, where torch in this process does not know of it."""
+
+
 class Generator(ABC):
     """An engine that writes responses."""
 
-    limits: Limits
+    limits: SequenceLimits
 
     def stream(
         self,
@@ -290,6 +302,10 @@ class Generator(ABC):
         """
         return False
 
+    def facts(self) -> EngineFacts:
+        """Return how it computes. Default: nothing that is worth a record."""
+        return EngineFacts()
+
     def close(self) -> None:  # noqa: B027  most engines hold nothing but memory of their own
         """Release what the process holds for the engine: GPU memory, worker processes."""
 
@@ -297,7 +313,7 @@ class Generator(ABC):
 class Scorer(ABC):
     """An engine that scores token sequences with a reward model."""
 
-    limits: Limits
+    limits: SequenceLimits
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
         """Return one raw score per sequence of the reward model's own token ids, in order.
@@ -325,15 +341,19 @@ class Scorer(ABC):
         """Forget what earlier tasks left behind, as generators do. Default: False."""
         return False
 
+    def facts(self) -> EngineFacts:
+        """Return how it computes, as generators do."""
+        return EngineFacts()
+
     def close(self) -> None:  # noqa: B027  as of generators
         """Release what the process holds for the engine."""
 
 
-class Trainer(ABC):
+class PolicyTrainer(ABC):
     """A trainer: it makes the next policy from the previous policy's responses and their rewards."""
 
     @abstractmethod
-    def update(self, context: "Context", iteration: int) -> "Result | None":
+    def update(self, context: "Context", iteration: int) -> "StageResult | None":
         """Learn from an iteration's shards; write policy ``iteration`` and all that learning needs to go on.
 
         Inputs are read through the context, which verifies them and notes where they came from:

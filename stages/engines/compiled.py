@@ -4,8 +4,8 @@ Compilers write to their caches at any time, and array elements share the run di
 works in a folder of its own on the node, which begins as a copy of what the run has; the first that has
 something to keep publishes its folder as a whole, by one rename, and what was published is never changed.
 
-Such caches hold code and pickles. One is used only where nobody but its owner, who is the user of this task,
-can have written it.
+Such caches hold code and pickles. One is used only where no user but its owner, who runs this task, can
+have written it.
 """
 
 import os
@@ -76,7 +76,7 @@ def private_cache(run_dir: Path, key: str, is_kept: bool) -> KeptCache:
 
 
 def distrust(folder: Path) -> str | None:
-    """Return why another user may have written to a folder; None if nobody else can have."""
+    """Return why another user may have written to a folder; None if none can have."""
     for path in (folder, *folder.rglob("*")):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):

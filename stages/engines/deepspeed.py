@@ -1,19 +1,19 @@
 """The trainer that comes with slurm-ppo: PPO and its relatives with DeepSpeed, on one rank or many."""
 
 from pipeline.config.schema import Config
-from stages.context import Context, Result
-from stages.engines.base import Trainer
+from stages.context import Context, StageResult
+from stages.engines.base import PolicyTrainer
 from stages.ppo.update import load, update
 
 
-def make_trainer(config: Config) -> Trainer:
+def make_trainer(config: Config) -> PolicyTrainer:
     return DeepSpeedTrainer()
 
 
-class DeepSpeedTrainer(Trainer):
+class DeepSpeedTrainer(PolicyTrainer):
     """The trainer of :mod:`stages.ppo.update`."""
 
-    def update(self, context: Context, iteration: int) -> Result | None:
+    def update(self, context: Context, iteration: int) -> StageResult | None:
         return update(context, iteration)
 
     def load(self, context: Context, version: int) -> None:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from pipeline.config.model_files import read_tensors
-from stages.engines.layouts import Layout
+from stages.engines.layouts import ModelLayout
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def can_take(model: PreTrainedModel, layout: Layout) -> bool:
+def can_take(model: PreTrainedModel, layout: ModelLayout) -> bool:
     """Whether a model is made of its directory's tensors as they are, so that others may take their place.
 
     Not where transformers splits, joins, renames or quantises tensors while it loads them, or leaves them on

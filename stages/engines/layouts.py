@@ -21,7 +21,7 @@ _FLOATS = frozenset({"F64", "F32", "BF16", "F16"})
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelLayout:
     """A model directory without its numbers."""
 
     settings: tuple[Any, ...]
@@ -30,7 +30,7 @@ class Layout:
     """Kind of number and shape of each tensor, by name."""
 
 
-def layout_of(directory: Path) -> Layout | None:
+def layout_of(directory: Path) -> ModelLayout | None:
     """Return the layout of a model directory; None where it brings code of its own or cannot be described."""
     try:
         settings = tuple(_settings(directory / name) for name in _SETTINGS)
@@ -39,7 +39,7 @@ def layout_of(directory: Path) -> Layout | None:
         return None
     if settings[0] is None or _OWN_CODE in settings[0]:
         return None
-    return Layout(settings, {name: (_kind(found.dtype), found.shape) for name, found in headers.items()})
+    return ModelLayout(settings, {name: (_kind(found.dtype), found.shape) for name, found in headers.items()})
 
 
 def _settings(path: Path) -> Any:

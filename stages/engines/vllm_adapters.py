@@ -1,18 +1,25 @@
-"""Adapters in vLLM: on their base, beside its weights, for every request of a task.
+"""What vLLM has loaded, changed in place. Adapters: on their base, beside its weights, for every request of a
+task.
 
 vLLM rounds an adapter to the model's number format, and adds what it computes to what the weights give: the
 sum of both is not rounded, as a merged weight is.
+
+Whole weights it reloads layer by layer, and a layer that shares its weight with another (a head with the
+embedding) gets nothing of its own. On CPUs it computes with a packed copy of that weight, which would be an
+old one. What packs it again runs where the model is, in vLLM's workers.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
 import torch
+from torch import nn
 
 from stages.engines.base import CannotAdapt
-from stages.engines.layouts import Layout, layout_of
+from stages.engines.layouts import ModelLayout, layout_of
 from stages.models.adapters import read_adapter, read_settings
 
 
@@ -20,7 +27,7 @@ from stages.models.adapters import read_adapter, read_settings
 class Given:
     """All that vLLM was started for, but for numbers in weights."""
 
-    layout: Layout | None
+    layout: ModelLayout | None
     adapter: Mapping[str, Any] | None
     """Settings of the adapter; None where it has none, and takes none."""
     ranks: int
@@ -53,7 +60,7 @@ def adapter_arguments(adapter: Path) -> dict[str, Any]:
 def put_on(engine: TakesAdapter, adapter: Path, ranks: int) -> None:
     """Put an adapter on the engine's model, for all its requests.
 
-    vLLM passes over what it finds no place for, without a word, and would then generate with another policy.
+    vLLM silently skips what it finds no place for, and would then generate with another policy.
     So what has arrived is counted.
 
     Args:
@@ -76,3 +83,29 @@ def count_adapted(model: torch.nn.Module) -> int:
     """Count the weights of a worker's model that an adapter changes."""
     stacks = (getattr(module, "lora_b_stacked", ()) for module in model.modules())
     return sum(bool(part.count_nonzero()) for stack in stacks for part in stack)
+
+
+_PACKED = "UnquantizedEmbeddingMethod"
+
+
+def shared_weights(model: nn.Module) -> list[tuple[str, ...]]:
+    """Return the names of each weight that has several."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names[id(weight)].append(name)
+    return sorted(tuple(sorted(found)) for found in names.values() if len(found) > 1)
+
+
+def pack_shared(model: nn.Module) -> None:
+    """Pack again what layers compute with that share a weight.
+
+    Raises:
+        NotImplementedError: it is quantised, so that what the layer keeps of it is unknown.
+    """
+    for names in shared_weights(model):
+        for name in names:
+            layer = model.get_submodule(name.rpartition(".")[0])
+            method = getattr(layer, "quant_method", None)
+            if method is None or type(method).__name__ != _PACKED:
+                raise NotImplementedError(f"{name} is shared and of {type(method).__name__}")
+            method.process_weights_after_loading(layer)

@@ -4,20 +4,23 @@ import functools
 import importlib.metadata
 import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
 
-from pipeline.config.engines import VllmConfig
+from pipeline.config.engines import ModelRunner, VllmConfig
 from pipeline.config.schema import Config
-from pipeline.config.update import Precision
+from pipeline.decide.device_faults import diagnose
+from pipeline.process import uninterrupted
 from stages.context import UserError
-from stages.engines.base import Limits
 from stages.engines.compiled import KeptCache, private_cache
 
 _PLACES = frozenset(
@@ -29,8 +32,9 @@ _PLACES = frozenset(
     }
 )
 """Variables that only say where things are."""
-_FORMATS = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
-_CPU_CACHE_GIB = 1.0
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+_WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+"""Signals to all processes of a job that the task answers: vLLM's own processes are started deaf to them."""
 _REFUSAL = re.compile(
     r"architecture.*support|support.*architecture|no valid attention backend|support.*head_?(dim|size)|"
     r"head_?(dim|size).*support|not support lora",
@@ -57,7 +61,9 @@ def set_up(given: VllmConfig) -> None:
     """Set the variables that vLLM reads from the environment, most of them while it is imported."""
     be_quiet()
     os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
+        # Where the engine runs is said when it is made (_started). With 1 a model on a CPU would get two
+        # processes, the engine's and one for the model.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_HOST_IP": "127.0.0.1",  # all its workers are on this node
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
         # Threads are the stage's num_threads. Left to itself, every task would bind to the same cores.
@@ -66,6 +72,7 @@ def set_up(given: VllmConfig) -> None:
         # Its files are pickles named by the model's path, which is another for every policy.
         "VLLM_USE_AOT_COMPILE": "0",
     }
+    choose_runner(given.model_runner)
     # FlashInfer's sampler takes no request that has a seed, as all of ours have; still, each engine would
     # import it and try whether it can be compiled here, where there may be no compiler.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
@@ -78,6 +85,28 @@ def set_up(given: VllmConfig) -> None:
     os.environ["TORCH_COMPILE_DISABLE"] = str(int(given.enforce_eager))  # for workers of their own
 
 
+def choose_runner(chosen: ModelRunner | None) -> None:
+    """Set vLLM's model runner, or leave it to the user's environment, and else to vLLM."""
+    users = _users_runner()
+    if chosen is not None:
+        os.environ[_RUNNER] = "1" if chosen is ModelRunner.V2 else "0"
+    elif users is not None:
+        os.environ[_RUNNER] = users
+    else:
+        os.environ.pop(_RUNNER, None)
+
+
+@functools.cache
+def _users_runner() -> str | None:
+    """Return what the environment says before this process has set it."""
+    return os.environ.get(_RUNNER)
+
+
+def has_own_process(given: VllmConfig) -> bool:
+    """Whether vLLM's engine gets a process of its own, beside the task's."""
+    return torch.cuda.is_available() if given.own_process is None else given.own_process
+
+
 def cache_key(arguments: Mapping[str, Any]) -> str:
     """Return all that compiled code depends on: versions, settings, environment, processor, model shape."""
     text = (Path(arguments["model"]) / "config.json").read_text()
@@ -85,7 +114,8 @@ def cache_key(arguments: Mapping[str, Any]) -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     processor = torch.backends.cpu.get_cpu_capability()
     versions = [torch.__version__, vllm_version(), sys.version]
-    return repr([text, others, device, processor, versions, _environment()])
+    runner = os.environ.get(_RUNNER)
+    return repr([text, others, device, processor, versions, _environment(), runner])
 
 
 @functools.cache
@@ -106,52 +136,27 @@ def vllm_version() -> str:
     raise UserError("engine=vllm: vLLM is not installed; install slurm-ppo[vllm], or see docs/howto/vllm.md")
 
 
-def check_gpus(stage: str, given: VllmConfig) -> None:
-    """Raise UserError when the task was not given the GPUs that the model is to be split over."""
-    needed = given.tensor_parallel_size * given.pipeline_parallel_size
-    visible = torch.cuda.device_count()
-    if needed > max(1, visible):
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        raise UserError(
-            f"{stage}.vllm: tensor_parallel_size={given.tensor_parallel_size} times pipeline_parallel_size="
-            f"{given.pipeline_parallel_size} needs {needed} GPUs, and this task sees {visible} "
-            f"(CUDA_VISIBLE_DEVICES={'not set' if shown is None else shown}); let each task of this stage "
-            f"have as many (gpus_per_node={needed}), or give smaller sizes"
-        )
+@dataclass(frozen=True)
+class StartedVllm:
+    """An engine of vLLM, and what it has of this node."""
+
+    engine: Any
+    kept: KeptCache
+    """Cache of what it compiles."""
+    note: Path | None
+    """File in which its own process notes what goes wrong in it; None: it has no process of its own."""
+
+    def errors(self) -> AbstractContextManager[None]:
+        """Raise, in the block, what goes wrong in the engine's own process as if it did so here."""
+        if self.note is None:
+            return nullcontext()
+        from stages.engines.vllm_process import as_here
+
+        return as_here(self.note)
 
 
-def common_arguments(config: Config, stage: str, directory: str, limits: Limits) -> dict[str, Any]:
-    """Return vLLM's EngineArgs for a model of the rollout or the reward stage."""
-    section = config.rollout if stage == "rollout" else config.reward
-    precision = config.rollout_precision if stage == "rollout" else config.reward_precision
-    given, has_gpu = section.vllm, torch.cuda.is_available()
-    cache = given.kv_cache_gib or (None if has_gpu else _CPU_CACHE_GIB)
-    arguments = {
-        "model": directory,
-        "skip_tokenizer_init": True,
-        "trust_remote_code": config.model.trust_remote_code,
-        "load_format": "safetensors",
-        "use_tqdm_on_load": False,
-        "dtype": _FORMATS[precision],
-        "seed": 0,  # every request has its own
-        "tensor_parallel_size": given.tensor_parallel_size,
-        "pipeline_parallel_size": given.pipeline_parallel_size,
-        "gpu_memory_utilization": given.gpu_memory_utilization,
-        "kv_cache_memory_bytes": None if cache is None else int(cache * 2**30),
-        "max_model_len": limits.context if limits.context < Limits.NONE else None,
-        "max_num_seqs": given.max_num_seqs,
-        "max_num_batched_tokens": given.max_num_batched_tokens,
-        "enable_prefix_caching": given.enable_prefix_caching,
-        # On a CPU a seeded request whose prompt is computed in two steps ends the engine.
-        "enable_chunked_prefill": None if has_gpu else False,
-        "enforce_eager": given.enforce_eager,
-        "disable_log_stats": True,
-    }
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def start(stage: str, config: Config, arguments: dict[str, Any]) -> tuple[Any, KeptCache]:
-    """Start an engine; return it, and the cache of what it compiles.
+def start(stage: str, config: Config, arguments: dict[str, Any]) -> StartedVllm:
+    """Start an engine.
 
     Raises:
         UserError: vLLM is not installed, or refuses the configuration.
@@ -162,14 +167,16 @@ def start(stage: str, config: Config, arguments: dict[str, Any]) -> tuple[Any, K
     kept = private_cache(Path(config.run_dir), cache_key(arguments), given.keep_compiled)
     os.environ |= kept.variables
     arguments = arguments | {"compilation_config": {"cache_dir": str(kept.folder / "graphs")}}
+    note = kept.folder.parent / "error.json" if has_own_process(given) else None
     try:
-        return _started(stage, arguments), kept
+        with uninterrupted(_WARNINGS):
+            return StartedVllm(_started(stage, arguments, note), kept, note)
     except BaseException:
         kept.discard()
         raise
 
 
-def _started(stage: str, arguments: dict[str, Any]) -> Any:
+def _started(stage: str, arguments: dict[str, Any], note: Path | None) -> Any:
     try:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.usage.usage_lib import UsageContext
@@ -182,19 +189,36 @@ def _started(stage: str, arguments: dict[str, Any]) -> Any:
     set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:
         # The defaults of vLLM's own offline class: others take small steps.
-        return LLMEngine.from_engine_args(EngineArgs(**arguments), UsageContext.LLM_CLASS)
+        given, usage = EngineArgs(**arguments), UsageContext.LLM_CLASS
+        return LLMEngine.from_engine_args(given, usage) if note is None else _in_process(given, usage, note)
     except (ValueError, RuntimeError) as error:
-        text = " ".join(str(error).split())
-        if is_refusal(text):
-            raise Unsupported(f"{stage}.engine=vllm: {text}; take engine=transformers for it") from error
-        if isinstance(error, RuntimeError):
-            raise
-        if "Free memory on device" in text:  # another process has it, which may end
-            raise RuntimeError(
-                f"{stage}.engine=vllm: another process uses the GPU ({text}); on one machine give "
-                f"scheduler.slots=1, or a smaller {stage}.vllm.gpu_memory_utilization"
-            ) from error
-        raise UserError(f"{stage}.engine=vllm: vLLM refuses to start: {text}; see {stage}.vllm") from error
+        raise _explained(stage, error) from error
     finally:
         torch.set_num_threads = set_num_threads  # vLLM's worker puts a function there that does nothing
         torch.set_num_threads(threads)
+
+
+def _in_process(given: Any, usage: Any, note: Path) -> Any:
+    """Start an engine in a process of its own."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.executor import Executor
+
+    from stages.engines.vllm_process import NOTE, answer_when_ended, as_here, own_executor
+
+    os.environ[NOTE] = str(note)
+    with as_here(note):
+        settings = given.create_engine_config(usage)
+        executor = own_executor(Executor.get_class(settings))
+        engine = LLMEngine(settings, executor, log_stats=False, usage_context=usage, multiprocess_mode=True)
+    answer_when_ended(engine.engine_core)
+    return engine
+
+
+def _explained(stage: str, error: ValueError | RuntimeError) -> Exception:
+    """Return the error of a start in the words of the configuration, if it is of that."""
+    text = " ".join(str(error).split())
+    if is_refusal(text):
+        return Unsupported(f"{stage}.engine=vllm: {text}; take engine=transformers for it")
+    if isinstance(error, RuntimeError) or diagnose(text):
+        return error
+    return UserError(f"{stage}.engine=vllm: vLLM refuses to start: {text}; see {stage}.vllm")

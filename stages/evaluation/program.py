@@ -1,9 +1,7 @@
 """A program of the user's in a task: run under limits, its numbers read without trusting it."""
 
 import json
-import math
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -11,8 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+
+from pipeline.process import ended_within
 from pipeline.text import exit_in_words, printable, size
 
 _POLL_SECONDS = 0.2
@@ -21,9 +22,9 @@ _GRACE_SECONDS = 3.0
 _KILL_SECONDS = 10.0
 """Seconds after that in which what it has started is killed."""
 _MOST_BYTES = 1 << 20
-_MOST_NUMBERS = 2000
 _LONGEST_SHOWN = 80
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,@:=+/-]{0,119}")
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,@:=+/-]{0,119}$")]
+_NUMBERS = TypeAdapter(Annotated[dict[_Name, FiniteFloat], Field(min_length=1, max_length=2000)])
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
@@ -56,7 +57,7 @@ def run_program(
                 elif (left := until - time.monotonic()) <= 0:
                     why = f"{words[0]} was stopped after {seconds:g} s (evaluate.command_seconds)"
                 else:
-                    _wait(process, min(left, _POLL_SECONDS))
+                    ended_within(process, min(left, _POLL_SECONDS))
         finally:
             _end(process)
         ending.seek(0)
@@ -82,22 +83,13 @@ def _start(words: Sequence[str], folder: Path, ending: int) -> "subprocess.Popen
         raise ProgramFailed(f"{words[0]} cannot be started: {error}") from None
 
 
-def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait for a process for a time. Returns whether it has ended."""
-    try:
-        process.wait(seconds)
-        return True
-    except subprocess.TimeoutExpired:
-        return False
-
-
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Let the supervisor end the program, gently at first, and all that it has started."""
     if process.poll() is None:
         process.terminate()
-        if not _wait(process, _GRACE_SECONDS + _KILL_SECONDS):
+        if not ended_within(process, _GRACE_SECONDS + _KILL_SECONDS):
             process.kill()  # what hangs in the kernel is left behind
-            _wait(process, _POLL_SECONDS)
+            ended_within(process, _POLL_SECONDS)
 
 
 def read_numbers(path: Path) -> dict[str, float]:
@@ -106,10 +98,7 @@ def read_numbers(path: Path) -> dict[str, float]:
     Raises:
         ProgramFailed: it is anything else; says what.
     """
-    found = parse_numbers(_content(path))
-    if not found:
-        raise ProgramFailed("it wrote no number, but an empty object")
-    return found
+    return parse_numbers(_content(path))
 
 
 def _content(path: Path) -> bytes:
@@ -127,51 +116,14 @@ def _content(path: Path) -> bytes:
 
 
 def parse_numbers(content: bytes) -> dict[str, float]:
-    """Parse a JSON object of finite numbers. Pure. Raises ProgramFailed as :func:`read_numbers`."""
+    """Parse a JSON object of finite numbers; of a name that occurs twice the last counts. Pure. Raises
+    ProgramFailed as :func:`read_numbers`."""
     try:
-        said = json.loads(content, object_pairs_hook=_without_repeats)
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ProgramFailed(f"what it wrote is no JSON: {_shown(why)}") from None
-    if not isinstance(said, dict):
-        raise ProgramFailed(f"it wrote {_kind(said)} instead of an object of numbers")
-    if len(said) > _MOST_NUMBERS:
-        raise ProgramFailed(f"it wrote {len(said)} numbers; {_MOST_NUMBERS} at most are taken")
-    return {_checked_name(name): _finite(name, value) for name, value in said.items()}
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a JSON object. Raises ProgramFailed where a name occurs twice: which number counts is not said."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ProgramFailed(f"it wrote {_shown(repr(name))} twice; write each name once")
-        found[name] = value
-    return found
-
-
-def _checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        wanted = "letters, digits and _.,@:=+/- , at most 120"
-        raise ProgramFailed(f"{_shown(repr(name))} is no name of a number: write {wanted}")
-    return name
-
-
-def _finite(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ProgramFailed(f"{name} is {_kind(value)} instead of a number")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ProgramFailed(f"{name} is {_shown(str(value)[:_LONGEST_SHOWN])}, which is not finite")
-    return number
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
+        return _NUMBERS.validate_json(content, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = f"{_shown(repr(first['loc'][0]))}: " if first["loc"] else ""
+        raise ProgramFailed(f"what it wrote is no object of numbers: {where}{first['msg']}") from None
 
 
 def _shown(text: str) -> str:

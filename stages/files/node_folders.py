@@ -35,13 +35,13 @@ def remove_node_folder(folder: Path) -> None:
 
 def lock_node_folder(folder: Path) -> None:
     """Lock a folder for as long as this process lives, however it ends. Where the file system has no locks,
-    nobody else will remove it."""
+    no other process will remove it."""
     lock = os.open(folder / _UNLOCKED, os.O_CREAT | os.O_RDWR, 0o600)
     _locks[folder] = lock
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(lock, socket.gethostname().encode())
-        (folder / _UNLOCKED).rename(folder / _LOCK)  # so that nobody finds it before it is locked
+        (folder / _UNLOCKED).rename(folder / _LOCK)  # so that it is not found before it is locked
 
 
 def remove_abandoned(prefix: str) -> None:

@@ -24,7 +24,7 @@ from pipeline.run.paths import RunPaths
 from stages.logs import log
 
 _SLOWEST = 200e6
-"""Bytes per second below which nobody waits for another's reading any longer."""
+"""Bytes per second below which one process no longer waits for another's reading."""
 _PATIENCE = 10.0
 """Seconds that one waits in any case."""
 _POLLS = (0.01, 1.0)
@@ -51,7 +51,8 @@ def verify_once(paths: RunPaths, record: Record, entries: Sequence[FileEntry]) -
     folder = _folder_of_notes()
     if folder is None:
         return verify_files(paths, record, entries)
-    note, seen = folder / _name(paths, entries), _description(paths, entries)
+    run = xxhash.xxh3_64_hexdigest(os.fsencode(paths.root.resolve()))
+    note, seen = folder / f"{run}.{entries[0].folder.replace('/', '-')}", _description(paths, entries)
     if _is_noted(note, seen):
         return None
     patience = _PATIENCE + sum(entry.bytes for entry in entries) / _SLOWEST
@@ -63,12 +64,6 @@ def verify_once(paths: RunPaths, record: Record, entries: Sequence[FileEntry]) -
             with contextlib.suppress(OSError):
                 _write(note, seen)
                 _remove_old(folder)
-
-
-def _name(paths: RunPaths, entries: Sequence[FileEntry]) -> str:
-    """Return a note's name: of the run, the folder and its attempt."""
-    run = xxhash.xxh3_64_hexdigest(os.fsencode(paths.root.resolve()))
-    return f"{run}.{entries[0].folder.replace('/', '-')}"
 
 
 def _description(paths: RunPaths, entries: Sequence[FileEntry]) -> bytes:
@@ -84,8 +79,8 @@ def _description(paths: RunPaths, entries: Sequence[FileEntry]) -> bytes:
 
 
 def _folder_of_notes() -> Path | None:
-    """Return this user's folder of notes on this node, made when it is missing; None where there can be none
-    that nobody else writes to.
+    """Return this user's folder of notes on this node, made when it is missing; None where every
+    candidate is writable by others.
 
     Its name has the id of the node's present boot: the temporary folder may be shared with other nodes, and
     numbers of devices and files may mean others after a boot.
@@ -105,7 +100,7 @@ def _is_own(status: os.stat_result, is_kind: Callable[[int], bool], forbidden: i
 
 
 def _is_noted(note: Path, seen: bytes) -> bool:
-    """Whether there is a note that says exactly this, and that nobody else can have written."""
+    """Whether there is a note that says exactly this, and that no other user can have written."""
     try:
         with os.fdopen(os.open(note, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             return _is_own(os.fstat(file.fileno()), stat.S_ISREG, 0o022) and file.read() == seen
@@ -162,7 +157,7 @@ def _wait(descriptor: int, patience: float, what: str) -> bool:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove what nobody has written for a day, once in an hour: notes, their locks, and folders of earlier
+    """Remove what was not written for a day, once in an hour: notes, their locks, and folders of earlier
     boots.
 
     A lock may be held: then two tasks read the same.

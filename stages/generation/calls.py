@@ -36,7 +36,7 @@ class Late(TimeoutError):
         self.key = key
 
 
-class Calls:
+class CallPool:
     """A pool of threads that call one function. The caller names each call by a key."""
 
     def __init__(self, function: Callable[[Any], Any], workers: int, seconds: float) -> None:
@@ -72,7 +72,10 @@ class Calls:
         """
         found: dict[int, Answer] = {}
         while self._num_open:
-            self._check_time()
+            with self._lock:
+                oldest = min(self._began, key=self._began.__getitem__, default=None)
+                if oldest is not None and time.monotonic() - self._began[oldest] > self._seconds:
+                    raise Late(oldest)
             try:
                 is_waiting = wait and not found
                 key, answer = self._answered.get(is_waiting, _POLL_SECONDS)
@@ -119,9 +122,3 @@ class Calls:
                 faulthandler.dump_traceback_later(max(left, 0.001), exit=True, file=_STANDARD_ERROR)
             else:
                 faulthandler.cancel_dump_traceback_later()
-
-    def _check_time(self) -> None:
-        with self._lock:
-            oldest = min(self._began, key=self._began.__getitem__, default=None)
-            if oldest is not None and time.monotonic() - self._began[oldest] > self._seconds:
-                raise Late(oldest)

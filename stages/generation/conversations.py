@@ -28,9 +28,9 @@ from pipeline.plugins.load import load_plugin
 from pipeline.run.schemas import FinishReason, extra_columns
 from pipeline.run.seeds import derive_seed
 from pipeline.text import shown
-from stages.context import UserError
+from stages.context import Quoting, UserError
 from stages.engines.base import Generator, Request, Response, Turns
-from stages.generation.calls import Answer, Calls, Late
+from stages.generation.calls import Answer, CallPool, Late
 from stages.generation.chat import continuation_text
 from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
 from stages.logs import log
@@ -66,7 +66,7 @@ class Conversation:
         return str(self.response_messages[-1]["content"])
 
 
-class SchedulerFailed(RuntimeError):
+class SchedulerFailed(Quoting):
     """The user's scheduler raised an error of its own, or took too long; a retry may succeed."""
 
 
@@ -99,7 +99,7 @@ def open_conversations(
     if settings is None:
         yield None
         return
-    calls = Calls(load_plugin(SCHEDULER_KEY, settings.scheduler), settings.workers, settings.step_seconds)
+    calls = CallPool(load_plugin(SCHEDULER_KEY, settings.scheduler), settings.workers, settings.step_seconds)
     try:
         yield Conversations(
             settings,
@@ -162,7 +162,7 @@ class Conversations(Turns):
     _rendering: Rendering
     _room: TokenBudget
     _problem_with: Callable[[Request], str | None]
-    _calls: Calls
+    _calls: CallPool
     _should_stop: Callable[[], bool]
     _unwritten: frozenset[int] = frozenset()
     _episodes: dict[int, Episode] = field(default_factory=dict)

@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config.model_dir import text_settings
+from pipeline.config.engines import Engine
+from pipeline.config.model_files import text_settings
 from pipeline.config.schema import Config
 from pipeline.data.tokens import written_text
-from pipeline.run.schemas import (
-    GREEDY_SAMPLE,
-    PROMPTS,
-    ROLLOUT,
-    FinishReason,
-    columns_besides,
-    conform,
-)
+from pipeline.run.schemas import GREEDY_SAMPLE, PROMPTS, ROLLOUT, FinishReason, columns_besides, conform
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task
 from pipeline.run.wide import repeat
@@ -82,7 +76,9 @@ def generator_of(context: Context, files: PolicyFiles) -> Generator:
     adapter = None if files.adapter is None else str(files.adapter)
     threads = (config.evaluate if context.task.stage is Stage.EVALUATE else config.rollout).num_threads
     settings = (config, threads)
-    wanted = Wanted("generator", context.attempt, settings, files.weights, config.rollout.engine)
+    name = config.rollout.engine
+    vllm = config.rollout.vllm if name == Engine.VLLM else None
+    wanted = Wanted("generator", context.attempt, settings, files.weights, name, vllm)
     found: Generator = engine(
         wanted,
         make=partial(make_generator, config, str(files.base), adapter),

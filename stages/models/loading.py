@@ -19,11 +19,13 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from pipeline.config.layers import drafting_layers
-from pipeline.config.trainable import OTHER_SENSES, quantisation_of
+from pipeline.config.trainable import OTHER_SENSES, drafting_layers, quantisation_of
 from pipeline.config.update import Precision
+from pipeline.run.cards import format_problems, missing_code
+from pipeline.run.gpus import ask_nvml
 from stages.context import UserError
 from stages.logs import log
+from stages.models.devices import device
 
 DTYPES = {
     Precision.FP32: torch.float32,
@@ -42,11 +44,6 @@ _LEFT_OUT = re.compile(
 tokens and of the next sentence, of a text's first token, and constants that earlier versions stored."""
 
 
-def device() -> torch.device:
-    """Return the GPU that was given to this process, or the CPU."""
-    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-
-
 def check_gpus_are_seen(environment: Mapping[str, str]) -> None:
     """Check that the GPUs which the task was given are there. Which ones it may use is never changed.
 
@@ -56,7 +53,8 @@ def check_gpus_are_seen(environment: Mapping[str, str]) -> None:
     given = environment.get("CUDA_VISIBLE_DEVICES", "")
     is_for_gpus = torch.version.cuda is not None or torch.version.hip is not None
     if problem := missing_gpus(given, is_for_gpus, torch.cuda.is_available()):
-        raise UserError(problem)
+        reason = ask_nvml()
+        raise UserError(f"{problem} ({reason})" if reason else problem)
     if given and not is_for_gpus:
         log.warning(f"CUDA_VISIBLE_DEVICES={given}, but torch is built for CPUs here: computing on them")
 
@@ -74,6 +72,46 @@ def missing_gpus(given: str, is_for_gpus: bool, is_any_seen: bool) -> str | None
         f"CUDA_VISIBLE_DEVICES={given}: none of these GPUs can be used on this node; look at nvidia-smi "
         "there, and at what the job asked for (scheduler.STAGE.gpus_per_node)"
     )
+
+
+WITHOUT_WEIGHTS = "meta"
+"""torch's device for tensors that have a shape and no numbers."""
+
+
+def placement(device_map: str | None, precision: Precision) -> dict[str, Any]:
+    """Return the arguments of ``from_pretrained`` that say where weights go: by default straight to the GPU,
+    where there is one, so that the host's memory never holds them all. On CPUs there are none.
+
+    The GPU is named by the number that this process uses: for "cuda" transformers takes LOCAL_RANK's, which
+    is another one where a launcher shows each rank its own GPU only.
+
+    Raises:
+        UserError: the GPU does not compute in this precision, or torch is not built for it.
+    """
+    if device().type == "cuda" and device_map != WITHOUT_WEIGHTS:
+        check_card(precision)
+        if device_map is None:
+            return {"device_map": torch.device("cuda", torch.cuda.current_device())}
+    return {"device_map": device_map} if device_map else {}
+
+
+def check_card(precision: Precision, key: str = "precision") -> None:
+    """Check that this process's GPU can compute with a model of this precision. Opens the driver.
+
+    Args:
+        key: of the configuration, that chooses the precision.
+
+    Raises:
+        UserError: it cannot; says what can.
+    """
+    if torch.version.hip:
+        return
+    capability, name = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    build = f"{torch.__version__} (CUDA {torch.version.cuda})"
+    if problem := missing_code(name, capability, build, torch.cuda.get_arch_list()):
+        raise UserError(problem)
+    for issue in format_problems({key: precision}, capability, "here"):
+        raise UserError(f"{name}: {issue}")
 
 
 def load_causal_lm(
@@ -105,8 +143,7 @@ def _load(
     device_map: str | None,
     attention: str | None = None,
 ) -> PreTrainedModel:
-    placement = {"device_map": device_map} if device_map else {}
-    arguments = load_arguments(directory, precision, trust) | placement
+    arguments = load_arguments(directory, precision, trust) | placement(device_map, precision)
     model, differing = load_with_attention(auto_class, directory, attention, arguments)
     check_missing(directory, model, differing.missing)
     if not quantisation_of(arguments["config"].to_dict()):  # such files hold scales too

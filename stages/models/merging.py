@@ -127,7 +127,7 @@ def _write_files(
     folder: Path,
     say: Callable[[str], None],
 ) -> None:
-    """Write each file of weights of the base anew."""
+    """Rewrite each file of weights of the base."""
     total, done = sum(header.size for header in headers.values()), 0
     ordered = sorted(headers, key=lambda name: (headers[name].path, headers[name].start))
     for path, group in groupby(ordered, key=lambda name: headers[name].path):
@@ -203,7 +203,11 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     try:
         write_merged(
-            *(given.base, given.adapter, given.precision, given.trust_remote_code, given.folder),
+            given.base,
+            given.adapter,
+            precision=given.precision,
+            trust_remote_code=given.trust_remote_code,
+            folder=given.folder,
             say=lambda line: print(line, flush=True),
         )
         settle(path for path in given.folder.iterdir() if path.is_file())

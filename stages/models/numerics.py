@@ -5,7 +5,12 @@ import importlib
 import os
 import random
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_DETERMINISTIC = (":4096:8", ":16:8")
+"""Workspaces with which cuBLAS gives the same sums again; tasks have the first, if nothing else is given."""
 
 
 def choose_accelerator() -> None:
@@ -17,7 +22,7 @@ def choose_accelerator() -> None:
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed, and what it imports at its first use: an optimizer that nobody uses here, whose
+    """Import DeepSpeed, and what it imports at its first use: an optimizer that is not used here, whose
     functions it gives to torch's compiler, which takes seconds to import. Here they are not compiled."""
     choose_accelerator()
     from deepspeed.runtime import compiler
@@ -36,21 +41,41 @@ def set_up_torch(num_threads: int, seed: int) -> None:
 
     Raises:
         UserError: none of the GPUs that the task was given is there.
+        RuntimeError: one of them does not compute.
     """
     choose_accelerator()
     import torch
     import transformers
 
+    from stages.models.devices import check_gpus_compute
     from stages.models.loading import check_gpus_are_seen
 
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(num_threads)
     torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Deterministic mode also fills all new memory with NaN, to expose reads of what nobody has written. One
+    be_deterministic()
+    check_gpus_are_seen(os.environ)
+    check_gpus_compute()
+
+
+def be_deterministic() -> None:
+    """Let torch compute what is the same the next time, where it can."""
+    import torch
+
+    os.environ.setdefault(_WORKSPACE, _DETERMINISTIC[0])  # read at the first matrix product
+    torch.use_deterministic_algorithms(is_deterministic(os.environ), warn_only=True)
+    # Deterministic mode also fills all new memory with NaN, to expose reads of uninitialised memory. One
     # thread does so, whatever num_threads is, in a quarter of its time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    check_gpus_are_seen(os.environ)
+
+
+def is_deterministic(environment: Mapping[str, str]) -> bool:
+    """Whether sums are to be the same again. On GPUs cuBLAS needs a workspace for that; where an environment
+    gives another one (CUBLAS_WORKSPACE_CONFIG=), torch takes its fastest kernels too. What the deterministic
+    ones cost was never measured on a GPU."""
+    import torch
+
+    return not torch.cuda.is_available() or environment[_WORKSPACE] in _DETERMINISTIC
 
 
 def set_up_chance(seed: int) -> None:
@@ -69,6 +94,17 @@ def forget_peaks() -> None:
     torch = sys.modules.get("torch")
     if torch and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
+
+
+def free_gib() -> float:
+    """Return how much memory of the current GPU is free, in GiB, for all processes; without a GPU, how
+    much this process has: as a number below 0."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[0] / 2**30
+    pages = Path("/proc/self/statm").read_text().split()
+    return -int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def peak_gpu_memory() -> dict[str, float]:

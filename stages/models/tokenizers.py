@@ -6,7 +6,7 @@ Importing this imports no transformers, which takes seconds.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config.model_dir import text_settings
+from pipeline.config.model_files import text_settings
 from pipeline.config.schema import Config, ModelConfig
 from pipeline.data.tokens import Ends, ends_of, hidden_ids, what_makes_ids
 from pipeline.plugins.load import load_plugin

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from pipeline.config.model_files import read_tensors
 from stages import ranks
 from stages.logs import log
-from stages.models.loading import device
-from stages.ppo.state.conversion import Source, sources_of
+from stages.models.devices import device
+from stages.ppo.state.conversion import TensorSource, sources_of
 
 Read = Callable[[str], dict[str, Tensor]]
 """Return the weight of a name, and those that have to be read with it."""
@@ -103,7 +103,7 @@ def _tie(model: PreTrainedModel, is_equal: Callable[[str, str], bool]) -> None:
         setattr(model.get_submodule(module), key, weights[source])
 
 
-def _fill_buffers(model: PreTrainedModel, sources: Mapping[str, Source]) -> bool:
+def _fill_buffers(model: PreTrainedModel, sources: Mapping[str, TensorSource]) -> bool:
     """Give the model its buffers, from files or as it makes them itself. Returns whether it has them all."""
     made: list[Tensor] = []
     for prefix, module in model.named_modules():

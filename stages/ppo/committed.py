@@ -16,7 +16,7 @@ from stages.context import Context
 from stages.models.adapters import ADAPTER_FILE
 from stages.models.loading import load_causal_lm
 from stages.ppo.lora import saved_name
-from stages.ppo.state.conversion import Source, sources_of
+from stages.ppo.state.conversion import TensorSource, sources_of
 from stages.ppo.state.tensor_files import read_part
 from stages.ppo.training import say
 
@@ -76,7 +76,7 @@ def weights_in(folder: Path, load: Load) -> CommittedWeights:
 
 
 def _converting(
-    bare: PreTrainedModel, sources: Mapping[str, Source]
+    bare: PreTrainedModel, sources: Mapping[str, TensorSource]
 ) -> Callable[[str, int, int | None], Tensor]:
     """Return what reads parts of weights that lie in the files as they are; others whole, with those that
     they are converted with."""

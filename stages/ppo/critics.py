@@ -20,7 +20,7 @@ from pipeline.config.model_files import Tensors, has_head, head_of, read_tensors
 from pipeline.config.update import Precision
 from stages import ranks
 from stages.logs import log
-from stages.models.loading import check_missing, check_used, load_arguments, load_with_attention
+from stages.models.loading import check_missing, check_used, load_arguments, load_with_attention, placement
 
 
 def load_critic(
@@ -40,10 +40,8 @@ def load_critic(
     Raises:
         UserError: the directory lacks weights of the backbone, or has some that it leaves out.
     """
-    arguments = load_arguments(directory, precision, trust_remote_code)
+    arguments = load_arguments(directory, precision, trust_remote_code) | placement(device_map, precision)
     arguments["config"].num_labels = 1
-    if device_map:
-        arguments["device_map"] = device_map
     critic_class = class_for(arguments["config"], trust_remote_code)
     model, differing = load_with_attention(critic_class, directory, attention, arguments)
     prefix = f"{model.base_model_prefix}."
@@ -106,7 +104,10 @@ class _ValueModel(PreTrainedModel):
 def _start_head(model: PreTrainedModel, directory: Path, missing: Collection[str]) -> None:
     """Copy the head's missing weights from the directory's head, whatever its name; else set them to zero."""
     tensors = read_tensors(directory)
-    source = _fitting_head(model, tensors)
+    embeddings: Any = model.get_input_embeddings()
+    width = embeddings.weight.shape[1]
+    head = head_of(tensors)
+    source = head if head and tensors[f"{head}.weight"].shape == (1, width) else None
     for name, found in list(model.named_parameters()):
         if name in missing:
             parameter = _in_memory(model, name, found)
@@ -126,14 +127,6 @@ def _in_memory(model: PreTrainedModel, name: str, parameter: nn.Parameter) -> nn
         module, _, key = name.rpartition(".")
         model.get_submodule(module).register_parameter(key, parameter)
     return parameter
-
-
-def _fitting_head(model: PreTrainedModel, tensors: Tensors) -> str | None:
-    """Return the name of the head that maps this model's hidden states to one number, if there is one."""
-    embeddings: Any = model.get_input_embeddings()
-    width = embeddings.weight.shape[1]
-    head = head_of(tensors)
-    return head if head and tensors[f"{head}.weight"].shape == (1, width) else None
 
 
 def _head_in_words(directory: Path, source: str | None, tensors: Tensors) -> str:

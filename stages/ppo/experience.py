@@ -14,7 +14,7 @@ from pipeline.run.schemas import FinishReason, is_sampled
 from stages.context import Context, UserError
 from stages.files import columns
 from stages.ppo.batching import Row
-from stages.ppo.math.shaping import Outcome
+from stages.ppo.math.shaping import ShapingInput
 from stages.training import check_has_responses, read_pair_in_batches
 
 
@@ -31,10 +31,10 @@ class Experience:
     rollout_log_probs: Tensor
     """[N, T] the generation engine's."""
     reference_log_probs: Tensor | None
-    """[N, T] the frozen reference's; None when KL is off, or while nobody has computed them."""
-    outcome: Outcome
+    """[N, T] the frozen reference's; None when KL is off, or before they are computed."""
+    outcome: ShapingInput
     """[N] total reward of each response, and what else its score is shaped by."""
-    greedy: Outcome | None
+    greedy: ShapingInput | None
     """[N] the same of the greedy response to each response's prompt; None when there are none."""
     groups: Tensor
     """[N] index of each response's prompt."""
@@ -42,13 +42,21 @@ class Experience:
     """The rollout table's columns of one number or word a response that metrics are made from."""
     rewards: pa.Table
     """The reward table but for its columns of lists."""
+    teaching: Tensor | None = None
+    """[N] true for the rows that go through the policy; None for all that have a token of the policy's."""
+
+    @property
+    def computed(self) -> Tensor:
+        """[N, T] the mask, without rows that do not go through the policy."""
+        return self.mask if self.teaching is None else self.mask & self.teaching.unsqueeze(1)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def select(self, indices: Sequence[int]) -> "Experience":
         """Return the rows of the given indices, in their order."""
-        chosen, reference = torch.tensor(indices, dtype=torch.long), self.reference_log_probs
+        chosen = torch.tensor(indices, dtype=torch.long)
+        reference, teaching = self.reference_log_probs, self.teaching
         return replace(
             self,
             rows=[self.rows[i] for i in indices],
@@ -62,6 +70,7 @@ class Experience:
             groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
             responses=self.responses.take(pa.array(indices, pa.int64())),
             rewards=self.rewards.take(pa.array(indices, pa.int64())),
+            teaching=None if teaching is None else teaching[chosen],
         )
 
     def describe(self, indices: Sequence[int], limit: int = 8) -> str:
@@ -120,9 +129,9 @@ class _Part:
     matrices: dict[str, Tensor]
     """[rows, longest] of each per-token column, by name. Taken out when all parts' are put together, so that
     no number is in memory twice."""
-    outcome: Outcome
+    outcome: ShapingInput
     greedy_ids: list[str]
-    greedy: Outcome
+    greedy: ShapingInput
     """Outcome of greedy responses, to the prompts of ``greedy_ids``."""
     responses: pa.Table
     rewards: pa.Table
@@ -183,7 +192,7 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
     return found.select(found.greedy.scores.isfinite().nonzero().flatten().tolist())
 
 
-def _greedy_of(parts: Sequence[_Part], ids: Sequence[str]) -> Outcome | None:
+def _greedy_of(parts: Sequence[_Part], ids: Sequence[str]) -> ShapingInput | None:
     """Return the outcome of the greedy response to each of the prompts ``ids``; None when there are none."""
     greedy_ids = [prompt_id for part in parts for prompt_id in part.greedy_ids]
     if not ids or not greedy_ids:
@@ -193,7 +202,7 @@ def _greedy_of(parts: Sequence[_Part], ids: Sequence[str]) -> Outcome | None:
     return found.select(torch.tensor([row_of[prompt_id] for prompt_id in ids]))
 
 
-def _outcome_of(responses: pa.Table, rewards: pa.Table, chosen: pa.ChunkedArray) -> Outcome:
+def _outcome_of(responses: pa.Table, rewards: pa.Table, chosen: pa.ChunkedArray) -> ShapingInput:
     """Return the outcome of the rows for which ``chosen`` is true."""
     lengths = pc.list_value_length(responses["response_tokens"])
     has_ended = pc.equal(responses["finish_reason"], FinishReason.STOP)
@@ -201,16 +210,16 @@ def _outcome_of(responses: pa.Table, rewards: pa.Table, chosen: pa.ChunkedArray)
         column.filter(chosen).combine_chunks().to_numpy(zero_copy_only=False)
         for column in (rewards["reward"], lengths, has_ended)
     )
-    return Outcome(
+    return ShapingInput(
         scores=torch.tensor(scores, dtype=torch.float32),
         lengths=torch.tensor(lengths, dtype=torch.float32),
         has_ended=torch.tensor(ended, dtype=torch.bool),
     )
 
 
-def _together(outcomes: Sequence[Outcome]) -> Outcome:
+def _together(outcomes: Sequence[ShapingInput]) -> ShapingInput:
     scores, lengths, ended = zip(*((one.scores, one.lengths, one.has_ended) for one in outcomes), strict=True)
-    return Outcome(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
+    return ShapingInput(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
 
 
 def _padded(column: pa.ChunkedArray) -> Tensor:

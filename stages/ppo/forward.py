@@ -1,16 +1,13 @@
 """Forward passes over response positions. Results are [B, R], whatever the micro-batch's layout, and 0 where
-there is no response token.
-"""
+there is no response token."""
 
 import torch
 from torch import Tensor, nn
 
 from stages.context import UserError
 from stages.ppo.batching import MicroBatch, Row, collate
-from stages.ppo.logprobs import TokenOutputs, token_outputs
-
-_TOLERANCE = {torch.float32: 1e-3}
-_HALF_TOLERANCE = 0.05
+from stages.ppo.head import HALF_TOLERANCE, TOLERANCE, head_of
+from stages.ppo.logits import AskedTokens, TokenOutputs, token_outputs
 
 
 def policy_outputs(
@@ -31,12 +28,13 @@ def policy_outputs(
         kept = length - batch.first_predictor
         line = batch.predictors // length
         positions = batch.predictors - (line + 1) * batch.first_predictor
-    logits = model(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, logits_to_keep=kept, use_cache=False
-    ).logits
-    log_probs, entropies = token_outputs(
-        logits.flatten(0, 1), positions, batch.tokens, temperature, entropy, entropy_grad
-    )
+    asked = AskedTokens(positions, batch.tokens, temperature, entropy, entropy_grad)
+    places = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
+    given = {**places, "logits_to_keep": kept, "use_cache": False}
+    if head := head_of(model, **places):
+        log_probs, entropies = head.outputs(model, given, asked)
+    else:
+        log_probs, entropies = token_outputs(model(**given).logits.flatten(0, 1), asked)
     return TokenOutputs(_by_row(batch, log_probs), None if entropies is None else _by_row(batch, entropies))
 
 
@@ -57,6 +55,31 @@ def _by_row(batch: MicroBatch, values: Tensor) -> Tensor:
     return values.new_zeros(shape).flatten().index_put((batch.cells,), values).view(shape)
 
 
+_MOST_MASKED = 8192
+"""Most tokens of a packed micro-batch whose attention is masked: a mask of 64 MiB, and pairs of tokens of
+different sequences that cost as much as the rest of a layer of a small model."""
+_MASKED = ("eager", "sdpa")
+"""Attention that computes every pair of tokens of a packed micro-batch, and masks most of them."""
+
+
+def packing_problem(attention: str | None, budget: int, is_gpu: bool) -> str:
+    """Return why sequences laid end to end would cost more than padding; empty if they would not. On CPUs
+    they always do, and may all the same: tests compare both layouts there. Pure.
+
+    Args:
+        attention: the model's implementation.
+        budget: tokens of a micro-batch.
+    """
+    if not is_gpu or attention not in _MASKED or budget <= _MOST_MASKED:
+        return ""
+    return (
+        f"update.remove_padding=true: {attention} attention computes all {budget:,} x {budget:,} pairs of a "
+        "micro-batch's tokens, also of different sequences, under a mask of that size; set "
+        "update.attention=flash_attention_2 (or flex_attention), leave update.remove_padding out, or give "
+        f"update.tokens_per_micro_batch={_MOST_MASKED} or less"
+    )
+
+
 @torch.no_grad()
 def check_packing(model: nn.Module, rows: tuple[Row, Row], device: torch.device) -> None:
     """Compare the model's log-probabilities of two packed rows with those of the same rows padded.
@@ -70,7 +93,7 @@ def check_packing(model: nn.Module, rows: tuple[Row, Row], device: torch.device)
     packed = response_log_probs(model, collate(rows, [0, 1], packed=True).to(device), temperature=1.0)
     padded = response_log_probs(model, collate(rows, [0, 1]).to(device), temperature=1.0)
     error = float((packed - padded).abs().sum()) / max(1, sum(len(row.response) for row in rows))
-    tolerance = _TOLERANCE.get(next(model.parameters()).dtype, _HALF_TOLERANCE)
+    tolerance = TOLERANCE.get(next(model.parameters()).dtype, HALF_TOLERANCE)
     if not error <= tolerance:
         raise UserError(
             f"log-probabilities of sequences laid end to end are off by {error:.3g} per token: this model or "

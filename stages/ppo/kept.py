@@ -15,7 +15,7 @@ from pipeline.run.commits import BadCommit, FileEntry, fingerprint_of, read_reco
 from pipeline.run.plan import policy_maker, state_of
 from stages import ranks
 from stages.context import Context
-from stages.models.loading import device
+from stages.models.devices import device
 from stages.ppo.saving import save_state
 from stages.ppo.state.writer import free_device
 from stages.ppo.training import Learner, say

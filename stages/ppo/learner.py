@@ -7,28 +7,66 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.config.algorithm import CorrectionLevel, KLPlacement
+from pipeline.config.algorithm import CorrectionLevel, KLPlacement, ReferenceStage
+from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.schema import Config
 from stages import ranks
-from stages.context import Stopwatch
-from stages.models.loading import device
+from stages.context import Stopwatch, UserError
+from stages.models.devices import device
 from stages.ppo.batching import MicroBatch
 from stages.ppo.experience import Experience
-from stages.ppo.following import follow
-from stages.ppo.forward import check_packing, response_log_probs, response_values, scatter_rows
+from stages.ppo.forward import (
+    check_packing,
+    packing_problem,
+    response_log_probs,
+    response_values,
+    scatter_rows,
+)
+from stages.ppo.math.losses import Counts
 from stages.ppo.math.shaping import RunningMoments, flat_groups
-from stages.ppo.state.learned import Learned
-from stages.ppo.targets import Scores, Targets, make_targets, shape
-from stages.ppo.training import (
-    Learner,
+from stages.ppo.minibatches import (
     MiniBatch,
-    Steps,
+    all_minibatches,
+    begin_epochs,
     is_packed,
     rows_to_learn_from,
-    say,
-    split_epoch,
-    train,
 )
+from stages.ppo.state.learned import Learned, StepDecision
+from stages.ppo.targets import Targets, TargetScores, make_targets, shape, teaching_rows
+from stages.ppo.trainer import Trainer
+from stages.ppo.training import Learner, Steps, accumulate, say, train
+
+
+def follow(
+    learner: Learner,
+    experience: Experience,
+    targets: Targets,
+    first_epoch: list[MiniBatch],
+    iteration: int,
+    past: Learned,
+) -> Steps:
+    """Take the steps that an update took, and no others, by micro-batches of the same rows."""
+    config, per_token = learner.config, targets.to(device())
+    batches = all_minibatches(config, experience, first_epoch, iteration, past.machine.ranks)
+    for (place, batch), decided in zip(batches, past.decisions, strict=False):  # it may have stopped early
+        counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
+        accumulate(learner, per_token, batch, counts)
+        for trainer in learner.trainers:
+            _carry_out(trainer, decided[trainer.name], place.position(config), batch.num_shares)
+    return Steps()
+
+
+def _carry_out(
+    trainer: Trainer, decision: StepDecision, position: tuple[int, int], num_shares: int | None
+) -> None:
+    match decision:
+        case StepDecision.TAKEN:
+            if not trainer.step(*position, num_shares).is_taken:
+                say(f"the {trainer.name} took step {trainer.steps + 1} then; its gradient is not finite now")
+        case StepDecision.SKIPPED:
+            trainer.skip()
+        case StepDecision.DISCARDED:
+            trainer.discard()
 
 
 @dataclass(frozen=True)
@@ -37,7 +75,7 @@ class Update:
 
     experience: Experience
     """Responses that were trained on."""
-    scores: Scores
+    scores: TargetScores
     """Scores of these responses."""
     targets: Targets | None
     """Targets of the losses; None when nothing was trained on."""
@@ -66,19 +104,20 @@ def update(
     """
     config, total, num_shares = learner.config, len(experience), past.machine.ranks if past else None
     # 1. shaped scores, and only responses that have something to teach
-    scores = shape(config, experience, moments)
-    if config.algorithm.shaping.filter_groups:
-        taught = (~flat_groups(scores.shaped, experience.groups)).nonzero().flatten()
-        experience, scores = experience.select(taught.tolist()), scores.select(taught)
+    experience, scores = _shaped(config, experience, moments)
     if not len(experience):
         return Update(experience, scores, None, Steps(), total, 1.0)
-    # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed
-    first_epoch = split_epoch(config, experience, iteration, 0, num_shares)
+    # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed, of the
+    # responses that have a gradient
+    experience = replace(experience, teaching=teaching_rows(config, experience, scores))
+    experience, first_epoch = begin_epochs(config, experience, iteration, num_shares)
     if is_packed(config.update):
         _check_packing(learner, experience)
     with stopwatch.timing("old_log_probs"):
         old_log_probs = old_log_probs_of(learner, experience, first_epoch)
         old_values = old_values_of(learner, experience, first_epoch)
+    if is_own_reference(config, experience):
+        experience = replace(experience, reference_log_probs=old_log_probs)
     # 3. rewards per token, advantages, returns, importance weights
     targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
@@ -93,8 +132,27 @@ def update(
     return Update(experience, scores, targets, steps, discarded, padding_efficiency(first_epoch))
 
 
+def _shaped(
+    config: Config, experience: Experience, moments: RunningMoments
+) -> tuple[Experience, TargetScores]:
+    """Return the responses and their shaped scores, without those of flat groups if they are left out."""
+    scores = shape(config, experience, moments)
+    if not config.algorithm.shaping.filter_groups:
+        return experience, scores
+    taught = (~flat_groups(scores.shaped, experience.groups)).nonzero().flatten()
+    return experience.select(taught.tolist()), scores.select(taught)
+
+
 def _check_packing(learner: Learner, experience: Experience) -> None:
-    """Try the policy on two rows laid end to end: the shortest that are learned from."""
+    """Try the policy on two rows laid end to end: the shortest that are learned from.
+
+    Raises:
+        UserError: it does not keep them apart, or its attention costs more than padding would.
+    """
+    attention = getattr(learner.policy.model.config, "_attn_implementation", None)
+    budget = learner.config.update.tokens_per_micro_batch
+    if problem := packing_problem(attention, budget, device().type == "cuda"):
+        raise UserError(problem)
     rows = [experience.rows[i] for i in rows_to_learn_from(experience).tolist()]
     shortest = sorted(rows, key=lambda row: row.length)[:2]
     check_packing(learner.policy.engine, (shortest[0], shortest[-1]), device())
@@ -117,11 +175,18 @@ def old_log_probs_of(
 
     Computed over the very micro-batches of the first epoch, so that its first ratio is exactly 1.
     """
-    if step_gives_old_log_probs(learner.config):
+    if step_gives_old_log_probs(learner.config) and not is_own_reference(learner.config, experience):
         say("one step an iteration, and nothing before it needs old log-probabilities: the step gives them")
         return None
     temperature, policy = learner.config.rollout.temperature, learner.policy.engine
     return per_token(experience, minibatches, lambda b: response_log_probs(policy, b, temperature))
+
+
+def is_own_reference(config: Config, experience: Experience) -> bool:
+    """Whether the policy's log-probabilities before the first step are the reference's, which the update then
+    has not computed (:func:`stages.ppo.reference.is_policy`)."""
+    is_wanted = has_reference_in(config, ReferenceStage.UPDATE)
+    return is_wanted and experience.reference_log_probs is None
 
 
 def old_values_of(

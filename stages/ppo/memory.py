@@ -4,33 +4,27 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from pipeline.config.algorithm import Estimator
-from pipeline.config.model_dir import text_settings
 from pipeline.config.schema import Config
-from pipeline.config.update import Precision, UpdateConfig
+from pipeline.config.update import UpdateConfig
+from pipeline.decide.device_faults import DeviceFault, diagnose
+from pipeline.forecast.parts import PASSING, PeakPhase
+from pipeline.forecast.shapes import ModelShape, read_shape
+from pipeline.forecast.training import BatchSize, Ranks, update_parts
+from pipeline.run.failures import FailureKind
 from stages import ranks
 from stages.context import OutOfMemory
 from stages.ppo.experience import Experience
 
 _GIB = 2**30
+_OVERHEAD = 2 * _GIB
+"""Bytes of a GPU's memory that a process may hold beside what torch has reserved."""
 _HOST_WORDS = ("can't allocate memory", "not enough memory")
 """Phrases in the errors that torch raises when the host has no memory left; it has no class for them."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model's size."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -43,32 +37,21 @@ class Needs:
     """Activations of one micro-batch, logits included."""
 
 
-def shape_of(directory: Path) -> Shape:
-    """Read a model's size from its directory, without loading the model."""
-    settings, parameters = text_settings(directory), 0
-    for file in directory.glob("*.safetensors"):
-        with safe_open(file, "pt") as tensors:
-            parameters += sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118 - no dict
-    names = (("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd"), ("vocab_size",))
-    return Shape(parameters, *(next((settings[n] for n in ns if n in settings), 0) for ns in names))
-
-
-def needs_of(config: UpdateConfig, shape: Shape, micro_batch: int, num_ranks: int) -> Needs:
-    """Estimate memory from the model's shape and the settings, for micro-batches of ``micro_batch`` tokens.
-
-    Per weight: ZeRO, arXiv 1910.02054 section 3. Per token and layer: arXiv 2205.05198 section 4 without the
-    attention matrix, which fused kernels do not keep.
-    """
-    width = 4 if config.precision is Precision.FP32 else 2
-    parts = [(3, width)]  # ZeRO stage from which ranks share it, bytes per weight
-    if config.lora is None:  # of adapters they are too few to count
-        parts.append((2, 4))
-        if not config.offload_optimizer:
-            parts.append((1, 8 if width == 4 else 12))
-    per_weight = sum(size / (num_ranks if config.zero_stage >= stage else 1) for stage, size in parts)
-    per_layer = width if config.activation_checkpointing else 17 * width
-    per_token = shape.layers * shape.hidden * per_layer + shape.vocabulary * (width + 3 * 4)
-    return Needs(shape.parameters * per_weight, micro_batch * per_token)
+def needs_of(config: UpdateConfig, shape: ModelShape, micro_batch: int, num_ranks: int) -> Needs:
+    """Estimate memory by the formulas that runs are checked with before they start, for micro-batches of
+    ``micro_batch`` tokens."""
+    batch, ranks = (
+        BatchSize(micro_batch, micro_batch, micro_batch),
+        Ranks(num_ranks, torch.cuda.is_available()),
+    )
+    found = [
+        part
+        for part in update_parts(config, shape, None, None, batch, ranks)
+        if PeakPhase.POLICY_BACKWARD in part.during
+    ]
+    passing = sum(part.size for part in found if part.name in PASSING)
+    held = sum(part.size for part in found if part.is_certain and part.name not in PASSING)
+    return Needs(held, passing)
 
 
 def suggestions(config: UpdateConfig, needs: Needs, longest: int, num_ranks: int) -> list[str]:
@@ -97,7 +80,8 @@ def explain(config: Config, experience: Experience, num_ranks: int, has: float) 
     update = config.update
     longest = max(row.length for row in experience.rows)
     micro_batch = max(update.tokens_per_micro_batch, longest)
-    needs = needs_of(update, shape_of(Path(config.model.policy)), micro_batch, num_ranks)
+    shape = read_shape(Path(config.model.policy), lora=update.lora)
+    needs = needs_of(update, shape, micro_batch, num_ranks)
     critic = ", and the critic as much again" if config.algorithm.estimator is Estimator.GAE else ""
     return (
         f"out of memory: a rank has {has / _GIB:.1f} GiB; the policy needs about {needs.states / _GIB:.2f} "
@@ -111,6 +95,9 @@ def explain(config: Config, experience: Experience, num_ranks: int, has: float) 
 def out_of_memory_explained(config: Config, experience: Experience, is_used: bool = False) -> Iterator[None]:
     """Turn torch's errors of insufficient memory into OutOfMemory, which says what to change.
 
+    No retry enlarges a GPU's memory: another try helps only where something else had a part of it. Of the
+    host's memory a retry may get more.
+
     Args:
         is_used: whether the process had a learner in memory before. Then it says little of what an update
             needs, and the error is one that is tried again.
@@ -118,16 +105,54 @@ def out_of_memory_explained(config: Config, experience: Experience, is_used: boo
     try:
         yield
     except RuntimeError as error:
-        on_device = isinstance(error, torch.OutOfMemoryError)
-        if not on_device and not any(words in str(error) for words in _HOST_WORDS):
+        on_device = is_of_device(error)
+        if not on_device and not is_of_host(error):
             raise
         if is_used:
-            raise RuntimeError(f"out of memory in a process that had kept a learner: {error}") from error
-        raise OutOfMemory(explain(config, experience, ranks.size(), _memory(on_device)), on_device) from error
+            words = f"out of memory in a process that had kept a learner: {error}"
+            raise OutOfMemory(words, FailureKind.ERROR) from error
+        card = _card() if on_device else None
+        has = card.total if card else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        words, kind = explain(config, experience, ranks.size(), has), FailureKind.MEMORY
+        if card:
+            kind = FailureKind.ERROR if card.is_shared else FailureKind.CONFIG
+            words = f"{card.in_words}{words}" if card.is_shared else words
+        raise OutOfMemory(words, kind) from error
 
 
-def _memory(on_device: bool) -> float:
-    """Return the bytes of memory of this rank's GPU, or of the host."""
-    if on_device:
-        return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+def is_of_device(error: RuntimeError) -> bool:
+    """Whether an error is that a GPU's memory did not suffice."""
+    found = diagnose(f"{type(error).__name__}: {error}")
+    return found is not None and found.row.fault is DeviceFault.MEMORY
+
+
+def is_of_host(error: RuntimeError) -> bool:
+    """Whether an error is that the host's memory did not suffice."""
+    return any(words in str(error) for words in _HOST_WORDS)
+
+
+@dataclass(frozen=True)
+class CardMemory:
+    """Memory of a GPU, in bytes."""
+
+    total: int
+    others: int
+    """What neither is free nor was reserved by this process's torch."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether others use it: more than contexts, NCCL and libraries of this process take."""
+        return self.others > _OVERHEAD
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"others use {self.others / _GIB:.1f} of the GPU's {self.total / _GIB:.1f} GiB, which nvidia-smi "
+            "names: another try may find it free; "
+        )
+
+
+def _card() -> CardMemory:
+    """Look at this rank's GPU while what the update holds is still there."""
+    free, total = torch.cuda.mem_get_info()
+    return CardMemory(total, total - free - torch.cuda.memory_reserved())

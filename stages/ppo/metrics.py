@@ -24,6 +24,7 @@ def update_metrics(config: Config, experience: Experience, done: Update) -> dict
     if done.targets is not None:
         mask = done.experience.mask
         metrics["policy/padding_efficiency"] = done.padding_efficiency
+        metrics["policy/computed_responses"] = float(done.experience.computed.any(dim=1).sum())
         metrics["reward/shaped/mean"] = done.scores.shaped.mean().item()
         metrics |= kl_metrics(done.experience, done.targets) | advantage_metrics(mask, done.targets)
         if done.targets.old_values is not None and done.targets.returns is not None:
@@ -84,8 +85,9 @@ def mean_kl(experience: Experience, targets: Targets | None) -> float | None:
 
 
 def kl_metrics(experience: Experience, targets: Targets) -> dict[str, float]:
-    """Return the distance to the reference, and between the generation engine and the trainer."""
-    mask = experience.mask
+    """Return the distance to the reference, and between the generation engine and the trainer, of the
+    responses that went through the policy."""
+    mask = experience.computed
     assert targets.old_log_probs is not None
     metrics = mismatch_metrics(experience.rollout_log_probs, targets.old_log_probs, mask)
     if targets.weights is not None:

@@ -19,7 +19,8 @@ from stages.ppo.bare import Bare, bare_model
 from stages.ppo.experience import Experience
 from stages.ppo.forward import response_log_probs
 from stages.ppo.learner import per_token
-from stages.ppo.training import split_epoch
+from stages.ppo.minibatches import split_epoch
+from stages.ppo.training import say
 from stages.ppo.zero import permit_fp16_on_cpu, share_out
 
 
@@ -30,9 +31,22 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
     """
     if not has_reference_in(context.config, ReferenceStage.UPDATE):
         return experience
+    if is_policy(context, iteration):
+        say("the reference is the policy that this iteration begins with, which computes the same numbers")
+        return experience
     with reference_model(context) as model:
         found = reference_log_probs(context, model, experience, iteration)
     return replace(experience, reference_log_probs=found)
+
+
+def is_policy(context: Context, iteration: int) -> bool:
+    """Whether the reference is what the policy is before an iteration's first step, and the policy computes
+    its log-probabilities over the very same micro-batches."""
+    config = context.config
+    if iteration > 1 or config.algorithm.shaping.filter_groups:
+        return False
+    given = context.source(config.model.reference or config.model.policy)
+    return given.resolve() == context.policy_files(0).base.resolve()
 
 
 @contextlib.contextmanager
@@ -85,7 +99,7 @@ def shared_out(bare: Bare, config: UpdateConfig) -> nn.Module:
 
 
 def forget(model: nn.Module) -> None:
-    """Free the weights: DeepSpeed holds on to the parameters of an engine even when nobody else does."""
+    """Free the weights: DeepSpeed holds on to the parameters of an engine even when nothing else does."""
     for parameter in model.parameters():
         for tensor in (parameter, getattr(parameter, "ds_tensor", parameter)):
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

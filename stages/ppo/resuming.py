@@ -1,33 +1,221 @@
 """Going on from what was committed: models, optimizers and counters as an update left them.
 
-Where the newest state is older than the policy, the iterations between are learned again (:mod:`.replay`).
+Where the newest state is older than the policy, the iterations between are learned again: with the same
+steps, towards the same policies. Each ends with the one that was committed after it, whatever rounding makes
+of the way between. Any number of ranks puts the same rows into the same micro-batches as were learned from,
+and scales losses alike: others would round otherwise. A replay never fails an update: where it cannot be
+done, learning goes on from the committed weights with the newest moments, and says so.
 """
 
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.config.algorithm import Estimator
+from pipeline.config.algorithm import Estimator, ReferenceStage
+from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.schema import Config
-from pipeline.run.commits import CorruptData, Record, check_digest
+from pipeline.run.commits import BadCommit, CorruptData, Record, check_digest, read_record
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import state_of
+from pipeline.run.plan import policy_maker, state_of
+from pipeline.run.replays import DIFFERENCE, GIVEN_UP, REPLAYED, UNEXPECTED, WORTH_A_WARNING
+from pipeline.run.retention import Thinned
+from pipeline.run.states import longest_replay
 from stages import ranks
-from stages.context import Context
+from stages.context import Context, Stopwatch, UserError
+from stages.logs import log
 from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import load_causal_lm
 from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
+from stages.ppo.committed import committed_weights
 from stages.ppo.critics import load_critic
+from stages.ppo.experience import Experience, read_experience
+from stages.ppo.learner import update
 from stages.ppo.lora import adapt, load_policy
-from stages.ppo.replay import Relearned, references_of, relearn
-from stages.ppo.settling import set_counters
+from stages.ppo.reference import is_policy, reference_log_probs, reference_model
+from stages.ppo.saving import save_state, warnings_noted
+from stages.ppo.settling import Settled, set_counters, settle
 from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
-from stages.ppo.state.sums import contradiction
+from stages.ppo.state.slices import WEIGHT
+from stages.ppo.state.sums import contradiction, largest_difference
 from stages.ppo.state.writer import CRITIC
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, say
+
+
+@dataclass(frozen=True)
+class Again:
+    """An iteration that was learned again."""
+
+    difference: float
+    """Difference to the committed policy (:attr:`Settled.difference`)."""
+    is_unexpected: bool
+    """Whether something differs at all, on the very machine that learned it then."""
+
+
+@dataclass(frozen=True)
+class Relearned:
+    """What came of learning iterations again."""
+
+    newest: int
+    """Version of the newest state that is committed now."""
+    seconds: float = 0.0
+    """Seconds spent since that state."""
+    again: Sequence[Again] = ()
+    is_given_up: bool = False
+    """Whether one could not be learned again, so that learning goes on from the committed weights."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Numbers for the update's record, from which :mod:`pipeline.orchestrate.lost_states` makes an event;
+        none where nothing was learned again."""
+        if not self.again and not self.is_given_up:
+            return {}
+        return {
+            REPLAYED: float(len(self.again)),
+            DIFFERENCE: max((one.difference for one in self.again), default=0.0),
+            UNEXPECTED: float(sum(one.is_unexpected for one in self.again)),
+            GIVEN_UP: float(self.is_given_up),
+        }
+
+
+def references_of(context: Context, newest: int, version: int) -> dict[int, Tensor]:
+    """Return the reference's log-probabilities, [N, T], of the iterations after ``newest`` up to ``version``,
+    by iteration, if updates compute them; as far as the iterations can be learned again.
+
+    To be called before there are models to train, beside which the reference is never in memory. Every rank
+    takes part.
+    """
+    found: dict[int, Tensor] = {}
+    if newest == version or not has_reference_in(context.config, ReferenceStage.UPDATE):
+        return found
+    reader = replace(context, lineage={}, stopwatch=Stopwatch())
+    iterations = [i for i in range(newest + 1, version + 1) if not is_policy(reader, i)]
+    if not iterations:
+        return found
+    with reference_model(reader) as model:
+        for iteration in iterations:
+            experience, problem = _experience(reader, iteration)
+            if ranks.first_of(problem) or experience is None:
+                break
+            num_shares = learned_of(reader, iteration).machine.ranks
+            found[iteration] = reference_log_probs(reader, model, experience, iteration, num_shares)
+    return found
+
+
+def relearn(
+    context: Context, learner: Learner, newest: int, version: int, references: Mapping[int, Tensor]
+) -> Relearned:
+    """Bring a learner with the state of iteration ``newest`` to that of ``version``.
+
+    A state is saved on the way when the process is warned of its end, and each time that a quarter of the
+    time limit was spent. What is read on the way is no input of this update, which is made from policy
+    ``version``.
+
+    Args:
+        references: the reference's log-probabilities, from :func:`references_of`.
+    """
+    reader = replace(context, lineage={}, stopwatch=Stopwatch(), stays=True)
+    begun, limit = time.monotonic(), longest_replay(context.config)
+    done: list[Again] = []
+    with warnings_noted() as is_warned:
+        for iteration in range(newest + 1, version + 1):
+            again = _relearn_or_go_on(reader, learner, iteration, version, references.get(iteration))
+            if again is None:  # the next state is due: nothing can be learned again from that one
+                return Relearned(newest, math.inf, done, is_given_up=True)
+            done.append(again)
+            is_urgent = is_warned() or time.monotonic() - begun > limit
+            if any(ranks.share(is_urgent)) and save_state(reader, learner, iteration):
+                newest, begun = iteration, time.monotonic()
+    return Relearned(newest, time.monotonic() - begun, done)
+
+
+def _relearn_or_go_on(
+    reader: Context, learner: Learner, iteration: int, version: int, reference: Tensor | None
+) -> Again | None:
+    """Learn an iteration again; where that cannot be done, go on from the weights of ``version``, and return
+    None."""
+    say(f"the trainer's state of iteration {iteration} {_fate(reader, iteration)}: it is learned again")
+    again = _relearn_one(reader, learner, iteration, reference)
+    if isinstance(again, Again):
+        return again
+    if ranks.is_first():
+        log.warning(
+            f"iteration {iteration} cannot be learned again ({again}): going on from the weights "
+            f"of policy {version}, with the optimizer's moments of iteration {iteration - 1}"
+        )
+    settle(learner.policy, committed_weights(reader, version))
+    set_counters(learner, learned_of(reader, version))
+    return None
+
+
+def _fate(reader: Context, iteration: int) -> str:
+    record = read_record(reader.paths, policy_maker(iteration))
+    return "was not due" if record is not None and record.skips_state else "was lost"
+
+
+def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: Tensor | None) -> Again | str:
+    """Learn one iteration again. Returns what came of it, or why it cannot be done, on every rank."""
+    experience, problem = _experience(reader, iteration)
+    if problem := ranks.first_of(problem):
+        return problem
+    has_reference = has_reference_in(reader.config, ReferenceStage.UPDATE)
+    if reference is None and has_reference and not is_policy(reader, iteration):
+        return "its shards could not be read when the reference was there"
+    try:
+        weights = committed_weights(reader, iteration)
+    except (BadCommit, Thinned) as error:  # which all ranks raise together
+        return str(error)
+    assert experience is not None
+    learned, before = learned_of(reader, iteration), state_after(reader, iteration - 1)
+    start = [one.parts[WEIGHT].to("cpu", copy=True) for one in learner.policy.held()]
+    moments = before.rewards.including(experience.outcome.scores)
+    if reference is not None:
+        experience = replace(experience, reference_log_probs=reference)
+    update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, learned)
+    settled = settle(learner.policy, weights, start)
+    set_counters(learner, learned)
+    return _compared(learner, learned, iteration, settled)
+
+
+def _experience(reader: Context, iteration: int) -> tuple[Experience | None, str | None]:
+    """Return an iteration's experience, or why this rank cannot have it."""
+    try:
+        learned_of(reader, iteration)
+        return read_experience(reader, iteration), None
+    except (BadCommit, Thinned, UserError, OSError) as error:
+        return None, str(error)
+
+
+def _compared(learner: Learner, learned: Learned, iteration: int, settled: Settled) -> Again:
+    """Compare an iteration with what was learned then, and log it. Every rank takes part."""
+    apart = {t.name: largest_difference(t.sums(), learned.sums.get(t.name, {})) for t in learner.trainers}
+    machine = Machine.here(learner.config.update.zero_stage)
+    is_repeatable = machine == learned.machine and machine.device == "cpu"
+    sums = "; ".join(f"{name}: {part:.1e} at {key}" for name, (key, part) in apart.items() if part)
+    again = Again(settled.difference, is_repeatable and bool(settled.apart or sums))
+    if ranks.is_first():
+        elsewhere = machine.unlike(learned.machine)
+        text = (
+            f"iteration {iteration} learned again: its weights differ from the committed ones by "
+            f"{again.difference:.1e} of what it changed{f', sums by {sums}' if sums else ''}"
+            f"{f' ({elsewhere})' if elsewhere else ''}"
+        )
+        log.log(*_judged(again, text))
+    return again
+
+
+def _judged(again: Again, text: str) -> tuple[int, str]:
+    """Return the level at which to log a line about an iteration, and the line."""
+    if again.is_unexpected:
+        return logging.ERROR, f"{text}; on the same machine and versions there should be no difference"
+    return logging.WARNING if again.difference > WORTH_A_WARNING else logging.INFO, text
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def _opened(paths: RunPaths, version: int, stack: contextlib.ExitStack) -> tuple
 @contextlib.contextmanager
 def warnings_noted() -> Iterator[Callable[[], bool]]:
     """Note SIGUSR2, which Slurm sends before the time limit and an update does not heed otherwise. Yields a
-    function that says whether one has come since it was last asked. Who listened before is told, too."""
+    function that says whether one has come since it was last asked. The previous handler is called, too."""
     noted, before = threading.Event(), signal.getsignal(signal.SIGUSR2)
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -24,16 +24,16 @@ from stages.ppo.math.shaping import RunningMoments, shaped_scores
 
 
 @dataclass(frozen=True)
-class Scores:
+class TargetScores:
     """Rewards as the estimators take them; both [N]."""
 
     shaped: Tensor
     greedy: Tensor | None
     """Score of the greedy response to the same prompt, shaped alike."""
 
-    def select(self, indices: Tensor) -> "Scores":
+    def select(self, indices: Tensor) -> "TargetScores":
         """Return the responses of the given indices."""
-        return Scores(self.shaped[indices], None if self.greedy is None else self.greedy[indices])
+        return TargetScores(self.shaped[indices], None if self.greedy is None else self.greedy[indices])
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Targets:
         return replace(self, **tensors_on(device, self))
 
 
-def shape(config: Config, experience: Experience, moments: RunningMoments) -> Scores:
+def shape(config: Config, experience: Experience, moments: RunningMoments) -> TargetScores:
     """Shape the scores of all responses; ``moments`` are those of all scores up to and with these."""
     arguments = (moments, config.algorithm.shaping, config.rollout.max_new_tokens)
     greedy = None if experience.greedy is None else shaped_scores(experience.greedy, *arguments)
-    return Scores(shaped_scores(experience.outcome, *arguments), greedy)
+    return TargetScores(shaped_scores(experience.outcome, *arguments), greedy)
 
 
 def token_rewards(
@@ -86,7 +86,7 @@ def token_rewards(
 def make_targets(
     config: Config,
     experience: Experience,
-    scores: Scores,
+    scores: TargetScores,
     old_log_probs: Tensor | None,
     old_values: Tensor | None,
     kl_coef: float,
@@ -94,14 +94,12 @@ def make_targets(
     """Compute advantages, returns where there is a critic, and weights where the mismatch is corrected."""
     algorithm = config.algorithm
     rewards = token_rewards(config, experience, scores.shaped, old_log_probs, kl_coef)
-    if algorithm.whiten_rewards:
-        rewards = masked_whiten(rewards, experience.mask, shift_mean=False)
     advantages, returns = estimate(config, experience, rewards, scores, old_values)
     weights = None
     if algorithm.correction.level is not CorrectionLevel.NONE:
         assert old_log_probs is not None
         log_ratio = old_log_probs - experience.rollout_log_probs
-        weights = importance_weights(log_ratio, experience.mask, algorithm.correction)
+        weights = importance_weights(log_ratio, experience.computed, algorithm.correction)
     reference = None
     if experience.reference_log_probs is not None and algorithm.kl.placement is KLPlacement.LOSS:
         # Others computed it. The loss is masked, but in its backward pass 0 times NaN is NaN.
@@ -118,11 +116,26 @@ def make_targets(
     )
 
 
+def teaching_rows(config: Config, experience: Experience, scores: TargetScores) -> Tensor | None:
+    """Return [N] true for the rows whose policy loss has a gradient: an advantage that is not 0; None where
+    others have one too, or a number of all rows decides what is learned."""
+    algorithm, correction = config.algorithm, config.algorithm.correction
+    others = algorithm.kl.coef > 0 or algorithm.entropy_coef > 0 or algorithm.estimator is Estimator.GAE
+    has_mean = correction.level is not CorrectionLevel.NONE and correction.normalize
+    if others or has_mean or algorithm.target_kl is not None:
+        return None
+    rewards = token_rewards(config, experience, scores.shaped, None, kl_coef=0.0)
+    advantages, _ = estimate(config, experience, rewards, scores, None)
+    return (torch.where(experience.mask, advantages, 0.0) != 0).any(dim=1)
+
+
 def estimate(
-    config: Config, experience: Experience, rewards: Tensor, scores: Scores, old_values: Tensor | None
+    config: Config, experience: Experience, rewards: Tensor, scores: TargetScores, old_values: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Compute advantages [N, T], and returns [N, T] where there is a critic to learn them."""
     algorithm, mask, groups = config.algorithm, experience.mask, experience.groups
+    if algorithm.whiten_rewards:
+        rewards = masked_whiten(rewards, mask, shift_mean=False)
     # A response without a token of the policy's has nothing to learn, but its score counts in its group.
     totals = torch.where(mask.any(dim=1), torch.where(mask, rewards, 0.0).sum(dim=1), scores.shaped)
     compared = with_others(mask, groups) if config.rollout.samples_per_prompt > 1 else mask

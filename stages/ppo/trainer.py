@@ -44,7 +44,7 @@ steps it has been good. Its hysteresis is 1, so it has no third counter."""
 
 
 @dataclass(frozen=True)
-class Step:
+class StepOutcome:
     """The outcome of an optimizer step; the same on every rank."""
 
     norm: float
@@ -73,17 +73,15 @@ class Trainer:
         self.name = name
         self.config = config
         self._peak = peak
-        settings = engine_settings(config, sum(p.numel() for p in model.parameters() if p.requires_grad))
+        number = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        settings = engine_settings(config, number, torch.distributed.get_backend())
         if config.zero_stage == 3:
             share_out(model, settings, bare)
         else:
             undo_sharing()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=adamw(trained, peak, config),
-            config=settings,
-            dist_init_required=False,
+            model=model, optimizer=adamw(trained, peak, config), config=settings, dist_init_required=False
         )
         self.model: PreTrainedModel = self.engine.module
         switch_off_chance(self.model)
@@ -122,7 +120,7 @@ class Trainer:
         is_exact = self.config.precision is Precision.FP32
         return ranks.size() if is_exact or num_shares is None else num_shares
 
-    def step(self, position: int, total: int, num_shares: int | None = None) -> Step:
+    def step(self, position: int, total: int, num_shares: int | None = None) -> StepOutcome:
         """Take the optimizer step, or skip it if the gradient norm is not finite. Every rank takes part.
 
         Args:
@@ -135,7 +133,7 @@ class Trainer:
             norm = float(torch.nn.utils.get_total_norm(gradients))  # with ZeRO, known after the step
             if not math.isfinite(norm):
                 self.discard()
-                return Step(norm, rate, is_taken=False, is_overflow=False)
+                return StepOutcome(norm, rate, is_taken=False, is_overflow=False)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = rate
         scale = self._loss_scale
@@ -146,7 +144,7 @@ class Trainer:
         if not is_taken:
             self._clear_partitions()
         self.steps += is_taken
-        return Step(norm, rate, is_taken, is_overflow=not is_taken and self._loss_scale < scale)
+        return StepOutcome(norm, rate, is_taken, is_overflow=not is_taken and self._loss_scale < scale)
 
     def discard(self) -> None:
         """Throw away the gradients that ``backward`` has completed, even NaN. What follows is as if they had
@@ -291,8 +289,8 @@ class Trainer:
         return found
 
     def free(self) -> None:
-        """Give the memory of weights and moments back, whoever holds on to them, as DeepSpeed does to some.
-        Nothing of it can be used any more."""
+        """Give the memory of weights and moments back, even if referenced elsewhere, as by DeepSpeed. Nothing
+        of it can be used any more."""
         tensors = [part for one in self.held() for part in one.parts.values()]
         parameters = list(self.model.parameters())
         weights = [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]

@@ -1,25 +1,24 @@
 """The optimizer steps of one update: epochs x mini-batches of clipped policy and value losses."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from pipeline.config.schema import Config
-from pipeline.config.update import UpdateConfig
-from pipeline.run.seeds import derive_seed
 from stages import ranks
 from stages.context import NumericalError
 from stages.logs import log
-from stages.models.loading import device
-from stages.ppo.batching import MicroBatch, micro_batches
+from stages.models.devices import device
+from stages.ppo.batching import MicroBatch
 from stages.ppo.experience import Experience
 from stages.ppo.forward import gather_rows, policy_outputs, response_values, scatter_rows
 from stages.ppo.math.kl import kl_loss_per_token
 from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.math.masked import masked_sum
-from stages.ppo.state.learned import Decision
+from stages.ppo.minibatches import MiniBatch, StepPosition, all_minibatches
+from stages.ppo.state.learned import StepDecision
 from stages.ppo.targets import Targets
 from stages.ppo.trainer import Trainer
 
@@ -35,38 +34,6 @@ class Learner:
     @property
     def trainers(self) -> tuple[Trainer, ...]:
         return (self.policy, self.critic) if self.critic else (self.policy,)
-
-
-@dataclass(frozen=True)
-class MiniBatch:
-    """The rows of one optimizer step."""
-
-    rows: Sequence[int]
-    """Rows of all ranks."""
-    micro_batches: Sequence[MicroBatch]
-    """Micro-batches of this rank."""
-    num_shares: int | None = None
-    """Shares that the rows were dealt to; None for one for each rank."""
-
-
-@dataclass(frozen=True)
-class StepPosition:
-    """The place of a mini-batch in the run."""
-
-    iteration: int
-    epoch: int
-    """Epoch in the iteration, 0-based."""
-    number: int
-    """Mini-batch in its epoch, 0-based."""
-
-    def __str__(self) -> str:
-        return f"iteration {self.iteration}, epoch {self.epoch + 1}, mini-batch {self.number + 1}"
-
-    def position(self, config: Config) -> tuple[int, int]:
-        """Return the 0-based position among all mini-batches that the run plans, and their number."""
-        epochs, minibatches = config.update.epochs, config.update.minibatches
-        before = ((self.iteration - 1) * epochs + self.epoch) * minibatches
-        return before + self.number, config.iterations * epochs * minibatches
 
 
 SUMMED = (
@@ -120,7 +87,7 @@ class Steps:
     sums: list[Mapping[str, float]] = field(default_factory=list)
     """Sums of the mini-batches that were trained on, each as :meth:`MiniBatchStats.reduced` gives them."""
     tokens: int = 0
-    """Valid tokens of these mini-batches."""
+    """Valid tokens of these mini-batches that went through the policy."""
     policy_norms: list[float] = field(default_factory=list)
     critic_norms: list[float] = field(default_factory=list)
     rate: float = 0.0
@@ -134,52 +101,10 @@ class Steps:
     """Steps at which fp16 lowered its loss scale."""
     is_stopped: bool = False
     """Whether target_kl ended the training."""
-    decisions: list[Mapping[str, Decision]] = field(default_factory=list)
+    decisions: list[Mapping[str, StepDecision]] = field(default_factory=list)
     """What became of each mini-batch's gradients, by the trainer's name."""
     log_probs: Tensor | None = None
     """[N, T] log-probabilities of this rank's rows before the only step; None where known before."""
-
-
-def split_epoch(
-    config: Config, experience: Experience, iteration: int, epoch: int, num_shares: int | None = None
-) -> list[MiniBatch]:
-    """Split a fresh permutation of the rows with a token that the policy wrote into mini-batches of equal
-    size, give or take one row, each dealt over the ranks, and this rank's share of it into micro-batches.
-
-    Args:
-        num_shares: as of :func:`stages.ppo.batching.micro_batches`.
-
-    Raises:
-        NoValidTokens: there is no such row.
-    """
-    written = rows_to_learn_from(experience)
-    seed = derive_seed(config.seed, iteration, "update", "epoch", epoch)
-    order = torch.randperm(len(written), generator=torch.Generator().manual_seed(seed))
-    number = min(config.update.minibatches, len(written))
-    parts = written[order].tensor_split(number)
-    return [minibatch(config, experience, rows.tolist(), num_shares) for rows in parts]
-
-
-def rows_to_learn_from(experience: Experience) -> Tensor:
-    """Return indices of rows with a token that the policy wrote. Others, of prompts that the engine refused,
-    go through no model, which may not take their tokens. Raises NoValidTokens when there is none."""
-    Counts.of(experience.mask, scale=1.0)
-    return experience.mask.any(dim=1).nonzero().flatten()
-
-
-def minibatch(
-    config: Config, experience: Experience, rows: Sequence[int], num_shares: int | None
-) -> MiniBatch:
-    budget, packed = config.update.tokens_per_micro_batch, is_packed(config.update)
-    place = ranks.rank(), ranks.size(), num_shares
-    return MiniBatch(rows, micro_batches(experience.rows, rows, budget, packed, *place), num_shares)
-
-
-def is_packed(config: UpdateConfig) -> bool:
-    """Whether sequences are packed: as configured, else with flash attention, which skips other sequences."""
-    if config.remove_padding is not None:
-        return config.remove_padding
-    return (config.attention or "").startswith("flash")
 
 
 def train(
@@ -196,6 +121,7 @@ def train(
         steps.log_probs = torch.zeros_like(experience.rollout_log_probs, device=device())
     for place, batch in all_minibatches(config, experience, first_epoch, iteration):
         counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
+        tokens = int(experience.mask[list(batch.computed)].sum())
         # 1. gradients of all micro-batches, and what they show
         tally = accumulate(learner, per_token, batch, counts, steps.log_probs)
         sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, place))
@@ -205,33 +131,18 @@ def train(
         if problem:
             discard(learner, steps)
             skip(config, steps, problem)
-        elif limit is not None and sums["approx_kl"] / counts.tokens > limit:
+        elif limit is not None and sums["approx_kl"] / tokens > limit:
             discard(learner, steps)
             steps.is_stopped = True
             say(f"{place}: the policy has moved further than algorithm.target_kl allows; training ends")
             break
         else:
-            failed = take_step(learner, steps, sums, counts, place)
+            failed = take_step(learner, steps, sums, tokens, place)
             if failed:
                 skip(config, steps, f"{failed} in {place}; {experience.describe(batch.rows)}")
     if steps.skipped and not steps.sums:
         raise NumericalError(f"no step could be taken: {steps.skipped[0]}")
     return steps
-
-
-def all_minibatches(
-    config: Config,
-    experience: Experience,
-    first_epoch: list[MiniBatch],
-    iteration: int,
-    num_shares: int | None = None,
-) -> Iterator[tuple[StepPosition, MiniBatch]]:
-    """Yield every mini-batch of the update."""
-    for epoch in range(config.update.epochs):
-        is_first = epoch == 0
-        batches = first_epoch if is_first else split_epoch(config, experience, iteration, epoch, num_shares)
-        for number, batch in enumerate(batches):
-            yield StepPosition(iteration, epoch, number), batch
 
 
 def accumulate(
@@ -337,13 +248,16 @@ def discard(learner: Learner, steps: Steps) -> None:
     """Throw the gradients of policy and critic away."""
     for trainer in learner.trainers:
         trainer.discard()
-    steps.decisions.append({trainer.name: Decision.DISCARDED for trainer in learner.trainers})
+    steps.decisions.append({trainer.name: StepDecision.DISCARDED for trainer in learner.trainers})
 
 
 def take_step(
-    learner: Learner, steps: Steps, sums: Mapping[str, float], counts: Counts, place: StepPosition
+    learner: Learner, steps: Steps, sums: Mapping[str, float], tokens: int, place: StepPosition
 ) -> str | None:
     """Take one optimizer step of policy and critic, each skipped if its own gradient is not finite.
+
+    Args:
+        tokens: what ``sums`` of numbers per token are over.
 
     Returns:
         What was not finite, in words; None also if fp16 merely had to lower its loss scale.
@@ -352,28 +266,30 @@ def take_step(
     policy = learner.policy.step(*position)
     critic = learner.critic.step(*position) if learner.critic else None
     taken = {"policy": policy} | ({"critic": critic} if critic else {})
-    decided = {name: Decision.TAKEN if step.is_taken else Decision.SKIPPED for name, step in taken.items()}
+    decided = {
+        name: StepDecision.TAKEN if step.is_taken else StepDecision.SKIPPED for name, step in taken.items()
+    }
     steps.decisions.append(decided)
     if any(step.is_overflow for step in taken.values()):
         steps.overflows += 1
     if policy.is_taken:
         steps.sums.append(sums)
-        steps.tokens += counts.tokens
+        steps.tokens += tokens
         steps.rate = policy.rate
         steps.policy_norms.append(policy.norm)
-        say(f"{place}: {describe_step(sums, counts, policy.norm)}")
+        say(f"{place}: {describe_step(sums, tokens, policy.norm)}")
     if critic and critic.is_taken:
         steps.critic_norms.append(critic.norm)
     bad = [(name, step.norm) for name, step in taken.items() if not step.is_taken and not step.is_overflow]
     return " and ".join(f"the gradient norm of the {name} is {norm}" for name, norm in bad) or None
 
 
-def describe_step(sums: Mapping[str, float], counts: Counts, norm: float) -> str:
+def describe_step(sums: Mapping[str, float], tokens: int, norm: float) -> str:
     """Describe a step for the log."""
-    kl, clipped = (sums[name] / counts.tokens for name in ("approx_kl", "clip_high"))
+    kl, clipped = (sums[name] / tokens for name in ("approx_kl", "clip_high"))
     return (
         f"policy loss {sums['policy_loss']:+.4f}, value loss {sums['value_loss']:.4f}, KL to old {kl:.2e}, "
-        f"clipped above {clipped:.1%}, gradient norm {norm:.3g}, {counts.tokens} tokens"
+        f"clipped above {clipped:.1%}, gradient norm {norm:.3g}, {tokens} tokens"
     )
 
 

@@ -7,14 +7,13 @@ from pipeline.run.commits import BadCommit, FileEntry, hash_file
 from pipeline.run.durable import fsync_path
 from pipeline.run.states import is_due, state_record
 from stages import ranks
-from stages.context import Context, Result
+from stages.context import Context, StageResult
 from stages.ppo import kept
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
 from stages.ppo.math.kl import next_kl_coef
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
-from stages.ppo.origin import learn_first_state
 from stages.ppo.reference import with_reference
 from stages.ppo.resuming import Start, resume
 from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
@@ -24,7 +23,7 @@ from stages.ppo.training import Learner, Steps
 from stages.training import committed_entries, save_tokenizer
 
 
-def update(context: Context, iteration: int) -> Result | None:
+def update(context: Context, iteration: int) -> StageResult | None:
     """Train on an iteration. Returns None on every rank but the first, which has the result of all."""
     set_up_ranks(context)
     # 1. every shard of this iteration, verified
@@ -58,7 +57,7 @@ def set_up_ranks(context: Context) -> None:
     context.hashes, context.agree = is_hashed_here, ranks.first_of
 
 
-def learn(iteration: int, context: Context, experience: Experience) -> Result | None:
+def learn(iteration: int, context: Context, experience: Experience) -> StageResult | None:
     """Learn from an iteration's experience, and write the policy; leave a writer of the rest."""
     config, stopwatch = context.config, context.stopwatch
     # 2. the reference's log-probabilities, unless the reward stage has computed them
@@ -66,7 +65,6 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
         experience = with_reference(context, experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
     with stopwatch.timing("load"):
-        before = learn_first_state(context, iteration - 1)
         start = resume(context, iteration - 1)
     learner, state = start.learner, start.state
     # 4. the update, and the KL coefficient of the next one
@@ -89,8 +87,8 @@ def learn(iteration: int, context: Context, experience: Experience) -> Result | 
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
-    metrics |= (before or start.relearned).metrics | {"samples": float(following.responses)}
-    return Result(outputs, len(experience), "trainer/1", iteration, metrics)
+    metrics |= start.relearned.metrics | {"samples": float(following.responses)}
+    return StageResult(outputs, len(experience), "trainer/1", iteration, metrics)
 
 
 def leave(context: Context, start: Start, outputs: tuple[FileEntry, ...]) -> None:
@@ -129,7 +127,7 @@ def save_policy(context: Context, learner: Learner, numbers: Learned) -> tuple[F
     Every rank takes part and writes; the first one has what all wrote. The others have nothing.
     """
     folder = context.files.policy(context.attempt)
-    told = ranks.share(learner.policy.save_model(folder))
+    by_rank = ranks.share(learner.policy.save_model(folder))
     if not ranks.is_first():
         return ()
     save_tokenizer(context, folder)
@@ -137,5 +135,5 @@ def save_policy(context: Context, learner: Learner, numbers: Learned) -> tuple[F
     with path.open("x") as file:
         file.write(numbers.to_json())
     fsync_path(path)
-    written = [file for files in told for file in files]
+    written = [file for files in by_rank for file in files]
     return (*committed_entries(context, folder, written), hash_file(context.paths, path))

@@ -10,9 +10,10 @@ from stages.models.numerics import import_deepspeed
 MODULES = (
     "deepspeed",
     "transformers",
+    "transformers.models.auto.tokenization_auto",
     "stages.engines.transformers",
     "stages.engines.deepspeed",
-    "stages.rewards.reference",
+    "stages.tasks.reward",
     # deepspeed imports these at its first use, which is in every update
     "deepspeed.comm.mori",
     "deepspeed.module_inject.auto_ep_layer",

@@ -1,12 +1,13 @@
-"""The bell: a task tells whoever started it that it has committed, while its process goes on."""
+"""The bell: a task signals its parent that it has committed, while its process goes on."""
 
 import contextlib
 import os
 from collections.abc import Callable
 
-from pipeline.run.environment import BELL
+from pipeline.run.environment import BELL, RELEASED
 
 _listener: Callable[[], None] | None = None
+_on_release: Callable[[], None] | None = None
 
 
 def hear_of_policy(act: Callable[[], None]) -> None:
@@ -14,6 +15,12 @@ def hear_of_policy(act: Callable[[], None]) -> None:
     reads the policy need not wait for that."""
     global _listener
     _listener = act
+
+
+def hear_of_release(act: Callable[[], None]) -> None:
+    """Have a function called when a task has given its devices back, and only writes files."""
+    global _on_release
+    _on_release = act
 
 
 def policy_is_there() -> None:
@@ -31,7 +38,9 @@ def ring(what: bytes) -> None:
         what: COMMITTED, as soon as others may read the task's result; RELEASED, once its devices are free
             too.
     """
+    if what == RELEASED and _on_release is not None:
+        _on_release()
     number = os.environ.get(BELL, "")
     if number:
-        with contextlib.suppress(OSError):  # nobody listens any more; whoever waits looks from time to time
+        with contextlib.suppress(OSError):  # no listener any more; waiting processes also poll
             os.write(int(number), what)

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config.engines import Engine
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.data.chat import refusals
 from pipeline.data.prompts import Prompt, read_prompts, summarize
@@ -24,12 +25,7 @@ from stages.logs import log
 from stages.models.tokenizers import policy_ends, same_tokenizer, tokenizer_of
 from stages.process.kept import kept_value
 from stages.rewards.failed import rows_judged
-from stages.rewards.rows import (
-    conversation_ids,
-    name_of,
-    texts_with_special_tokens,
-    tokenized_conversations,
-)
+from stages.rewards.rows import conversation_ids, name_of, texts_with_special_tokens, tokenized_conversations
 from stages.rewards.rules import rule_scores
 
 Score = float | None
@@ -106,7 +102,11 @@ class RewardModel:
         self._affixes = affixes_of(self._tokenizer)
         self._shares_tokens = shares_tokens(context, config.path)
         name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
-        wanted = Wanted("scorer", context.attempt, (config.path, context.config), (fingerprint,), name)
+        settings, vllm = (
+            (config.path, context.config),
+            context.config.reward.vllm if name == Engine.VLLM else None,
+        )
+        wanted = Wanted("scorer", context.attempt, settings, (fingerprint,), name, vllm)
         self._scorer: Scorer = engine(wanted, lambda: make_scorer(context.config, name, config.path))
         self._limit = self._scorer.limits.context
         self.num_truncated = 0

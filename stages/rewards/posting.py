@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from pipeline.config.reward import RemoteConfig
-from stages.context import UserError
+from stages.context import Quoting, UserError
 
 _CONNECT_SECONDS = 10.0
 """Longest wait for a connection; config.timeout where that is shorter."""
@@ -26,12 +26,12 @@ _JITTER = random.SystemRandom()
 """Random generator of its own: the process's may be part of a result."""
 
 
-class RemoteFailed(RuntimeError):
+class RemoteFailed(Quoting):
     """The service gave no answer, or one that cannot be used; a retry may succeed."""
 
 
 @dataclass(frozen=True)
-class Request:
+class PostRequest:
     """One body to post."""
 
     body: bytes
@@ -56,7 +56,7 @@ class Service:
         self._key = api_key(name, config)
         self._who = f"reward component {name!r} ({config.url})"
 
-    def post(self, requests: Sequence[Request]) -> list[Reply]:
+    def post(self, requests: Sequence[PostRequest]) -> list[Reply]:
         """Post all, at most ``max_concurrency`` at a time; replies are in the requests' order.
 
         Raises:
@@ -65,7 +65,7 @@ class Service:
         """
         return asyncio.run(self._post_all(requests))
 
-    async def _post_all(self, requests: Sequence[Request]) -> list[Reply]:
+    async def _post_all(self, requests: Sequence[PostRequest]) -> list[Reply]:
         config = self._config
         authorization = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         free = asyncio.Semaphore(config.max_concurrency)
@@ -76,14 +76,14 @@ class Service:
             mounts={f"all://{host}": None for host in _LOCAL},
         )
 
-        async def post(request: Request) -> Reply:
+        async def post(request: PostRequest) -> Reply:
             async with free:
                 return await self._post(client, request)
 
         async with client:
             return await asyncio.gather(*map(post, requests))
 
-    async def _post(self, client: httpx.AsyncClient, request: Request) -> Reply:
+    async def _post(self, client: httpx.AsyncClient, request: PostRequest) -> Reply:
         """Send a request until there is an answer, or no try is left."""
         began = time.monotonic()
         for tries in range(1, self._config.max_retries + 2):
@@ -96,7 +96,9 @@ class Service:
         count = "1 try" if tries == 1 else f"{tries} tries"
         raise self._failed(f"is down: {trouble}; {count} over {seconds:.0f} s", request)
 
-    async def _try(self, client: httpx.AsyncClient, request: Request) -> tuple[httpx.Response | None, str]:
+    async def _try(
+        self, client: httpx.AsyncClient, request: PostRequest
+    ) -> tuple[httpx.Response | None, str]:
         """Try once; return the response, and what is wrong where the request is to be sent again."""
         try:
             async with asyncio.timeout(self._config.timeout):
@@ -118,7 +120,7 @@ class Service:
         asked = response.headers.get("Retry-After", "") if response is not None else ""
         return min(max(wait, float(asked) if asked.isdecimal() else 0.0), config.max_backoff)
 
-    def _content(self, response: httpx.Response, request: Request) -> Any:
+    def _content(self, response: httpx.Response, request: PostRequest) -> Any:
         if not response.is_success:
             hints = {
                 401: "; its key is taken from the environment variable that api_key_env names",
@@ -138,7 +140,7 @@ class Service:
         text = " ".join((text.replace(self._key, "***") if self._key else text).split())[:_EXCERPT]
         return f"{response.status_code} {response.reason_phrase}".strip() + (f": {text}" if text else "")
 
-    def _failed(self, what: str, request: Request) -> RemoteFailed:
+    def _failed(self, what: str, request: PostRequest) -> RemoteFailed:
         return RemoteFailed(f"{self._who} {what}; asked about {request.rows}")
 
 

@@ -10,8 +10,9 @@ from stages.context import Context
 from stages.engines import Wanted, engine
 from stages.engines.in_place import Unused
 from stages.files import columns
+from stages.models.devices import device
 from stages.models.hidden import hide_unknown_ids
-from stages.models.loading import device, load_causal_lm
+from stages.models.loading import load_causal_lm
 from stages.ppo.batching import Row, micro_batches
 from stages.ppo.forward import response_log_probs
 

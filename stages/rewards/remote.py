@@ -18,7 +18,7 @@ from pipeline.data.tokens import affixes_of
 from pipeline.plugins.called import why_no_score
 from stages.context import Context, UserError
 from stages.models.tokenizers import tokenizer_of
-from stages.rewards.posting import RemoteFailed, Request, Service
+from stages.rewards.posting import PostRequest, RemoteFailed, Service
 from stages.rewards.rows import name_of, rule_inputs, tokenized_conversations
 
 _ROWS_PER_REQUEST = 32
@@ -81,7 +81,7 @@ def remote_scores(
     return [next(scores) if is_asked else 0.0 for is_asked in has_response.to_pylist()], metrics
 
 
-def request(config: RemoteConfig, fields: dict[str, Any], rows: pa.Table, part: slice) -> Request:
+def request(config: RemoteConfig, fields: dict[str, Any], rows: pa.Table, part: slice) -> PostRequest:
     """Build a request. Raises UserError where a column of the prompt file cannot be written as JSON."""
     names = name_of(rows, part.start)
     if part.stop > part.start + 1:
@@ -91,7 +91,7 @@ def request(config: RemoteConfig, fields: dict[str, Any], rows: pa.Table, part: 
         body = json.dumps({**model, **fields, **config.parameters}, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"{config.url} cannot be asked about {names}: {error}") from None
-    return Request(body.encode(), names)
+    return PostRequest(body.encode(), names)
 
 
 # questions
@@ -198,11 +198,7 @@ def plain_answer(config: RemoteConfig, content: Any, num_rows: int) -> list[floa
     return [number(score, index) for index, score in enumerate(scores)]
 
 
-ANSWERS = {
-    RemoteApi.CLASSIFY: classify_answer,
-    RemoteApi.CHAT: chat_answer,
-    RemoteApi.PLAIN: plain_answer,
-}
+ANSWERS = {RemoteApi.CLASSIFY: classify_answer, RemoteApi.CHAT: chat_answer, RemoteApi.PLAIN: plain_answer}
 
 
 def listed(content: Any, field: str) -> list[Any]:

@@ -19,7 +19,7 @@ from pipeline.config.reward import PLAIN_RESPONSES, OnError, RowsPerCall, RuleCo
 from pipeline.plugins.called import PluginFailure, rule_error, score, timeout_score
 from pipeline.plugins.sandbox import Calls, open_calls, start_calls
 from pipeline.plugins.trial import plugin_of
-from stages.context import UserError
+from stages.context import Quoting, UserError
 from stages.logs import log
 from stages.process.imported import Files, files_behind, is_changed
 from stages.process.kept import drop_value, kept_value
@@ -29,7 +29,7 @@ _SHOWN = 200
 """Characters of a response in an error message."""
 
 
-class RuleFailed(RuntimeError):
+class RuleFailed(Quoting):
     """The user's function raised an error of its own, ended its process or took too long; a retry may
     succeed."""
 

@@ -13,7 +13,7 @@ from pipeline.run.directory import load_run
 from pipeline.run.durable import make_folder
 from pipeline.run.failures import FailureKind
 from pipeline.run.tasks import PREPARE, Task
-from stages.context import Context, Result
+from stages.context import Context, StageResult
 from stages.evaluation.program import ProgramFailed, read_numbers, run_program
 from stages.files.node_folders import remove_node_folder
 from stages.logs import log
@@ -26,7 +26,7 @@ class ProgramStopped(ProgramFailed):
     failure_kind = FailureKind.TIMEOUT
 
 
-def run(task: Task, context: Context) -> Result:
+def run(task: Task, context: Context) -> StageResult:
     context.read(PREPARE)
     version, given = task.iteration, context.config.evaluate
     assert given.command is not None
@@ -47,7 +47,7 @@ def run(task: Task, context: Context) -> Result:
     metrics = {f"{COMMAND_PREFIX}{name}": numbers[name] for name in sorted(numbers)}
     path = context.files.data(context.attempt, suffix="json")
     output = write_outcome(context.paths, path, Measured(version, metrics))
-    return Result((output,), len(metrics), SCHEMA, version, metrics)
+    return StageResult((output,), len(metrics), SCHEMA, version, metrics)
 
 
 def folder_of(context: Context) -> Path:

@@ -20,14 +20,13 @@ from pipeline.data.prompts import Rejected, write_rejected
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.summary import counts, lines, num_masked
 from pipeline.plugins.row_checks import chunks_of, row_problems
-from pipeline.plugins.trial import OpenRule, Sample, check_rules, check_scheduler, open_rules
-from pipeline.run.chunks import LISTING, listing, write_in_chunks
-from pipeline.run.commits import FileEntry, file_state, hash_file
-from pipeline.run.durable import make_folder, replace_durably
+from pipeline.plugins.trial import OpenRule, SampleRow, check_rules, check_scheduler, open_rules
+from pipeline.run.commits import FileEntry, hash_file
+from pipeline.run.durable import file_state, make_folder, replace_durably
 from pipeline.run.schemas import HELDOUT_SET, PROMPT_TOOLS, PROMPTS, conform, extra_columns, version_of
-from pipeline.run.shards import write_shard
+from pipeline.run.shards import LISTING, listing, write_in_chunks, write_shard
 from pipeline.run.tasks import Task
-from stages.context import Context, Result, UserError
+from stages.context import Context, StageResult, UserError
 from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
 from stages.models.tokenizers import policy_ends, same_tokenizer, special_tokens, tokenizer_of
@@ -35,7 +34,7 @@ from stages.rewards.components import measure_normalization
 from stages.trials.models import check_lora, tried_tokenizer, try_models
 
 
-def run(task: Task, context: Context) -> Result:
+def run(task: Task, context: Context) -> StageResult:
     config = context.config
     try_models(config)
     check_lora(config)
@@ -61,7 +60,7 @@ def run(task: Task, context: Context) -> Result:
     )
     context.lineage.update(hash_user_files(config))
     metrics = counts(files, num_masked(config, tokenizer_of(context, config.model.policy)))
-    return Result(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
+    return StageResult(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
 
 
 def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -> list[Judged]:
@@ -120,11 +119,11 @@ def named(judged: Judged) -> Sequence[Rejected]:
     return [replace(row, detail=f"in {judged.path}: {row.detail}") for row in judged.rejected]
 
 
-def samples(prompts: pa.Table, key: str, path: str | None) -> list[Sample]:
+def samples(prompts: pa.Table, key: str, path: str | None) -> list[SampleRow]:
     """Return the first row of a prompt table, if it has any, to try rules on."""
     columns = extra_columns(prompts).slice(0, 1).to_pylist() or [{}]
     ids, texts = prompts["prompt_id"].to_pylist()[:1], prompts["prompt_text"].to_pylist()[:1]
-    return [Sample(f"{key}={path}", *row) for row in zip(ids, texts, columns, strict=False)]
+    return [SampleRow(f"{key}={path}", *row) for row in zip(ids, texts, columns, strict=False)]
 
 
 def check_remotes(config: Config, *tables: pa.Table) -> None:

@@ -14,12 +14,12 @@ from pipeline.config.schema import Config
 from pipeline.run.schemas import REWARD, ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
-from stages.context import Context, Result
+from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import Score, check_finite, component_scores, load_component
 
 
-def run(task: Task, context: Context) -> Result:
+def run(task: Task, context: Context) -> StageResult:
     context.read(PREPARE)
     source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
     rows = context.table(source.task, ROLLOUT)
@@ -36,7 +36,7 @@ def run(task: Task, context: Context) -> Result:
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["unscored"] = float(num_left_out(table))
     metrics["response_tokens"] = num_tokens(rows)
-    return Result((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
+    return StageResult((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
 
 
 def load(context: Context, version: int) -> None:
@@ -78,10 +78,7 @@ def pool_scores(context: Context) -> dict[str, list[Score]]:
 
 
 def reward_table(
-    config: Config,
-    rows: pa.Table,
-    scores: Mapping[str, Sequence[Score]],
-    reference: pa.Array | None,
+    config: Config, rows: pa.Table, scores: Mapping[str, Sequence[Score]], reference: pa.Array | None
 ) -> pa.Table:
     """Return the weighted sum, each component, and the reference log-probabilities, row by row. A row that a
     component could not take has no sum."""

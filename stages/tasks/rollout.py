@@ -6,14 +6,14 @@ from pipeline.data.sampler import deal
 from pipeline.run.schemas import GREEDY_SAMPLE, PROMPTS, ROLLOUT, is_sampled, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Task
-from stages.context import Context, Result
+from stages.context import Context, StageResult
 from stages.engines.base import Sampling
 from stages.generation.progress import SAVE_SECONDS
 from stages.generation.responding import generator_of, num_tokens, respond, response_metrics
 from stages.models.tokenizers import stop_ids_of
 
 
-def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Result:
+def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> StageResult:
     """Sample responses, saving progress every ``save_every`` seconds. Raises StoppedOnWarning, with progress
     saved."""
     config, rollout = context.config, context.config.rollout
@@ -39,7 +39,7 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Resul
     # All tokens count for the speed; the other metrics are of responses that the policy is trained on.
     metrics = response_metrics(rows.filter(is_sampled(rows))) | {"response_tokens": num_tokens(rows)}
     metrics["epoch"] = float(dealt.epoch)
-    return Result((output,), rows.num_rows, version_of(ROLLOUT), version, metrics)
+    return StageResult((output,), rows.num_rows, version_of(ROLLOUT), version, metrics)
 
 
 def load(context: Context, version: int) -> None:

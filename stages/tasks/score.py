@@ -8,12 +8,12 @@ import pyarrow.compute as pc
 from pipeline.run.schemas import ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
-from stages.context import Context, Result
+from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import Score, component_scores, load_component
 
 
-def run(task: Task, context: Context) -> Result:
+def run(task: Task, context: Context) -> StageResult:
     context.read(PREPARE)
     source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
     rows = context.table(source.task, ROLLOUT)
@@ -21,7 +21,7 @@ def run(task: Task, context: Context) -> Result:
     output = write_shard(context.paths, context.files.data(context.attempt), score_table(rows, scores))
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["response_tokens"] = num_tokens(rows)
-    return Result((output,), rows.num_rows, version_of(SCORE), source.policy_version, metrics)
+    return StageResult((output,), rows.num_rows, version_of(SCORE), source.policy_version, metrics)
 
 
 def load(context: Context, version: int) -> None:

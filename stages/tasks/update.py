@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from pipeline.data.summary import row_counts
 from pipeline.run.tasks import PREPARE, Task
-from stages.context import Context, Result
+from stages.context import Context, StageResult
 from stages.engines import make_trainer
 from stages.rewards.failed import check_failed_share
 
 
-def run(task: Task, context: Context) -> Result | None:
+def run(task: Task, context: Context) -> StageResult | None:
     """Train. Returns None on every rank but the first, which has the result of all of them.
 
     What prepare has counted in the prompt files is among its metrics too: so it is in every row.

@@ -12,12 +12,10 @@ from pathlib import Path
 
 from pipeline.config.compose import from_mapping
 from pipeline.config.conversion import from_yaml
-from pipeline.config.layers import weight_doubts
 from pipeline.config.model_classes import run_with_this_python
-from pipeline.config.model_dir import read_json
-from pipeline.config.model_files import read_tensors
+from pipeline.config.model_files import read_json, read_tensors
 from pipeline.config.schema import Config
-from pipeline.config.trainable import quantisation_of
+from pipeline.config.trainable import quantisation_of, weight_doubts
 from stages.context import UserError
 from stages.logs import log
 from stages.trials.models import check_lora, loaded_models, loading_problems, number_problems
@@ -27,7 +25,7 @@ _MOST = 2 << 30
 _FIRST_TASK = "the run's first task does"
 
 
-class _Lines(logging.Handler):
+class _ValidateLines(logging.Handler):
     """Keeps what would be logged, as lines of validate."""
 
     def __init__(self) -> None:
@@ -88,7 +86,7 @@ def _why_not_loaded(config: Config) -> str | None:
 
 
 def main() -> None:
-    lines = _Lines()
+    lines = _ValidateLines()
     log.handlers, log.propagate = [lines], False
     config = from_mapping(from_yaml(sys.stdin.read()))
     problems = list(map(str, problems_of(config)))

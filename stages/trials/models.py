@@ -5,15 +5,17 @@ here.
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
 
 from pipeline.config.algorithm import Estimator
 from pipeline.config.model_classes import why_unknown
-from pipeline.config.model_dir import read_json
-from pipeline.config.model_files import BadModel, Tensor, read_header, read_tensors
+from pipeline.config.model_files import BadModel, Tensor, read_header, read_json, read_tensors
 from pipeline.config.model_rules import Use, UsedModel, used_models
 from pipeline.config.schema import Config
 from pipeline.config.trainable import quantisation_of
@@ -22,15 +24,79 @@ from stages.context import UserError
 from stages.logs import log
 from stages.models.numerics import choose_accelerator
 from stages.models.tokenizers import load_tokenizer
-from stages.trials.weights import check_finite
+
+_EXPONENTS: dict[str, tuple[str, int]] = {
+    "F64": ("<u8", 0x7FF0_0000_0000_0000),
+    "F32": ("<u4", 0x7F80_0000),
+    "BF16": ("<u2", 0x7F80),
+    "F16": ("<u2", 0x7C00),
+    "F8_E5M2": ("<u1", 0x7C),
+    "F8_E4M3": ("<u1", 0x7F),
+}
+"""Integer type and bit mask by format; the bits of the mask are all set where a number is NaN or infinite."""
+_PIECE = 1 << 24
+"""Bytes read at a time."""
+_PAGE = 1 << 12
+"""Least bytes read of a tensor of which only a share is."""
+
+
+def check_finite(
+    key: str, directory: Path, tensors: Sequence[tuple[str, Tensor]], most: int | None = None
+) -> None:
+    """Check every weight, and log how many there were.
+
+    Args:
+        key: configuration key that names the model.
+        tensors: name and place of each weight, in any order.
+        most: bytes to read; of larger models the beginning of each weight is. Default: all.
+
+    Raises:
+        UserError: one is NaN or infinite.
+    """
+    started, ordered = time.monotonic(), sorted(tensors, key=lambda item: (item[1].path, item[1].start))
+    total = sum(tensor.size for _, tensor in tensors)
+    share = 1.0 if most is None or total <= most else most / total
+    for path, group in itertools.groupby(ordered, key=lambda item: item[1].path):
+        _check_file(key, directory, path, group, share)
+    seconds, counted = time.monotonic() - started, f"{len(tensors)} weights of {total / 2**30:.2f} GiB"
+    if share < 1:
+        counted = f"the first {share:.0%} of each of {counted}"
+    log.info(f"{key}={directory}: {counted}, all finite ({seconds:.1f} s)")
+
+
+def _check_file(
+    key: str, directory: Path, path: Path, tensors: Iterable[tuple[str, Tensor]], share: float
+) -> None:
+    with path.open("rb", buffering=0) as file:
+        for name, tensor in tensors:
+            if not is_finite(file, tensor, share):
+                raise UserError(
+                    f"{key}={directory}: its weight {name} in {path.name} has NaN or infinite values; "
+                    "copy the model again, or give another checkpoint"
+                )
+
+
+def is_finite(file: BinaryIO, tensor: Tensor, share: float = 1.0) -> bool:
+    """Whether every number of a tensor, or of a share of it from its beginning, but at least a page, is
+    finite; true of formats without NaN."""
+    if tensor.dtype not in _EXPONENTS:
+        return True
+    kind, mask = _EXPONENTS[tensor.dtype]
+    file.seek(tensor.start)
+    left = tensor.size if share >= 1 else min(tensor.size, (int(tensor.size * share) // _PAGE + 1) * _PAGE)
+    while left > 0:
+        bits = np.frombuffer(file.read(min(left, _PIECE)), kind)
+        if not bits.size or np.any((bits & mask) == mask):
+            return False
+        left -= bits.nbytes
+    return True
+
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SHOWN = 120
 """Characters of a library's error message that are quoted."""
-_WITHOUT_WEIGHTS = "meta"
-"""torch's device for tensors that have a shape and no numbers."""
 
 
 def try_models(config: Config) -> None:
@@ -127,16 +193,16 @@ def _check_quantiser(model: UsedModel, settings: Mapping[str, Any]) -> None:
 
 def _load_without_weights(model: UsedModel, trust: bool) -> None:
     choose_accelerator()  # before transformers imports DeepSpeed
-    from stages.models.loading import load_causal_lm, load_reward_model
+    from stages.models.loading import WITHOUT_WEIGHTS, load_causal_lm, load_reward_model
     from stages.ppo.critics import load_critic
 
     match model.use:
         case Use.CRITIC:
-            load_critic(model.directory, Precision.FP32, trust, device_map=_WITHOUT_WEIGHTS)
+            load_critic(model.directory, Precision.FP32, trust, device_map=WITHOUT_WEIGHTS)
         case Use.REWARD:
-            load_reward_model(model.directory, Precision.FP32, trust, _WITHOUT_WEIGHTS)
+            load_reward_model(model.directory, Precision.FP32, trust, WITHOUT_WEIGHTS)
         case Use.POLICY | Use.REFERENCE:
-            load_causal_lm(model.directory, Precision.FP32, trust, _WITHOUT_WEIGHTS)
+            load_causal_lm(model.directory, Precision.FP32, trust, WITHOUT_WEIGHTS)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """What PyTorch is installed, what it sees, and what its import asks of the filesystem: ``python -m
 stages.trials.torchfacts`` prints one JSON object.
 
-It is a process of its own, so that whoever asks, such as doctor, has no torch.
+It is a process of its own, so that its callers, such as doctor, import no torch.
 """
 
+import contextlib
 import json
 import os
 import posix
@@ -12,6 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+from stages.models.device_trial import try_gpus
 
 SOURCE = "source"
 _LOOKS = frozenset({"open", "os.listdir", "os.scandir"})
@@ -45,8 +48,10 @@ def counted_calls() -> Counter[str]:
     return calls
 
 
-def torch_facts() -> dict[str, str | int | float | None]:
-    """Return version, CUDA and HIP that it is built for, the number of GPUs, and the seconds of its import;
+def torch_facts() -> dict[str, Any]:
+    """Return version, CUDA and HIP that it is built for, the number of GPUs, for NVIDIA's also their names
+    with their compute capability, and what the build has code for, why one of them does not compute (empty if
+    all do, or there are none), and the seconds of its import;
     the calls by which Python looked for files and opened them, without those of the dynamic loader, and how
     many modules it compiled, as there was no file of theirs that is.
 
@@ -59,11 +64,20 @@ def torch_facts() -> dict[str, str | int | float | None]:
 
     seconds = time.perf_counter() - started
     gpus = torch.cuda.device_count()
+    problem = try_gpus() if gpus else ""
+    has_cards = gpus > 0 and torch.version.cuda is not None
+    names: list[Any] = []
+    if has_cards:
+        with contextlib.suppress(RuntimeError):  # the problem says why
+            names = [torch.cuda.get_device_properties(index) for index in range(gpus)]
     return {
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "gpus": gpus,
+        "problem": problem,
+        "cards": sorted({(one.name, one.major, one.minor) for one in names}),
+        "architectures": torch.cuda.get_arch_list() if has_cards else [],
         "seconds": seconds,
         "calls": calls.total() - calls[SOURCE],
         "sources": calls[SOURCE],

@@ -1,4 +1,4 @@
-"""The trainer that a process keeps between updates, for whoever knows nothing of trainers.
+"""The trainer that a process keeps between updates, for code that knows nothing of trainers.
 
 Imports nothing heavy: where no trainer was used there is nothing to do.
 """

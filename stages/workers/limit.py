@@ -7,14 +7,13 @@ import signal
 from dataclasses import dataclass
 
 from pipeline.config.scheduler import ResourcesConfig
+from pipeline.decide import estimates, staying
 from pipeline.run.durable import link_once, make_folder
 from pipeline.run.failures import FailureKind
 from pipeline.run.paths import RunPaths
-from pipeline.workers import estimates, staying
-from pipeline.workers.beats import Doing, Reason
+from pipeline.workers.beats import Doing, LiveWorkers, Reason
 from pipeline.workers.claims import Claim
-from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside
+from pipeline.workers.outside import WorkerHost
 from stages.workers.pulse import Pulse
 
 
@@ -25,9 +24,9 @@ class TaskLimit:
     paths: RunPaths
     settings: ResourcesConfig
     """Resources of the stage."""
-    outside: Outside
+    outside: WorkerHost
     pulse: Pulse
-    crew: Crew
+    crew: LiveWorkers
 
     def seconds(self, median: float | None, is_fresh: bool) -> float | None:
         """Return the seconds that the next task may take; None: as long as the worker may run.
@@ -40,7 +39,7 @@ class TaskLimit:
         return staying.task_limit(self.settings.task_seconds, median, known.median if known else None)
 
     def or_own(self, limit: float | None) -> float | None:
-        """Return a limit; if nobody has said how long a task takes, the one its own last ones give."""
+        """Return a limit; where the settings have no time of a task, that of its own last ones."""
         if limit is not None:
             return limit
         own = self.pulse.beat

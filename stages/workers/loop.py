@@ -1,24 +1,21 @@
 """The worker's loop: task after task of one job kind in one process, which keeps what it has loaded.
 
-Where tasks come from is a :class:`Source`'s: a pipe from the local scheduler, or claims on the shared
-filesystem (Slurm). Results do not depend on which: a task sets up all that its result depends on.
+Where tasks come from is a :class:`Source`'s: claims in the run directory, or the first of several ranks.
+Results do not depend on which: a task sets up all that its result depends on.
 """
 
 import gc
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from pipeline.decide.staying import SETTLED, has_grown
 from pipeline.run.failures import FailureKind
 from pipeline.workers.beats import Reason
-from pipeline.workers.staying import has_grown
-from stages.attempts.arguments import Arguments, parse
+from stages.attempts.arguments import Arguments
 from stages.attempts.runner import AttemptEnd, run_attempt
-from stages.logs import set_up_log
-from stages.process.imported import Files, imported_files, is_changed
 from stages.process.preemption import warned
 from stages.workers.kept_trainer import release_kept_trainer, save_kept_trainer
 
@@ -89,13 +86,14 @@ def _ranks() -> int:
 
 def settled_size(earlier: Sequence[int]) -> int:
     """Return the memory that this process holds, in bytes, without what is only garbage. Looking for that
-    takes a tenth of a second, so it is done only if there may be much.
+    takes a tenth of a second, so it is done only if there may be much, and after no task of which the size
+    does not count (:func:`has_grown`): many workers leave before, and others wait for their place.
 
     Args:
         earlier: what was returned after earlier tasks.
     """
-    size = resident_bytes()
-    if earlier and size < min(earlier) + _NOTEWORTHY:
+    size, counted = resident_bytes(), earlier[SETTLED - 1 :]
+    if len(earlier) < SETTLED - 1 or (counted and size < min(counted) + _NOTEWORTHY):
         return size
     gc.collect()
     return resident_bytes()
@@ -103,9 +101,10 @@ def settled_size(earlier: Sequence[int]) -> int:
 
 def is_spoilt(end: AttemptEnd, ranks: int) -> bool:
     """Whether a process is of no further use after an attempt: memory that ran out may still be held by what
-    failed, ranks of which one failed may wait for each other, and that a disk took nothing may be told by the
-    exit code alone, which is that of the last attempt."""
-    return end.failure is not None and (end.failure in _ENDS_PROCESS or ranks > 1)
+    failed, after other faults of a GPU each call of CUDA fails, ranks of which one failed may wait for each
+    other, and that a disk took nothing may be told by the exit code alone, which is that of the last attempt.
+    """
+    return end.failure is not None and (end.is_of_device or end.failure in _ENDS_PROCESS or ranks > 1)
 
 
 def resident_bytes() -> int:
@@ -125,65 +124,3 @@ def drop_kept(ends: bool = False) -> None:
     # Not imported for this: if it was not, nothing is kept.
     if engines := sys.modules.get("stages.engines"):
         engines.release_all(ends)
-
-
-# --- jobs of the local scheduler ---
-
-
-class Order(Protocol):
-    """One job."""
-
-    @property
-    def arguments(self) -> Sequence[str]:
-        """Command line after ``python -m stages``."""
-
-    @property
-    def stays(self) -> bool:
-        """Whether this process may get another job afterwards."""
-
-
-class Orders(Protocol):
-    """The scheduler's pipe, as :class:`pipeline.executors.orders.Orders` has it."""
-
-    def next(self) -> Order | None:
-        """Wait for an order. None: leave."""
-
-    def begin(self, order: Any) -> None:
-        """Accept an order. One that is not accepted goes to another process."""
-
-    def ended(self, exit_code: int) -> None:
-        """Say that the order is carried out."""
-
-
-class Piped:
-    """Attempts from a pipe."""
-
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        self._inherited = frozenset(sys.modules)
-        self._imported: Files = {}
-        self._leaves = False
-
-    def next(self) -> Arguments | None:
-        order = None if self._leaves else self._orders.next()
-        if order is None or warned() or is_changed(self._imported):
-            return None
-        self._orders.begin(order)
-        return replace(parse(order.arguments), stays=order.stays)
-
-    def ended(self, arguments: Arguments, exit_code: int) -> None:
-        self._orders.ended(exit_code)
-        if arguments.stays:
-            self._imported = {**imported_files(but=self._inherited), **self._imported}
-
-    def leave(self, reason: Reason) -> None:
-        self._leaves = True
-
-    def left(self) -> None:
-        """The scheduler sees the process end."""
-
-
-def serve(orders: Orders) -> int:
-    """Run the jobs of the local scheduler that this process gets. Returns its exit code."""
-    set_up_log()
-    return work(Piped(orders))

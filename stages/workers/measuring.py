@@ -5,15 +5,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.run.directory import Run
-from pipeline.run.records import Frontier
-from pipeline.run.tasks import Task
-from pipeline.workers import choosing, estimates
-from pipeline.workers.beats import Beat
-from pipeline.workers.choosing import Measuring, View
-from pipeline.workers.handover import read_told
-from pipeline.workers.living import Crew
-from pipeline.workers.measuring import (
+from pipeline.decide import choosing, estimates
+from pipeline.decide.choosing import Measuring, View
+from pipeline.decide.measuring import (
     MEASURED,
     MEASURES,
     Helper,
@@ -22,6 +16,11 @@ from pipeline.workers.measuring import (
     others_of,
     stays_for_last,
 )
+from pipeline.run.directory import Run
+from pipeline.run.records import Frontier
+from pipeline.run.tasks import Task
+from pipeline.workers.beats import Beat, LiveWorkers
+from pipeline.workers.handover import read_instructions
 from stages.workers.waiting import Waiting
 
 
@@ -34,7 +33,7 @@ class Besides:
     name: str
     """The worker's."""
     waiting: Waiting
-    crew: Crew
+    crew: LiveWorkers
     has_measured: bool = False
     """Whether the last task that it took was an evaluation."""
     is_able: bool = field(init=False)
@@ -46,8 +45,8 @@ class Besides:
     def tasks(self, frontier: Frontier) -> tuple[Task, ...]:
         """Return the evaluations that it may do or wait for, if the last pass has said that it may; none for
         one that makes place."""
-        told = read_told(self.run.paths) if self.is_able else None
-        if told is None or not told.measures or told.has_to_leave(self.name, time.time()):
+        told = read_instructions(self.run.paths) if self.is_able else None
+        if told is None or not told.measures or told.must_leave(self.name, time.time()):
             return ()
         return choosing.to_measure(self.run.plan, frontier)
 

@@ -15,7 +15,7 @@ _CREATED = 0x00000100 | 0x00000080
 _BYTES = 1 << 16
 
 
-class Notices:
+class FolderEvents:
     """What is new in some folders. Where the system tells nothing of it, :meth:`watch` says so."""
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class Notices:
 
     def watch(self, folders: Iterable[Path]) -> bool:
         """Watch these folders, and no others; of one that is not there the one above it. Returns whether it
-        is told of what is new in them from now on: in a folder that comes after it is watched, too.
+        is notified of what is new in them from now on: in a folder that comes after it is watched, too.
 
-        What is watched no more is told of once.
+        What is watched no more is reported once.
         """
         wanted = {folder if folder.is_dir() else folder.parent for folder in folders}
         for folder in self._watched.keys() - wanted:
@@ -58,7 +58,7 @@ class Notices:
         return bool(watch >= 0)
 
     def forget(self) -> None:
-        """Take what was told of as read."""
+        """Take what was reported as read."""
         if self._descriptor is not None:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._descriptor, _BYTES)

@@ -1,4 +1,4 @@
-"""Source of a worker on a shared filesystem.
+"""Source of a worker, wherever it runs.
 
 The task on the command line (:mod:`stages.workers.start`) is the first. After it the worker finds its next
 ones in the run directory, from commits and claims alone, until it pays more to leave
@@ -11,33 +11,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.run.commits import CorruptData, Record, read_record
+from pipeline.decide import choosing, estimates, staying
+from pipeline.decide.budgets import next_halvings
+from pipeline.decide.choosing import Step, View
+from pipeline.decide.staying import FIRST_POLL
+from pipeline.run.commits import Record
 from pipeline.run.directory import Run
-from pipeline.run.durable import is_there
 from pipeline.run.failures import DISK_EXIT, is_of_disk
 from pipeline.run.records import Frontier, FrontierFinder, recorded
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers import choosing, estimates, staying
-from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.choosing import Step, View
+from pipeline.workers.beats import Beat, Doing, LiveWorkers, Reason
 from pipeline.workers.claims import (
     Attempt,
     Claim,
     Known,
     Saves,
     attempts_of,
+    budgets_tried,
     claims_of,
+    commit_and_claims,
     is_unlisted,
     next_number,
-    standing,
     take,
     with_saves,
 )
-from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside
+from pipeline.workers.outside import WorkerHost
 from stages.attempts.arguments import Arguments
 from stages.logs import log
-from stages.process.bell import hear_of_policy
+from stages.process.bell import hear_of_policy, hear_of_release
+from stages.process.imported import OwnCode
 from stages.workers.kept_trainer import has_kept_trainer
 from stages.workers.limit import TaskLimit
 from stages.workers.measuring import Besides, release_scorer
@@ -47,6 +49,8 @@ from stages.workers.waiting import Waiting
 
 _BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which beats are read again where no claim is to be judged by them."""
+_SLOT_SECONDS = 1.0
+"""Seconds for which one waits for a slot until it looks again whether its task is still to be done."""
 _MOST_FAILURES = 2
 """Failures in a row after which a worker leaves: its node may be at fault, and others are to try."""
 
@@ -57,17 +61,18 @@ class Pulling:
 
     run: Run
     first: Arguments
-    outside: Outside
+    outside: WorkerHost
     settings: ResourcesConfig
     """Resources of the stage, with what is set for staying."""
     pulse: Pulse
     linger_max: float = 3600.0
     max_attempts: int = 3
-    worker: choosing.Worker = field(init=False)
+    worker: choosing.Chooser = field(init=False)
     waiting: Waiting = field(init=False)
     besides: Besides = field(init=False)
     limit: TaskLimit = field(init=False)
     output: Output = field(default_factory=Output)
+    own_code: OwnCode = field(default_factory=OwnCode)
     reason: Reason | None = None
     """Why it leaves; None: it stays."""
     failures: int = 0
@@ -76,7 +81,7 @@ class Pulling:
     """Whether it has loaded what its tasks need."""
     known: Known = field(default_factory=dict)
     _saves: Saves = field(default_factory=dict)
-    crew: Crew = field(init=False)
+    crew: LiveWorkers = field(init=False)
     frontier: FrontierFinder = field(init=False)
     _live: dict[str, Beat] = field(default_factory=dict)
     """Newest beats of the workers that live, as of the last look at them."""
@@ -95,18 +100,16 @@ class Pulling:
     """Whether the pass that its last attempt asked for sees that it leaves."""
 
     def __post_init__(self) -> None:
-        task = self.first.task
+        task, self.has_loaded = self.first.task, not self.outside.keeps
         element = self.outside.name.rpartition("r")[0]
-        self.worker = choosing.Worker(
-            *(task.job_kind, task.shard, task, self.outside.known, element),
-            takes_over=self.settings.has_gpus,
+        self.worker = choosing.Chooser(
+            task.job_kind, task.shard, task, self.outside.known, element, takes_over=self.settings.has_gpus
         )
-        self.crew = Crew(self.run.paths)
+        self.crew = LiveWorkers(self.run.paths)
         self.frontier = FrontierFinder(self.run.plan, self.run.paths)
         self.limit = TaskLimit(self.run.paths, self.settings, self.outside, self.pulse, self.crew)
         self.waiting = Waiting(
-            *(self.run, task.job_kind, self.settings, self.linger_max),
-            *(self.outside, self.pulse, self.crew),
+            self.run, task.job_kind, self.settings, self.linger_max, self.outside, self.pulse, self.crew
         )
         self.besides = Besides(self.run, task.job_kind, self.outside.name, self.waiting, self.crew)
 
@@ -123,8 +126,10 @@ class Pulling:
             given = self._find()
         except OSError as error:
             self._lose_disk(error)
-        if given is None:
-            self._say_that_it_saves()
+        if given is None and self._claim is not None and has_kept_trainer():
+            # Until that is saved: another worker would begin the next update, and learn it again.
+            task, attempt = task_key(self._claim.task), self._claim.attempt
+            self.pulse.say(doing=Doing.BUSY, task=task, attempt=attempt, until=None)
         return given
 
     def _find(self) -> Arguments | None:
@@ -141,9 +146,23 @@ class Pulling:
                 return self._load(choice.task)
             elif choice.step is Step.WAIT:
                 self.reason = self.waiting.go_on(choice, is_first=self.worker.first is not None)
-            elif choice.task and (given := self._take(view, choice.task)):
+            elif self.own_code.has_changed():
+                self.leave(Reason.CHANGED)
+            elif (
+                choice.task and self._has_slot(view, choice.task) and (given := self._take(view, choice.task))
+            ):
                 return given
+            elif self.outside.slots:
+                self.outside.slots.give_back()
         return None
+
+    def _has_slot(self, view: View, task: Task) -> bool:
+        """Wait for a slot until it is time to look again. Returns whether there is one."""
+        slots, until = self.outside.slots, time.monotonic() + _SLOT_SECONDS
+        while slots and not slots.take(choosing.urgency(view.frontier, task)):
+            if self.bell.wait(FIRST_POLL) or time.monotonic() > until:
+                return False
+        return True
 
     def _load(self, task: Task) -> Arguments:
         """Have what a task needs loaded, once, before the worker takes any: what it takes is computed at
@@ -152,7 +171,7 @@ class Pulling:
         return replace(self.first, task=task, failure_file=None, stays=True, loads=True)
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
-        """Note the end of an attempt. Of one that failed whoever reads the claim sees by the beat that nobody
+        """Note the end of an attempt. Of a failed one a reader of the claim sees by the beat that no worker
         is at it; after a commit the next word, that it waits or what it does, is soon enough. Where a full
         disk took no word of why it failed nothing is said: it is judged when the job has ended, by its exit
         code."""
@@ -160,10 +179,13 @@ class Pulling:
             return
         self.pulse.set_alarm(None)
         self.output.turn_back()
-        self._is_unsaid = exit_code == DISK_EXIT and not self._has_said_why(arguments)
+        self.own_code.note()
+        if self.outside.slots:
+            self.outside.slots.give_back()
+        self._is_unsaid = exit_code == DISK_EXIT and not arguments.has_said_why()
         if self._is_unsaid:
             return
-        self._count(arguments.task, self._own_record(arguments) if exit_code == 0 else None)
+        self._count(arguments.task, arguments.own_record(self.run.paths) if exit_code == 0 else None)
         self.failures = self.failures + 1 if exit_code else 0
         if self.failures >= _MOST_FAILURES:
             self.leave(Reason.FAILED)
@@ -242,26 +264,6 @@ class Pulling:
         self._lost = error
         self.leave(Reason.FAILED)
 
-    def _say_that_it_saves(self) -> None:
-        """Say that the worker is at its last update while it saves what it has kept of that: another one
-        would begin the next update, and learn again what is not saved yet."""
-        if self._claim is not None and has_kept_trainer():
-            task, attempt = task_key(self._claim.task), self._claim.attempt
-            self.pulse.say(doing=Doing.BUSY, task=task, attempt=attempt, until=None)
-
-    def _has_said_why(self, arguments: Arguments) -> bool:
-        with contextlib.suppress(OSError):
-            return arguments.failure_file is not None and is_there(arguments.failure_file)
-        return False
-
-    def _own_record(self, arguments: Arguments) -> Record | None:
-        """Return the record of a task if this attempt committed it. One may also find it done, or lose a race
-        for it."""
-        with contextlib.suppress(CorruptData, OSError):
-            record = read_record(self.run.paths, arguments.task)
-            return record if record is not None and record.attempt == arguments.attempt else None
-        return None
-
     # --- looking ---
 
     def look(self) -> View:
@@ -270,7 +272,8 @@ class Pulling:
         frontier = self.frontier.find()
         own, besides = choosing.candidates(run.plan, frontier, self.worker), self._besides(frontier)
         tasks = (*own, *besides)
-        committed = frozenset(recorded(paths, choosing.relevant(run.plan, tasks)))
+        there = recorded(paths, choosing.relevant(run.plan, tasks))
+        committed = frontier.passed(run.plan, tasks).union(there)
         self._invocation = self._look_at_control()
         seen = View(run.plan, frontier, committed, {}, self.max_attempts, time.time())
         due = [task for task in tasks if task not in committed and not choosing.missing(seen, task)]
@@ -294,7 +297,7 @@ class Pulling:
         self._live = self.crew.live(self._looked)
 
     def _besides(self, frontier: Frontier) -> tuple[Task, ...]:
-        """Return the evaluations that it may do besides: whoever has started up does a task of its own
+        """Return the evaluations that it may do besides: one that has started up does a task of its own
         first."""
         is_ready = self.has_loaded and self.worker.first is None
         return self.besides.tasks(frontier) if is_ready else ()
@@ -310,7 +313,7 @@ class Pulling:
 
     def _look_at_come(self, view: View) -> View | None:
         """Return the last view with what has come since, if there is a task that the worker takes for it.
-        None: look at everything, as after any other wait, and where somebody else has tried that task."""
+        None: look at everything, as after any other wait, and where another has tried that task."""
         come, self.waiting.come = self.waiting.come, frozenset()
         later = replace(view, committed=frozenset(view.committed) | come, now=time.time())
         choice = choosing.choose(later, self.worker)
@@ -341,7 +344,7 @@ class Pulling:
     def _take(self, view: View, task: Task) -> Arguments | None:
         """Claim a task. None if another was first, or has tried or done it since everything was looked at, or
         there is no time left for it."""
-        is_done, claims = standing(self.run.paths, task, self.known)
+        is_done, claims = commit_and_claims(self.run.paths, task, self.known)
         if is_done or claims != self._listed.get(task, ()):
             return None
         is_own = self._is_own(task)
@@ -355,7 +358,8 @@ class Pulling:
         if is_unlisted(self.run.paths, task, claims, number):
             return None
         attempt, name = self.outside.new_attempt(number), self.outside.name
-        claim = Claim(task, number, attempt, name, view.now, self._invocation)
+        tried = budgets_tried(self.run.paths, task, claims) if number > 1 else ()
+        claim = Claim(task, number, attempt, name, view.now, self._invocation, next_halvings(tried))
         first, last = self.pulse.beat.iterations
         self.pulse.say(
             doing=Doing.BUSY,
@@ -386,9 +390,10 @@ class Pulling:
 
     def _begin(self, claim: Claim) -> Arguments:
         hear_of_policy(lambda: self.outside.committed(claim.task))
+        if self.outside.slots:
+            hear_of_release(self.outside.slots.give_back)
         files = self.run.paths.task(claim.task)
         self.output.turn_to(files.log(claim.number), self.run.paths.root)
         failure = files.failure(claim.number)
-        return Arguments(
-            claim.task, self.run.paths.root, claim.attempt, failure, staying.INPUT_SECONDS, stays=True
-        )
+        about = claim.task, self.run.paths.root, claim.attempt, failure, staying.INPUT_SECONDS
+        return Arguments(*about, stays=self.outside.keeps, halvings=claim.halvings)

@@ -51,7 +51,7 @@ class Pulse:
 
     def _change(self, changes: Mapping[str, Any]) -> None:
         now = time.time()
-        self.beat = replace(told(self.beat, now, changes.get("doing")), **changes, beat=now)
+        self.beat = replace(with_elapsed(self.beat, now, changes.get("doing")), **changes, beat=now)
 
     def fall_silent(self) -> None:
         """Say nothing at the end: what was said last stands until Slurm knows that the job has ended."""
@@ -81,7 +81,7 @@ class Pulse:
             self.say(doing=Doing.LEAVING, reason=self.beat.reason if has_said else Reason.FAILED, until=None)
 
 
-def told(beat: Beat, now: float, doing: Doing | None) -> Beat:
+def with_elapsed(beat: Beat, now: float, doing: Doing | None) -> Beat:
     """Add the time since the last change to the sum that it belongs to, where something else begins. Pure."""
     if doing is None or beat.doing not in _SUMS:
         return beat

@@ -11,34 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.decide.staying import ASK_SECONDS, QUEUE_SECONDS
 from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run
 from pipeline.run.durable import make_folder
 from pipeline.run.owner import owner_of_job
 from pipeline.workers.outside import Queue
-from pipeline.workers.staying import ASK_SECONDS, QUEUE_SECONDS
-from stages.workers.noticing import Notices
-
-_LOCAL = frozenset(
-    {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "overlay", "bcachefs"}
-)
-_ASKED = frozenset(
-    {
-        "lustre",
-        "gpfs",
-        "ceph",
-        "fuse.ceph",
-        "ceph-fuse",
-        "beegfs",
-        "wekafs",
-        "fuse.glusterfs",
-        "gfs2",
-        "ocfs2",
-    }
-)
-"""Filesystems whose clients list folders as their servers have them."""
-_MOUNTS = Path("/proc/mounts")
-"""The mounted filesystems, later ones over earlier ones: device, path, type and more, with blanks between."""
+from stages.workers.noticing import FolderEvents
 
 
 class Asking:
@@ -91,7 +70,7 @@ class Bell:
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, self._warn)
 
-    def wait(self, seconds: float, notices: Notices | None = None) -> bool:
+    def wait(self, seconds: float, notices: FolderEvents | None = None) -> bool:
         """Wait for a signal, so many seconds at most. Returns whether one has come since the last call.
 
         Args:
@@ -157,32 +136,9 @@ def control_of(run: Run) -> Control | None:
 
 
 def is_called_off(control: Control) -> bool:
-    """Whether people cancelled the run, or took it over from whoever submitted this process: nothing follows
+    """Whether people cancelled the run, or took it over from the submitter of this process: nothing follows
     then, and Slurm soon kills what has not ended."""
     return control.cancelled or control.is_taken_over_from(owner_of_job(os.environ))
-
-
-def is_network(folder: Path) -> bool:
-    """Whether a folder is on a filesystem that other machines share, by its type; a type that is not known
-    as a local one counts as shared."""
-    return filesystem_of(folder) not in _LOCAL
-
-
-def keeps_listings(folder: Path) -> bool:
-    """Whether the client of a folder's filesystem may list it as it was seconds ago, by its type; one that is
-    not known counts as such."""
-    return filesystem_of(folder) not in _LOCAL | _ASKED
-
-
-def filesystem_of(folder: Path) -> str:
-    """Return the type of a folder's filesystem as /proc/mounts has it; empty if it is not known."""
-    try:
-        lines = _MOUNTS.read_text().splitlines()
-    except OSError:
-        return ""
-    mounts = [words for line in lines if len(words := line.split()) > 2]
-    above = [words for words in mounts if folder.resolve().is_relative_to(words[1].replace("\\040", " "))]
-    return max(reversed(above), key=lambda words: len(words[1]))[2] if above else ""
 
 
 @dataclass

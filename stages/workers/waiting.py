@@ -8,27 +8,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
+from pipeline.decide import estimates, passages, staying
+from pipeline.decide.choosing import Chosen
+from pipeline.decide.staying import ALWAYS, ASK_SECONDS, Terms, Wait
 from pipeline.run import journal
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
 from pipeline.run.durable import is_there, make_folder, names_in, opened_folder, private_file
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers import estimates, passages, staying
-from pipeline.workers.beats import Doing, Reason
-from pipeline.workers.choosing import Choice
-from pipeline.workers.handover import is_to_leave, read_told
-from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside
-from pipeline.workers.staying import ASK_SECONDS, Terms, Wait
+from pipeline.workers.beats import Doing, LiveWorkers, Reason
+from pipeline.workers.filesystems import is_network, keeps_listings
+from pipeline.workers.handover import must_leave, read_instructions
+from pipeline.workers.outside import WorkerHost
 from stages.workers.kept_trainer import seconds_to_save_trainer
-from stages.workers.noticing import Notices
+from stages.workers.noticing import FolderEvents
 from stages.workers.pulse import Pulse
-from stages.workers.surroundings import Asking, Bell, Package, is_network, keeps_listings
+from stages.workers.surroundings import Asking, Bell, Package
 
 _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which one who waits looks at everything again, and not only at what it waits for."""
 _TOLD_SECONDS = 0.5
-"""Seconds after which one looks who is told of what is new."""
+"""Seconds after which one looks which is notified of what is new."""
 _REST = 9.0
 """Times what a look took of a processor, for which there is no other: looks take a tenth of a core, however
 many shards are awaited and come one by one."""
@@ -51,11 +51,11 @@ class Waiting:
     settings: ResourcesConfig
     """Resources of the stage, with what is set for staying."""
     linger_max: float
-    outside: Outside
+    outside: WorkerHost
     pulse: Pulse
-    crew: Crew
+    crew: LiveWorkers
     bell: Bell = field(default_factory=Bell)
-    notices: Notices = field(default_factory=Notices)
+    notices: FolderEvents = field(default_factory=FolderEvents)
     wait: Wait | None = None
     """The wait that goes on, by the monotonic clock; None: there is none."""
     taken: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS))
@@ -75,11 +75,12 @@ class Waiting:
 
     def __post_init__(self) -> None:
         self.queue, self.package = Asking(lambda: self.outside.ask_queue()), Package(self.run)
-        self.package.has_changed()  # from here on
+        if self.settings.linger != 0:  # else many end before they wait, and it takes a while
+            self.package.has_changed()  # from here on
         self.is_network = is_network(self.run.paths.root)
         self.keeps_listings = keeps_listings(self.run.paths.root)
 
-    def go_on(self, choice: Choice, is_first: bool) -> Reason | None:
+    def go_on(self, choice: Chosen, is_first: bool) -> Reason | None:
         """Begin or continue a wait until an input of a task has come, or it is time to look at everything
         again. Returns a reason where it is time to leave.
 
@@ -88,7 +89,7 @@ class Waiting:
         """
         assert choice.task is not None
         wait, self.come = self._begin(choice.task, is_first), frozenset()
-        if is_to_leave(self.run.paths, self.outside.name, time.time()):
+        if must_leave(self.run.paths, self.outside.name, time.time()):
             return Reason.NEEDED
         self.outside.waits()
         awaited = self._by_folder(choice)
@@ -113,7 +114,7 @@ class Waiting:
         """Seconds until it is time to look at everything again."""
         return max(_LOOK_SECONDS_ON_NETWORK if self.is_network else _LOOK_SECONDS, _REST * self.look_seconds)
 
-    def _by_folder(self, choice: Choice) -> _Awaited:
+    def _by_folder(self, choice: Chosen) -> _Awaited:
         """Sort what is awaited, once: each look is a listing of each folder then."""
         kinds: dict[tuple[int, str], dict[str, Task]] = {}
         for task in choice.all_awaited:
@@ -133,7 +134,7 @@ class Waiting:
         return not self.is_network and bool(awaited) and self.notices.watch(awaited)
 
     def _sleep(self, waited: float, is_told: bool) -> bool:
-        """Wait until it is time to look for what is awaited. Returns whether somebody has rung."""
+        """Wait until it is time to look for what is awaited. Returns whether it was rung."""
         assert self.wait is not None
         if not is_told:
             pause = staying.pause(waited, self.is_network, self._ahead(waited))
@@ -159,19 +160,20 @@ class Waiting:
             beats = list(self.crew.beats.values())
             others = [kind for kind in self.run.plan.job_kinds if kind != self.job_kind]
             costs = [estimates.coming_back(beats, kind) for kind in others]
-            contended = read_told(self.run.paths).is_contended
+            contended = read_instructions(self.run.paths).is_contended
             terms = Terms(self.settings.linger, self.linger_max, self.settings.start_early, contended)
             began, own = time.monotonic(), self.pulse.beat
             leaving = seconds_to_save_trainer()
             self.wait = staying.begin_wait(terms, began, is_first, beats, own, costs, leaving)
         if (self.pulse.beat.doing, self.pulse.beat.task) != (Doing.WAITING, key):
-            until = time.time() + self.wait.until - time.monotonic()
+            left = self.wait.until - time.monotonic()
+            until = time.time() + left if left < ALWAYS else None
             self.pulse.say(doing=Doing.WAITING, task=key, attempt="", until=until)
             if is_first:  # what is wanted sooner may wait for this place
                 self.outside.wanted()
         return self.wait
 
-    def _has_come(self, choice: Choice, awaited: _Awaited) -> bool:
+    def _has_come(self, choice: Chosen, awaited: _Awaited) -> bool:
         """Whether a task that it waits for is ready. A folder that the run has moved away when it went back
         may be found under its old name for a while."""
         began = time.thread_time()
@@ -198,18 +200,13 @@ class Waiting:
     def _why_leave(self, task: Task, waited: float) -> Reason | None:
         assert self.wait is not None
         if waited > _ESTIMATE_AFTER:
-            self._estimate(task)
+            self.wait = replace(self.wait, expected=self._expected(task))
             self.queue.ask_again()
             if self.queue.newly_lacking_room():
                 self.outside.wanted()
             if self.package.has_changed():
                 return Reason.CHANGED
         return staying.reason_to_leave(self.wait, time.monotonic())
-
-    def _estimate(self, task: Task) -> None:
-        """Note when the input of a task will come at the earliest."""
-        assert self.wait is not None
-        self.wait = replace(self.wait, expected=self._expected(task))
 
     def input_at(self, task: Task) -> float | None:
         """Return when the input of a task will come at the earliest (unix time); None if unknown."""

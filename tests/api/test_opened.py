@@ -22,6 +22,7 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import PREPARE, Stage, Task
 from tests.support import ROOT, reportrun
 from tests.support.committed import commit
+from tests.support.copying import snapshot
 
 SHARDS = 3
 
@@ -48,20 +49,15 @@ def run(tmp_path) -> Run:
     return run
 
 
-def everything(root: Path) -> dict[str, tuple[int, int]]:
-    files = (path for path in sorted(root.rglob("*")))
-    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in files}
-
-
 # --- what there is to see ---
 
 
 def test_a_complete_run(complete_run):
-    before = everything(complete_run)
+    before = snapshot(complete_run)
     opened = open_run(str(complete_run))
     status = opened.status()
     assert (status.state, status.iterations_done, status.iterations) == ("complete", 2, 2)
-    assert status.details["evaluations"] == status.evaluations == 3
+    assert (status.evaluations_done, status.evaluations) == (3, 3)
     rows = opened.metrics().to_pylist()
     written = list(map(json.loads, (complete_run / "metrics.jsonl").read_text().splitlines()))
     assert [{k: v for k, v in row.items() if v is not None} for row in rows[1:]] == written
@@ -72,15 +68,15 @@ def test_a_complete_run(complete_run):
     assert best.reward == max(row["evaluate/reward"] for row in rows)
     assert all((policy.path / "config.json").is_file() for policy in opened.policies())
     assert opened.samples().iteration == 2
-    assert {record.stage for record in opened.records(0).rows} == {"prepare", "evaluate"}
+    assert {record.task.stage for record in opened.records(0).rows} == {"prepare", "evaluate"}
     records = opened.records(2)
-    assert {"rollout", "reward", "update", "state", "evaluate"} == {r.stage for r in records.rows}
+    assert {"rollout", "reward", "update", "state", "evaluate"} == {r.task.stage for r in records.rows}
     assert all(
-        (complete_run / file.path).stat().st_size == file.bytes for r in records.rows for file in r.files
+        (complete_run / file.path).stat().st_size == file.bytes for r in records.rows for file in r.outputs
     )
     assert (records.damage, records.missing) == ((), ())
     assert opened.config.iterations == 2
-    assert everything(complete_run) == before
+    assert snapshot(complete_run) == before
 
 
 def test_metrics_have_types_that_do_not_depend_on_their_values(run):

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from pipeline.checks import settings
 from pipeline.cli.app import main
-from pipeline.preflight import inputs as preflight
 from tests.support import tiny
 
 EXPERIMENT = """\
@@ -81,7 +81,7 @@ def test_a_check_that_stumbles_after_a_problem_is_named_with_what_it_stumbled_ov
     def stumble(*_: object) -> None:
         raise KeyError("blocks")
 
-    monkeypatch.setattr(preflight, "check_disk", stumble)
+    monkeypatch.setattr(settings, "check_disk", stumble)
     words = ["slurm-ppo", "validate", *tiny.overrides(inputs, tmp_path / "run")]
     monkeypatch.setattr(sys, "argv", [*words, "seeed=1"])
     with pytest.raises(SystemExit) as ended:

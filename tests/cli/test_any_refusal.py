@@ -15,6 +15,8 @@ from tests.support.every_state import RUNNING, STATES, Scene, every_state, proce
 from tests.support.typed import Command, Typist, all_commands, chance_of
 
 NO_PLACE_FOR_A_CLUSTER = ("complete", "file", "folder", "/dev/null", "/proc/x")
+SHORT_CHECKS = ("driver", "driver,nothing", "nothing")
+"""Checks of a rehearsal that take seconds; all of them take minutes."""
 WORKING = ("run", "resume", "sweep", "submit", "fork")
 """Commands that may rightly do a run's work."""
 COMMANDS = all_commands()
@@ -23,7 +25,9 @@ COMMANDS = all_commands()
 def typed(number: int) -> list[str]:
     """The line of a number. Nobody waits for a run that is at work to end."""
     command, chance = COMMANDS[number % len(COMMANDS)], chance_of(f"refusal {number}")
-    fixed = {"DIR": lambda: chance.choice(NO_PLACE_FOR_A_CLUSTER)} if "devcluster" in command.words else {}
+    fixed = {"CHECKS": lambda: chance.choice(SHORT_CHECKS)}
+    if "devcluster" in command.words:
+        fixed["DIR"] = lambda: chance.choice(NO_PLACE_FOR_A_CLUSTER)
     typist = Typist(STATES, 0.7, chance, fixed)
     line = typist.line(command)
     while follows(command, line) and RUNNING in line:

@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.cli import queue
 from pipeline.orchestrate.driver import Outcome, Pass
-from pipeline.run.bookkeeping import ask_for_pass, is_wanted, read_last
 from pipeline.run.commits import publish
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.identity import RunError
+from pipeline.run.pass_requests import is_requested, read_last, request_pass
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.looking import FROM_NOW
 from slurm.submission import Refused
@@ -23,7 +23,7 @@ from tests.support import reportrun
 def run(tmp_path, monkeypatch):
     """One whose workers have asked for a pass; the process for it is told to end after that."""
     made = reportrun.make_run(tmp_path / "run", scheduler=reportrun.SLURM)
-    ask_for_pass(made.paths)
+    request_pass(made.paths)
     with Path(os.devnull).open() as orders:
         monkeypatch.setattr(sys, "stdin", orders)
         yield made
@@ -36,7 +36,7 @@ def test_what_slurm_refuses_is_asked_for_again_with_the_next_pass_and_not_at_onc
     monkeypatch.setattr(queue, "make_pass", refuse)
     assert queue.asked_passes(run.paths.root) == 0
     assert "invalid account" in capfd.readouterr().err
-    assert not is_wanted(run.paths)
+    assert not is_requested(run.paths)
     assert read_last(run.paths).number == 1, "nobody who leaves waits for another"
 
 
@@ -47,7 +47,7 @@ def test_a_pass_that_fails_in_any_other_way_is_wished_for_again(run, monkeypatch
     monkeypatch.setattr(queue, "make_pass", fail)
     assert queue.asked_passes(run.paths.root) == 1
     assert "no space left" in capfd.readouterr().err
-    assert is_wanted(run.paths)
+    assert is_requested(run.paths)
     assert (read_last(run.paths).number, read_last(run.paths).failures) == (0, 1)
 
 
@@ -84,7 +84,7 @@ def test_a_workers_pass_says_how_the_run_has_ended(run, monkeypatch, capfd):
         (Pass(Outcome.COMPLETE), "the run is complete"),
         (Pass(Outcome.FAILED, given_up=(failure,)), "the policy has changed"),
     ):
-        ask_for_pass(run.paths)
+        request_pass(run.paths)
         monkeypatch.setattr(queue, "make_pass", lambda run, watcher, max_age, done=done: done)
         assert queue.asked_passes(run.paths.root) == 0
         assert said in capfd.readouterr().err

@@ -5,15 +5,14 @@ import time
 
 import pytest
 
-from pipeline.cli.queue import CancelledLater, cancel_run
+from pipeline.cli.queue import UnfinishedError, cancel_run
 from pipeline.run.control import read_control
 from slurm.commands import SlurmTimeout
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck
+from tests.support.toyworld import Luck, make_world
 
 
 def test_cancel_of_a_complete_run_does_not_advise_to_resume_it(tmp_path, monkeypatch, clock):
-    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     assert "to continue: slurm-ppo resume" in cancel_run(world.run)
     assert read_control(world.run.paths).cancelled
@@ -27,7 +26,7 @@ def test_cancel_of_a_complete_run_does_not_advise_to_resume_it(tmp_path, monkeyp
 
 def test_jobs_end_at_once_also_where_nobody_knows_who_holds_the_lease(tmp_path, monkeypatch, clock):
     """A lease that cannot be read is free only once nobody has renewed it for two minutes."""
-    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     (lease,) = world.run.paths.locks.glob("*.json")
     lease.write_text("{")
@@ -48,14 +47,14 @@ def test_jobs_end_at_once_also_where_nobody_knows_who_holds_the_lease(tmp_path, 
 
 def test_what_slurm_does_not_hear_of_is_said_as_it_is(tmp_path, monkeypatch, clock):
     """Nothing is submitted from then on, though the controller is away: it is not "ask again later"."""
-    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
 
     def is_away(program):
         raise SlurmTimeout([program], None, "Unable to contact slurm controller")
 
     before, world.slurm.before = world.slurm.before, is_away
-    with pytest.raises(CancelledLater) as told:
+    with pytest.raises(UnfinishedError) as told:
         cancel_run(world.run)
     assert "the run is cancelled" in str(told.value)
     assert f"slurm-ppo cancel {world.run.paths.root}" in str(told.value)

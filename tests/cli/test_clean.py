@@ -74,11 +74,7 @@ def test_on_the_login_node_of_another_cluster_a_run_is_refused(submitted, cluste
 
 @pytest.mark.parametrize(
     ("doing", "age", "is_refused"),
-    [
-        (Doing.BUSY, 12, True),
-        (Doing.BUSY, 500, False),
-        (Doing.LEAVING, 12, False),
-    ],
+    [(Doing.BUSY, 12, True), (Doing.BUSY, 500, False), (Doing.LEAVING, 12, False)],
 )
 def test_a_run_whose_worker_was_just_heard_of_is_refused(submitted, doing, age, is_refused):
     """A colleague goes on with it."""

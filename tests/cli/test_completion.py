@@ -17,10 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.generate.completion_words import PATH, completion_words
-from pipeline.cli.completion.answer import answer, read_table
+from pipeline.cli.completion.answer import answer, offers, read_table, remainder, split_line
 from pipeline.cli.completion.install import script
-from pipeline.cli.completion.line import remainder, split_line
-from pipeline.cli.completion.offers import offers
 from tests.support import ROOT
 
 TABLE = read_table()

@@ -2,14 +2,14 @@
 
 import pytest
 
-from pipeline.cli.completion import runs
+from pipeline.cli.completion import answer
 
 
 @pytest.fixture
 def crowded(tmp_path, monkeypatch):
     """A folder of many runs and hidden files, and a run of many iterations; three entries are offered."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(answer, "_MOST_ENTRIES", 3)
     for name in ("a1", "a2", "a3", "a4", "b1", "last"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "run.json").write_text("{}")
@@ -22,14 +22,14 @@ def crowded(tmp_path, monkeypatch):
 
 
 def test_a_run_is_found_by_the_begin_of_its_name_however_many_there_are(crowded):
-    assert runs.run_paths("runs/la") == ["runs/last"]
-    assert runs.file_paths("runs/b") == ["runs/b1/"]
-    assert runs.run_paths("runs/") == ["runs/a1", "runs/a2", "runs/a3"]
+    assert answer.run_paths("runs/la") == ["runs/last"]
+    assert answer.file_paths("runs/b") == ["runs/b1/"]
+    assert answer.run_paths("runs/") == ["runs/a1", "runs/a2", "runs/a3"]
 
 
 def test_the_newest_iterations_of_a_long_run_are_offered(crowded):
-    assert runs.versions("runs/last") == ["8", "7", "6", "5", "4", "3", "2", "1"]
+    assert answer.versions("runs/last") == ["8", "7", "6", "5", "4", "3", "2", "1"]
 
 
 def test_settings_of_ones_own_are_found_among_other_files(crowded):
-    assert runs.options_of_groups("my") == {"experiment": ["mine"]}
+    assert answer.options_of_groups("my") == {"experiment": ["mine"]}

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.checks.health import check_attempts
 from pipeline.cli.app import main
-from pipeline.doctor.attempts import look_at_attempts
 from pipeline.metrics.attempts import Facts, attempts_of
 from pipeline.metrics.spans import SpanEnd
 from pipeline.run import journal
@@ -19,14 +19,13 @@ from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import PREPARE, parse_task
 from pipeline.workers.claims import Claim
 from slurm.states import SlurmState
-from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, is_driver
+from tests.support.toyworld import Luck, World, is_driver, make_world
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
+def world(tmp_path, monkeypatch, clock) -> World:
     """A run whose first task has just begun."""
-    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     waiting = (e for e in world.slurm.elements(SlurmState.PENDING) if not is_driver(e))
     element = next(element for element in waiting if world.task(element) == PREPARE)
@@ -35,7 +34,7 @@ def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
     return world
 
 
-def end(world: WorkerWorld, state: SlurmState, said: FailureKind | None = None) -> Claim:
+def end(world: World, state: SlurmState, said: FailureKind | None = None) -> Claim:
     """End the job that is at work, which may say why. Returns its claim."""
     ((element, worker),) = world.workers.items()
     world.say_failure(worker.claim, said)
@@ -43,7 +42,7 @@ def end(world: WorkerWorld, state: SlurmState, said: FailureKind | None = None) 
     return worker.claim
 
 
-def judged(world: WorkerWorld) -> list[Ending]:
+def judged(world: World) -> list[Ending]:
     """How attempts at the first task ended; not that their elements did."""
     return [e for e in read_endings(world.run.paths, [0]).values() if e.kind is not None]
 
@@ -80,7 +79,7 @@ def test_status_logs_doctor_and_timeline_tell_the_same_end_of_an_attempt(
         assert (told["message"], told["evidence"]) == (ending.message, ending.evidence)
     line = f"{parse_task(ending.task)}, attempt {ending.number} ({kind}): {ending.message}"
     assert line in said_by(monkeypatch, capsys, "logs", str(run.paths.root), "--failed")
-    finding = look_at_attempts(run)
+    finding = check_attempts(run)
     assert finding.measured == (
         f"1 at what is at hand failed: 1 {kind}; the last: prepare, attempt 1 "
         f"({kind}, {BY_EVIDENCE[evidence]}): {ending.message}"
@@ -88,7 +87,7 @@ def test_status_logs_doctor_and_timeline_tell_the_same_end_of_an_attempt(
     assert timeline(world) == [(ending.attempt, ending.message)]
 
 
-def timeline(world: WorkerWorld) -> list[tuple[str, str]]:
+def timeline(world: World) -> list[tuple[str, str]]:
     """Attempts that failed, without Slurm's accounting."""
     facts = Facts(Ledger(world.run.paths).load([0]))
     spans = attempts_of(world.run, 0, Records(world.run.paths).readable, facts, 0.0)
@@ -105,7 +104,7 @@ def test_what_cancel_ended_is_no_failed_attempt_to_anybody(world, monkeypatch, c
     status = json.loads(said_by(monkeypatch, capsys, "status", str(run.paths.root), "--json"))
     assert status["last_failure"] is None
     assert "no attempt has failed" in said_by(monkeypatch, capsys, "logs", str(run.paths.root), "--failed")
-    assert look_at_attempts(run).measured == "of what is at hand none is known to have failed"
+    assert check_attempts(run).measured == "of what is at hand none is known to have failed"
     assert timeline(world) == []
 
 
@@ -127,9 +126,9 @@ def test_doctor_names_a_file_of_ends_that_cannot_be_read_and_the_next_pass_write
     end(world, SlurmState.FAILED, FailureKind.ERROR)
     world.advance("a pass")
     world.run.paths.endings(0).write_text("{")
-    finding = look_at_attempts(world.run)
+    finding = check_attempts(world.run)
     assert str(world.run.paths.endings(0)) in finding.measured
     world.advance("a pass")
     assert any("it was written again from what the other says" in line for line in world.story)
     assert isinstance(next(iter(read_endings(world.run.paths, [0]).values())), Ending)
-    assert look_at_attempts(world.run).measured.startswith("1 at what is at hand failed")
+    assert check_attempts(world.run).measured.startswith("1 at what is at hand failed")

@@ -38,7 +38,7 @@ def test_while_a_command_imports(complete_run, environment, tmp_path, module):
     assert interrupted_at(module, environment, tmp_path, "status", complete_run) == (130, "interrupted\n")
 
 
-@pytest.mark.parametrize("module", ["hydra", "omegaconf", "pyarrow", "stages.trials.weights"])
+@pytest.mark.parametrize("module", ["hydra", "omegaconf", "pyarrow", "stages.trials.models"])
 def test_while_it_composes_and_reads(inputs, environment, tmp_path, module):
     words = tiny.overrides(inputs, tmp_path / "run")
     assert interrupted_at(module, environment, tmp_path, "validate", *words) == (130, "interrupted\n")

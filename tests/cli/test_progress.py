@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.cli.job_log import log_output
+from pipeline.cli.queue import log_output
 from pipeline.run.records import Frontier
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.progress import Lines

@@ -9,11 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from slurm.devcluster import Cluster, DevclusterError, Layout, PackagesMissing, network, programs, start
-from tests.cluster.scenario import SHARDS, Cli, Runs
+from slurm.devcluster import (
+    DevclusterError,
+    Layout,
+    PackagesMissing,
+    PracticeCluster,
+    network,
+    programs,
+    start,
+)
+from tests.cluster.scenario import SHARDS, Cli, Runs, wait_for
 from tests.support import tiny
 
-OwnCluster = Callable[..., Cluster]
+OwnCluster = Callable[..., PracticeCluster]
+
+HAS_FAILED = pytest.StashKey[bool]()
+SHARED = ("cluster", "cluster_with_accounting", "cluster_with_limits")
+"""Fixtures of clusters that tests share."""
 
 collect_ignore = [] if "SOAK_ROUNDS" in os.environ else ["test_queries.py"]
 """What takes minutes that have to pass, for `make soak`."""
@@ -35,7 +47,7 @@ NETWORK = "CI" in os.environ or not without_network()
 """Whether clusters have a network filesystem. In CI one that cannot be had is a failure."""
 
 
-def start_cluster(folder: Path, layout: Layout | None = None, accounting: bool = False) -> Cluster:
+def start_cluster(folder: Path, layout: Layout | None = None, accounting: bool = False) -> PracticeCluster:
     try:
         return start(folder, layout, accounting)
     except PackagesMissing as error:
@@ -45,7 +57,7 @@ def start_cluster(folder: Path, layout: Layout | None = None, accounting: bool =
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PracticeCluster]:
     """Without accounting. Every node must be idle again after a test."""
     running = start_cluster(tmp_path_factory.mktemp("cluster"), Layout(network_filesystem=NETWORK))
     yield running
@@ -53,7 +65,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PracticeCluster]:
     """``sacct`` answers. Every node must be idle again after a test."""
     layout = Layout(network_filesystem=NETWORK)
     running = start_cluster(tmp_path_factory.mktemp("accounting"), layout, accounting=True)
@@ -62,7 +74,7 @@ def cluster_with_accounting(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def cluster_with_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster_with_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PracticeCluster]:
     """With accounting whose limits are enforced, of which none is set, and which knows this user alone."""
     layout = Layout(more=("AccountingStorageEnforce=limits",))
     running = start_cluster(tmp_path_factory.mktemp("limits"), layout, accounting=True)
@@ -74,6 +86,28 @@ def cluster_with_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
     running.stop()
 
 
+def empty(running: PracticeCluster) -> None:
+    running.call("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name)
+    wait_for(lambda: not running.call("squeue", "--noheader").stdout, "an empty queue", 90)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = (yield).get_result()
+    if report.when == "call":
+        item.stash[HAS_FAILED] = report.failed
+
+
+@pytest.fixture(autouse=True)
+def _failures_are_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End the jobs that a test left which failed: they would keep the places of all later ones."""
+    shared = [request.getfixturevalue(name) for name in SHARED if name in request.fixturenames]
+    yield
+    if request.node.stash.get(HAS_FAILED, False):
+        for running in shared:
+            empty(running)
+
+
 @pytest.fixture
 def own_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OwnCluster]:
     """Start clusters that a test may break: ``own_cluster(Layout(...), accounting=True)``.
@@ -82,9 +116,11 @@ def own_cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OwnC
     """
     call = getattr(request.node, "callspec", None)
     is_local = call is not None and call.params.get("chance", 0) % 2 == 1
-    started: list[Cluster] = []
+    started: list[PracticeCluster] = []
 
-    def bring_up(layout: Layout | None = None, accounting: bool = False, has_runs: bool = False) -> Cluster:
+    def bring_up(
+        layout: Layout | None = None, accounting: bool = False, has_runs: bool = False
+    ) -> PracticeCluster:
         """``has_runs``: on a network filesystem, where this machine can have one."""
         if has_runs and NETWORK and not is_local:
             layout = replace(layout or Layout(), network_filesystem=True)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import is_job_of, job_kind_of, parse_job_name
-from pipeline.workers.beats import Beat, Doing
-from pipeline.workers.reading import read_beats
-from slurm.devcluster import Cluster
+from pipeline.workers.beats import Beat, Doing, read_beats
+from slurm.devcluster import PracticeCluster
 from slurm.sharedfiles import is_there, read_newest, read_shared
 from tests.support import ROOT, light, tiny
 
@@ -95,7 +94,7 @@ class Job:
 class SlurmRun:
     """A run, and the words it was made with."""
 
-    cluster: Cluster
+    cluster: PracticeCluster
     root: Path
     words: list[str]
     environment: dict[str, str]
@@ -221,14 +220,14 @@ class SlurmRun:
         return "\n".join(parts)
 
 
-def queue_of(cluster: Cluster, *filters: str) -> list[Job]:
+def queue_of(cluster: PracticeCluster, *filters: str) -> list[Job]:
     """Jobs that wait or run, of whatever run, as options of squeue say otherwise."""
     shown = cluster.call("squeue", "-h", "-o", "%i|%j|%T|%r|%N|%P", *filters)
     assert shown.returncode == 0, shown.stderr
     return [Job(*line.split("|"), cluster.identity.name) for line in shown.stdout.splitlines()]
 
 
-def room_on(cluster: Cluster, otherwise: Path) -> Path:
+def room_on(cluster: PracticeCluster, otherwise: Path) -> Path:
     """A new folder for runs on the cluster's network filesystem, or ``otherwise`` if it has none."""
     return Path(tempfile.mkdtemp(dir=cluster.shared)) if cluster.shared else otherwise
 
@@ -286,7 +285,7 @@ class Runs:
     slurm_ppo: Cli
     shards: int = SHARDS
 
-    def __call__(self, cluster: Cluster, root: Path, *more: str, folder: Path = ROOT) -> SlurmRun:
+    def __call__(self, cluster: PracticeCluster, root: Path, *more: str, folder: Path = ROOT) -> SlurmRun:
         own = ("scheduler=devcluster", f"rollout.num_shards={self.shards}")
         words = tiny.overrides(self.inputs, root, *own, *more)
         return SlurmRun(
@@ -360,11 +359,7 @@ def element_of(beat: Beat) -> str:
 def processes_of(job: Job) -> Iterator[int]:
     """Processes of an array element, by the variables that Slurm gave them."""
     array, _, index = job.id.partition("_")
-    wanted = {
-        "SLURM_CLUSTER_NAME": job.cluster,
-        "SLURM_ARRAY_JOB_ID": array,
-        "SLURM_ARRAY_TASK_ID": index,
-    }
+    wanted = {"SLURM_CLUSTER_NAME": job.cluster, "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": index}
     for pid, variables in processes():
         if wanted.items() <= variables.items():
             yield pid

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from slurm.devcluster import Cluster
+from slurm.devcluster import PracticeCluster
 from tests.cluster.scenario import SHARDS, policy_of, processes, read_lines, results_of, room_on, wait_for
 from tests.support import ROOT, light, noting, tiny
+from tests.support.tables import ON_CLUSTER
 
-TRIAL = pytest.mark.trial(2 / 3)
 SCRIPT = ROOT / "examples/slurm/allocation.sh"
 Sbatch = Callable[..., str]
 
 
 @pytest.fixture
-def sbatch(cluster: Cluster, environment, tmp_path) -> Sbatch:
+def sbatch(cluster: PracticeCluster, environment, tmp_path) -> Sbatch:
     """Submit the example's script with the words of a run, as a user does; return the job's id."""
     command = tmp_path / "bin/slurm-ppo"
     command.parent.mkdir()
@@ -65,7 +64,7 @@ def words_of(inputs: Path, root: Path, *more: str) -> list[str]:
     return [word for word in words if not word.startswith("run_dir=")]
 
 
-@TRIAL
+@ON_CLUSTER
 def test_an_allocation_of_two_nodes_gives_the_bytes_of_one_machine(
     cluster, inputs, complete_run, sbatch, story, tmp_path
 ):
@@ -85,7 +84,7 @@ def test_an_allocation_of_two_nodes_gives_the_bytes_of_one_machine(
     assert places == {("update0", "0"), ("update1", "1")}
 
 
-@TRIAL
+@ON_CLUSTER
 def test_a_chain_of_allocations_ends_like_one_run_though_one_is_warned_and_one_is_killed(
     cluster, inputs, complete_run, sbatch, story, tmp_path
 ):
@@ -126,7 +125,7 @@ def test_more_than_the_allocation_has_is_refused_before_anything_starts(
     assert not root.exists()
 
 
-@TRIAL
+@ON_CLUSTER
 def test_cores_alone_make_an_allocation_too(cluster, inputs, complete_run, sbatch, story, tmp_path):
     root = room_on(cluster, tmp_path) / "run"
     cpus = [f"scheduler.{s}.gpus_per_node=null" for s in ("rollout", "reward", "update", "evaluate")]
@@ -135,12 +134,3 @@ def test_cores_alone_make_an_allocation_too(cluster, inputs, complete_run, sbatc
     options = ("--partition=cpu", "--nodes=1")
     said = story(sbatch(root, *words_of(inputs, root, *cpus, "iterations=1"), options=options, script=script))
     assert policy_of(root) == policy_of(complete_run, 1), said
-
-
-def test_outside_of_an_allocation_one_line_says_so(inputs, slurm_ppo, tmp_path):
-    assert shutil.which("sbatch")
-    done = slurm_ppo("run", *words_of(inputs, tmp_path / "run"), f"run_dir={tmp_path / 'run'}")
-    assert done.returncode == 2
-    assert "scheduler=allocation: this is not inside an allocation of Slurm" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "run").exists()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.scenario import Hold, SlurmRun, policy_of, queue_of, read_lines, room_on, wait_for
 from tests.support.copying import TOOLS, copied
-from tests.support.tables import sample
+from tests.support.tables import ON_CLUSTER, sample
 
 
 def jobs_on(run: SlurmRun) -> set[str]:
@@ -17,6 +17,7 @@ def rollouts(run: SlurmRun) -> set[str]:
     return {job.id for job in run.jobs("RUNNING") if job.stage == "rollout"}
 
 
+@ON_CLUSTER
 @pytest.mark.parametrize("tool", sample(list(TOOLS), 1 / 4))
 def test_a_copy_leaves_the_jobs_of_a_live_run_alone_and_goes_on_once_that_has_ended(
     cluster, make_run, long_local_run, tmp_path, tool

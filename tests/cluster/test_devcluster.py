@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 
 from slurm.devcluster import (
-    Cluster,
     DevclusterError,
     Layout,
-    Node,
     PackagesMissing,
-    Partition,
+    PracticeCluster,
+    PracticeNode,
+    PracticePartition,
     attach,
     processes,
     programs,
@@ -34,7 +34,7 @@ from tests.support import ROOT
 
 GOLDEN = Path(__file__).parent / "golden"
 
-IDENTITY = rendering.Identity(
+IDENTITY = rendering.PracticeIdentity(
     name="dev0123ab",
     root=Path("/scratch/dev"),
     user="ada",
@@ -45,7 +45,9 @@ IDENTITY = rendering.Identity(
     version=(22, 5),
 )
 NEWER = dataclasses.replace(IDENTITY, version=(24, 11))
-SMALL = Layout(nodes=(Node("one", gpus=0),), partitions=(Partition("cpu", ("one",), default=True),))
+SMALL = Layout(
+    nodes=(PracticeNode("one", gpus=0),), partitions=(PracticePartition("cpu", ("one",), default=True),)
+)
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
@@ -55,19 +57,19 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 20) 
         time.sleep(0.05)
 
 
-def submit(cluster: Cluster, script: str, *options: str, output: Path | str = os.devnull) -> str:
+def submit(cluster: PracticeCluster, script: str, *options: str, output: Path | str = os.devnull) -> str:
     command = ("sbatch", "--parsable", "--chdir=/", f"--output={output}", *options, "--wrap", script)
     done = cluster.call(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def field(cluster: Cluster, job: str, name: str) -> str:
+def field(cluster: PracticeCluster, job: str, name: str) -> str:
     said = cluster.call("scontrol", "show", "job", job).stdout
     return next((word.partition("=")[2] for word in said.split() if word.startswith(f"{name}=")), "")
 
 
-def wait_for(cluster: Cluster, job: str, state: str, seconds: float = 20) -> None:
+def wait_for(cluster: PracticeCluster, job: str, state: str, seconds: float = 20) -> None:
     wait_until(lambda: field(cluster, job, "JobState") == state, f"job {job} is {state}", seconds)
 
 
@@ -292,8 +294,8 @@ def test_a_lost_node_is_down_and_its_job_runs_again(own_cluster, tmp_path):
 
 
 def test_a_preempted_job_is_requeued(own_cluster):
-    low = Partition("low", ("one",), default=True, preemptible=True)
-    high = Partition("high", ("one",), priority_tier=2)
+    low = PracticePartition("low", ("one",), default=True, preemptible=True)
+    high = PracticePartition("high", ("one",), priority_tier=2)
     cluster = own_cluster(dataclasses.replace(SMALL, partitions=(low, high)))
     first = submit(cluster, "sleep 1000", "-plow", "--exclusive")
     wait_for(cluster, first, "RUNNING")
@@ -347,7 +349,7 @@ def test_who_comes_later_cleans_up_after_a_crash(own_cluster, tmp_path):
     folder = tmp_path / "crashed"
     code = (
         "import os, pathlib, signal; from slurm.devcluster import cluster\n"
-        "cluster.Cluster._wait_for_nodes = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "cluster.PracticeCluster._wait_for_nodes = lambda *a: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"cluster.start(pathlib.Path({str(folder)!r}))"
     )
     crashed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60)

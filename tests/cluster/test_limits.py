@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from slurm.devcluster import Cluster, Layout
+from slurm.devcluster import Layout, PracticeCluster
 from tests.cluster.scenario import SlurmRun, staying, take
-from tests.support.tables import IS_SOAK, sample
+from tests.support.tables import IS_SOAK, ON_CLUSTER, sample
 
 _NAMED_SECONDS = 60.0
 _LONGEST = 240.0
@@ -34,7 +34,7 @@ QUICK = {"6 submitted", "8 submitted", "10 submitted", "2 running", "4 running",
 class Qos:
     """The QOS that every job has, on a cluster that enforces limits."""
 
-    cluster: Cluster
+    cluster: PracticeCluster
 
     def set(self, **limits: object) -> None:
         words = [f"{name}={value}" for name, value in limits.items()]
@@ -81,7 +81,7 @@ def expected(limit: str) -> str:
     return "refused" if limit in {*too_few, "short"} else "complete"
 
 
-@pytest.mark.trial(0.4)
+@ON_CLUSTER
 @pytest.mark.parametrize(
     ("limit", "mode"),
     CASES if IS_SOAK else sample([case for case in CASES if case[0] in QUICK], 1 / len(QUICK) / 2),
@@ -97,7 +97,7 @@ def test_under_a_limit_a_run_ends_or_is_refused(limit, mode, qos, own_cluster, m
     assert try_limit(run, limit) == expected(limit)
 
 
-@pytest.mark.trial(0.2)
+@ON_CLUSTER
 def test_a_limit_that_comes_while_a_run_is_at_work_is_named_and_passes_when_it_is_lifted(
     qos, make_run, tmp_path
 ):
@@ -125,8 +125,8 @@ CLOSED = {
 """What an administrator does while a run is at work, how it is undone, and what status says meanwhile."""
 
 
+@ON_CLUSTER
 @pytest.mark.parametrize("what", sample(list(CLOSED), 1 / 3))
-@pytest.mark.trial(0.2)
 def test_what_cannot_start_any_more_is_named_within_a_minute_and_goes_on_later(
     what, cluster_with_limits, make_run, tmp_path
 ):
@@ -152,7 +152,7 @@ def scancel(run: SlurmRun) -> int:
     return len(ids)
 
 
-@pytest.mark.trial(0.2)
+@ON_CLUSTER
 def test_a_run_whose_jobs_somebody_cancels_rests_until_it_is_resumed(cluster_with_limits, make_run, tmp_path):
     """Its jobs may be of an invocation before the newest."""
     words = ["iterations=1", *MODES["workers"], *take("3", "rollout")]

@@ -7,12 +7,21 @@ import time
 import pytest
 
 from pipeline.run.paths import RunPaths
-from pipeline.workers.reading import read_beats
-from slurm.devcluster import DevclusterError, Layout, Node, PackagesMissing, Partition, attach, programs
+from pipeline.workers.beats import read_beats
+from slurm.devcluster import (
+    DevclusterError,
+    Layout,
+    PackagesMissing,
+    PracticeNode,
+    PracticePartition,
+    attach,
+    programs,
+)
 from slurm.devcluster import start as start_cluster
 from tests.cluster.scenario import SlurmRun, assert_same_policy, failed, room_on
 from tests.cluster.test_devcluster import field, related_to, submit, wait_for, wait_until
 from tests.support import ROOT
+from tests.support.tables import ON_CLUSTER
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 and "CI" not in os.environ, reason="host names of their own need root"
@@ -20,17 +29,17 @@ needs_root = pytest.mark.skipif(
 AHEAD = 90
 PLACES = ("left", "right")
 TWINS = Layout(
-    nodes=(*(Node(name, cpus=4, host="twin") for name in PLACES), Node("rest")),
+    nodes=(*(PracticeNode(name, cpus=4, host="twin") for name in PLACES), PracticeNode("rest")),
     partitions=(
-        Partition("cpu", ("rest",), default=True),
-        *(Partition(stage, PLACES) for stage in ("rollout", "reward")),
-        Partition("update", ("rest",)),
-        Partition("all", ("rest", *PLACES)),
+        PracticePartition("cpu", ("rest",), default=True),
+        *(PracticePartition(stage, PLACES) for stage in ("rollout", "reward")),
+        PracticePartition("update", ("rest",)),
+        PracticePartition("all", ("rest", *PLACES)),
     ),
 ).with_machines([], [f"right={AHEAD}", f"rest=-{AHEAD}"])
 PAIR = Layout(
-    nodes=(Node("one", gpus=0), Node("two", gpus=0)),
-    partitions=(Partition("cpu", ("one", "two"), default=True),),
+    nodes=(PracticeNode("one", gpus=0), PracticeNode("two", gpus=0)),
+    partitions=(PracticePartition("cpu", ("one", "two"), default=True),),
 )
 WITHOUT_GPUS = [
     word
@@ -41,6 +50,7 @@ WITHOUT_GPUS = [
 SEEN = "uname -n; cat /proc/sys/kernel/random/boot_id; date +%s; srun date +%s"
 
 
+@ON_CLUSTER
 @needs_root
 def test_twin_nodes_and_clocks_that_are_off_change_nothing(own_cluster, make_run, complete_run, tmp_path):
     cluster = own_cluster(TWINS, has_runs=True)

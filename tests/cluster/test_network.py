@@ -23,12 +23,13 @@ from pipeline.run.lease import LeaseHeld, LeaseLost, acquire, hold
 from pipeline.run.paths import RunPaths
 from pipeline.run.superseded import fresh_folder, move_history
 from pipeline.run.tasks import Stage, Task
-from slurm.devcluster import Cluster, DevclusterError, attach, network, processes
+from slurm.devcluster import DevclusterError, PracticeCluster, attach, network, processes
 from slurm.devcluster import start as start_cluster
 from slurm.sharedfiles import is_there, make_folder, names_in, read_newest, read_shared
 from tests.cluster.conftest import NETWORK, without_network
 from tests.cluster.scenario import ROOT, policy_of, room_on, take, wait_for
 from tests.cluster.test_devcluster import SMALL, related_to
+from tests.support.tables import ON_CLUSTER
 
 UPDATE = Task(1, Stage.UPDATE)
 AGENT = """
@@ -64,7 +65,7 @@ for line in sys.stdin:
 class Elsewhere:
     """A process on a node, which evaluates expressions: ``there("read_newest(Path('...'))")``."""
 
-    def __init__(self, cluster: Cluster, node: str) -> None:
+    def __init__(self, cluster: PracticeCluster, node: str) -> None:
         command = cluster.inside(node, [sys.executable, "-c", AGENT])
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
@@ -93,7 +94,7 @@ class Elsewhere:
 
 
 @pytest.fixture(scope="module")
-def there(cluster: Cluster) -> Iterator[Elsewhere]:
+def there(cluster: PracticeCluster) -> Iterator[Elsewhere]:
     if not cluster.shared:
         pytest.skip(without_network())
     agent = Elsewhere(cluster, "rollout0")
@@ -102,7 +103,7 @@ def there(cluster: Cluster) -> Iterator[Elsewhere]:
 
 
 @pytest.fixture
-def room(cluster: Cluster, there: Elsewhere, tmp_path: Path) -> Path:
+def room(cluster: PracticeCluster, there: Elsewhere, tmp_path: Path) -> Path:
     """A folder that both see, but each through a mount of its own."""
     return room_on(cluster, tmp_path)
 
@@ -391,6 +392,7 @@ def test_a_filesystem_that_does_not_come_up_leaves_nothing(own_cluster, monkeypa
 # --- a server that is away ---
 
 
+@ON_CLUSTER
 def test_a_run_goes_on_after_its_file_server_was_away(own_cluster, make_run, complete_run, tmp_path):
     """For a while nothing of the run can be read or written, by tasks that are at work neither."""
     if not NETWORK:

@@ -1,8 +1,6 @@
 """What orders the tasks, on a real Slurm, with tasks that do nothing: quick, and disturbed at will."""
 
 import re
-import time
-from collections import Counter
 
 import pytest
 
@@ -14,42 +12,13 @@ from pipeline.executors.slurm.queue import cancel_all
 from pipeline.run.commits import publish
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import create_run, load_run
-from pipeline.run.submissions import job_kind_of
 from pipeline.run.tasks import PREPARE, Stage, Task
-from slurm.sharedfiles import read_shared
-from tests.cluster.scenario import SHARDS, kill_job, policy_of, room_on, take
+from tests.cluster.scenario import policy_of, room_on
 from tests.support import ALONE, light_training, tiny
-
-TRIAL = pytest.mark.trial(0.4)
-ITERATIONS = 3
-POOLS = [
-    "+reward.components.rule={kind: rule, function: 'stages.rewards.ready:repetition_penalty', pool: small}",
-    "reward.components.rm.pool=big",
-    "scheduler.pools.small.partition=cpu",
-    "scheduler.pools.big.partition=update",
-]
+from tests.support.tables import ON_CLUSTER
 
 
-def test_where_nobody_lingers_or_starts_early_each_task_has_a_job(cluster, make_run, complete_run, tmp_path):
-    """With places for two of four shards: who ends takes no other, and a pass submits what is left."""
-    root = room_on(cluster, tmp_path) / "run"
-    run = make_run(cluster, root, "iterations=2", *ALONE, *take("0.3", "rollout"))
-    run.submit()
-    run.wait_until_complete()
-    assert [row["iteration"] for row in run.rows()] == [1, 2]
-    assert run.policy() == policy_of(complete_run)
-    assert not run.events("failed")
-    elements = Counter[str]()
-    for event in run.events("submitted"):
-        elements[job_kind_of(event["array"])] += event["elements"]
-    of_stages = {stage: elements[stage] for stage in ("prepare", "rollout", "reward", "update")}
-    assert of_stages == {"prepare": 1, "rollout": 2 * SHARDS, "reward": 2 * SHARDS, "update": 2}
-    scripts = {file.name: read_shared(file).decode() for file in (root / "slurm").glob("*/*.sh")}
-    waiting = {name.partition("-")[0] for name, text in scripts.items() if "--dependency=" in text}
-    assert waiting == {"driver"}
-
-
-@TRIAL
+@ON_CLUSTER
 def test_a_run_is_submitted_while_nodes_are_drained_and_starts_when_they_are_back(
     cluster, make_run, tmp_path
 ):
@@ -76,7 +45,7 @@ def test_a_run_is_submitted_while_nodes_are_drained_and_starts_when_they_are_bac
     run.wait_until_complete()
 
 
-@TRIAL
+@ON_CLUSTER
 def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_update_when_it_has_ended(
     cluster, make_run, complete_run, tmp_path
 ):
@@ -92,7 +61,7 @@ def test_rollouts_start_while_the_update_s_job_writes_the_state_and_the_next_upd
     assert run.record(2, "rollout")["started"] < state["ended"] < run.record(2, "update")["started"]
 
 
-@TRIAL
+@ON_CLUSTER
 def test_an_update_that_ends_while_it_writes_the_state_does_not_train_again(
     cluster, make_run, complete_run, tmp_path
 ):
@@ -133,7 +102,7 @@ def shown(run, *command) -> list[str]:
     return run.command(*command, run.root).stdout.splitlines()
 
 
-@TRIAL
+@ON_CLUSTER
 def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_path):
     """With other settings each; what the second typed leaves no trace in the first one's run."""
     run = make_run(cluster, tmp_path / "run", "iterations=1")
@@ -147,30 +116,6 @@ def test_of_two_people_who_submit_at_once_one_is_refused(cluster, make_run, tmp_
     assert load_run(run.root).config.seed == 5 + winner
     names = [job.name for job in run.jobs_ever()]
     assert len(names) == len(set(names))
-
-
-@TRIAL
-def test_whatever_happens_to_jobs_the_run_ends(cluster, make_run, chance, tmp_path):
-    """Elements are cancelled, killed and requeued at random, driver jobs too."""
-    run = make_run(
-        cluster,
-        room_on(cluster, tmp_path) / "run",
-        f"iterations={ITERATIONS}",
-        "scheduler.max_attempts=20",
-        *chance.choice([POOLS, []]),
-        *chance.choice([ALONE, []]),
-        *take("0.3", "rollout", "reward", "update"),
-    )
-    run.submit()
-    did = []
-    for _ in range(8):
-        running = run.jobs("RUNNING")
-        if running:
-            did.append(disturb(run, chance.choice(running), chance))
-        time.sleep(chance.uniform(0.3, 1.5))
-    print(did)
-    run.wait_until_complete(limit=600)
-    assert [row["iteration"] for row in run.rows()] == list(range(1, ITERATIONS + 1))
 
 
 @pytest.mark.parametrize("what", ["submitted", "reconciled"])
@@ -214,12 +159,3 @@ def count(inputs, prompts, folder, shards) -> dict:
     counts["reconciled"] = timed_pass(run)[2]
     cancel_all(run)
     return counts
-
-
-def disturb(run, job, chance) -> tuple:
-    what = chance.choice(["scancel", "kill -9", "requeue"])
-    if what == "kill -9":
-        kill_job(job)
-    else:
-        run.cluster.call(*(["scancel"] if what == "scancel" else ["scontrol", "requeue"]), job.id)
-    return (what, job.name, job.id)

@@ -19,7 +19,7 @@ import pytest
 
 from pipeline.run.control import read_control
 from pipeline.run.paths import RunPaths
-from slurm.devcluster import Cluster
+from slurm.devcluster import PracticeCluster
 from tests.cluster.conftest import start_cluster
 from tests.cluster.scenario import SHARDS, policy_of, queue_of, record_path, take
 from tests.support import ROOT, tiny
@@ -61,7 +61,7 @@ def python_of_all() -> str:
 class Lab:
     """A folder of a group's on a cluster that its members may use."""
 
-    cluster: Cluster
+    cluster: PracticeCluster
     folder: Path
     environment: dict[str, str]
 

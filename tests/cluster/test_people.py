@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm.devcluster import Cluster
+from slurm.devcluster import PracticeCluster
 from tests.cluster.conftest import NETWORK
 from tests.cluster.scenario import SHARDS, room_on, take
 from tests.support import tiny
@@ -43,7 +43,7 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs(
-    cluster_with_accounting: Cluster,
+    cluster_with_accounting: PracticeCluster,
     inputs: Path,
     environment: dict[str, str],
     slurm_ppo: Callable[..., Answer],
@@ -105,9 +105,13 @@ def test_costs_are_in_the_row_and_in_status(runs):
         assert time.monotonic() < until
         time.sleep(0.5)
     row = json.loads((runs.good / "metrics.jsonl").read_text())
-    assert row["slurm/attempts/rollout"] == 2
+    assert row["slurm/attempts/rollout"] == SHARDS
     assert row["slurm/gpu_hours/update"] > 0
     assert row["slurm/wasted_share"] == 0
+    costs = json.loads(runs.ask("status", runs.good, "--cost", "--json").stdout)["cost"]["iterations"]["1"]
+    for stage in ("rollout", "reward", "update"):  # whole jobs, so with what came after their last tasks
+        held, jobs = costs[stage]["gpu_hours"], costs[stage]["attempts"]
+        assert held / 3 < row[f"slurm/gpu_hours/{stage}"] < held + jobs / 3600, stage
     done = runs.ask("status", runs.good, "--cost")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^reward +2 +0\.\d\d +0\.\d\d ", done.stdout, re.MULTILINE), done.stdout
@@ -166,10 +170,7 @@ def test_the_doctor_looks_at_a_run_its_cluster_and_its_nodes(runs):
         assert re.search(rf"^  {said}", done.stdout, re.MULTILINE), done.stdout
     if NETWORK:
         assert "is on fuse.glusterfs, mounted at" in " ".join(done.stdout.split())
-    assert done.stdout.splitlines()[-2:] == [
-        "0 problems, 0 warnings",
-        f"next: slurm-ppo status {runs.good}",
-    ]
+    assert done.stdout.splitlines()[-2:] == ["0 problems, 0 warnings", f"next: slurm-ppo status {runs.good}"]
 
 
 def test_a_cluster_that_does_not_answer_is_told_and_the_disk_shown(runs, slurm_ppo, environment, tmp_path):
@@ -182,14 +183,14 @@ def test_a_cluster_that_does_not_answer_is_told_and_the_disk_shown(runs, slurm_p
     nobody_asked = {"PATH": f"{tmp_path}:{environment['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     shown = slurm_ppo("status", runs.bad, env=environment | nobody_asked)
     assert "Slurm does not answer, so this is what the disk knows" in shown.stdout
-    assert re.search(r"1 rollout +4/4", shown.stdout)
+    assert re.search(r"1 +rollout +4/4", shown.stdout)
 
 
 def test_validate_probes_every_partition_and_leaves_nothing(runs, tmp_path):
     done = runs.ask("validate", *small(runs.inputs, tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     for stage, node in (("rollout", "rollout0"), ("reward", "reward0"), ("update", r"update\d")):
-        assert re.search(rf"^{stage}: ok on node {node}, Python .*, GPUs: 1$", done.stdout, re.MULTILINE), (
+        assert re.search(rf"^node for {stage}: {node}, Python .*, GPUs: 1;", done.stdout, re.MULTILINE), (
             done.stdout
         )
     assert list(tmp_path.iterdir()) == []

@@ -6,18 +6,11 @@ import signal
 import pytest
 
 from pipeline.run.paths import RunPaths
-from pipeline.workers.reading import read_beats
+from pipeline.workers.beats import read_beats
 from tests.cluster import scenario
-from tests.cluster.scenario import (
-    SlurmRun,
-    policy_of,
-    processes_of,
-    results_of,
-    room_on,
-    staying,
-    take,
-)
+from tests.cluster.scenario import SlurmRun, policy_of, processes_of, results_of, room_on, staying, take
 from tests.support import light
+from tests.support.tables import ON_CLUSTER
 
 SHARDS = 2
 RULES = """
@@ -88,6 +81,7 @@ def updates_of_each(run: SlurmRun) -> list[int]:
     return sorted(b.tasks for b in read_beats(RunPaths(run.root)).values() if b.job_kind == "update")
 
 
+@ON_CLUSTER
 def test_a_worker_on_two_nodes_makes_the_bytes_of_a_fresh_one(cluster, make_real_run, tmp_path):
     """One rank on each; they meet over gloo, and stay for the second update. What they learn from is made by
     light tasks."""
@@ -114,6 +108,7 @@ def test_a_worker_on_two_nodes_makes_the_bytes_of_a_fresh_one(cluster, make_real
 # --- in the foreground ---
 
 
+@ON_CLUSTER
 def test_ctrl_c_leaves_a_run_to_itself_and_resume_watches_it_again(
     cluster, inputs, make_run, complete_run, tmp_path
 ):

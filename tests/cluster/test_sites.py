@@ -8,11 +8,12 @@ import pytest
 from pipeline.run.control import read_control
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import is_job_of
-from slurm.devcluster import Cluster, Layout
+from slurm.devcluster import Layout, PracticeCluster
 from tests.cluster.scenario import Job, SlurmRun, assert_same_policy, failed, queue_of, room_on, staying
 from tests.slurm.test_inherited_variables import SPANK, VARIABLES
+from tests.support.tables import ON_CLUSTER
 
-pytestmark = pytest.mark.trial(1 / 4)
+pytestmark = ON_CLUSTER
 KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 """What says which Slurm is meant, and which of its clusters."""
 
@@ -56,7 +57,9 @@ def test_a_line_of_setup_that_fails_is_the_sites_fault_with_its_line_and_node(cl
 
 
 @pytest.fixture
-def two_clusters(cluster_with_accounting: Cluster, own_cluster) -> tuple[Cluster, Cluster]:
+def two_clusters(
+    cluster_with_accounting: PracticeCluster, own_cluster
+) -> tuple[PracticeCluster, PracticeCluster]:
     """The practice cluster with accounting, and another whose jobs are in the same database."""
     near = cluster_with_accounting
     shared = (
@@ -69,7 +72,7 @@ def two_clusters(cluster_with_accounting: Cluster, own_cluster) -> tuple[Cluster
     return near, own_cluster(Layout(more=shared))
 
 
-def jobs_of(run: SlurmRun, cluster: Cluster) -> list[Job]:
+def jobs_of(run: SlurmRun, cluster: PracticeCluster) -> list[Job]:
     """Jobs of a run that a cluster knows, ended ones too."""
     return [job for job in queue_of(cluster, "--states=all") if is_job_of(run.id, job.name)]
 
@@ -101,7 +104,9 @@ def test_a_run_on_the_other_of_two_clusters(two_clusters, make_run, complete_run
 
 
 @pytest.fixture
-def federation(two_clusters: tuple[Cluster, Cluster]) -> Iterator[tuple[Cluster, Cluster]]:
+def federation(
+    two_clusters: tuple[PracticeCluster, PracticeCluster],
+) -> Iterator[tuple[PracticeCluster, PracticeCluster]]:
     """Both clusters, which take each other's jobs."""
     near, far = two_clusters
     names = f"clusters={near.identity.name},{far.identity.name}"

@@ -17,12 +17,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.run.paths import RunPaths
-from slurm.devcluster import Cluster
+from slurm.devcluster import PracticeCluster
 from slurm.signals import Errands, signal_elements
 from tests.cluster.scenario import Hold, SlurmRun, assert_same_policy, room_on, staying, take, wait_for
-from tests.support.tables import sample
+from tests.support.tables import ON_CLUSTER, sample
 
-TRIAL = pytest.mark.trial(1 / 2)
 SHIMS = Path(__file__).parent / "shims" / "hanging"
 HELD, HEARD_OF = 15.0, 20.0
 SHORT = 5.0
@@ -72,7 +71,7 @@ class Leases:
 
 
 @contextmanager
-def two_hundred_waiting(cluster: Cluster, folder: Path) -> Iterator[str]:
+def two_hundred_waiting(cluster: PracticeCluster, folder: Path) -> Iterator[str]:
     """An array of which one element runs, and takes both GPUs of its node."""
     script = folder / "array.sh"
     script.write_text(NOTES.replace("NOTES", str(folder / "notes")))
@@ -126,7 +125,7 @@ def test_of_an_array_that_waits_those_are_withdrawn_that_are_named(cluster, tmp_
         assert len(waiting()) == 198
 
 
-@TRIAL
+@ON_CLUSTER
 def test_a_pass_is_short_while_two_hundred_elements_wait(cluster, make_run, complete_run, tmp_path):
     root = room_on(cluster, tmp_path) / "run"
     run = make_run(cluster, root, "iterations=2", *staying(60))
@@ -151,7 +150,7 @@ def behind_shims(run: SlurmRun, hangs: Path) -> SlurmRun:
 COMMANDS = [("squeue", 3), ("scancel", 1), ("sbatch", 2), ("scontrol", 1), ("sinfo", 1), ("sacct", 1)]
 
 
-@TRIAL
+@ON_CLUSTER
 @pytest.mark.parametrize(("command", "times"), sample(COMMANDS, 1 / 6))
 def test_a_command_that_hangs_for_a_minute_holds_up_nobody_who_needs_the_lease(
     cluster, make_run, complete_run, tmp_path, command, times

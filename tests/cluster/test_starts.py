@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from slurm.devcluster import Cluster, Layout
+from slurm.devcluster import Layout, PracticeCluster
 from tests.cluster.conftest import NETWORK
 from tests.cluster.scenario import SlurmRun, assert_same_policy, failed, room_on
 from tests.cluster.test_faults import gate, let_a_guard_come
+from tests.support.tables import ON_CLUSTER
 
 
 @contextlib.contextmanager
-def without(cluster: Cluster, folder: Path, *nodes: str) -> Iterator[None]:
+def without(cluster: PracticeCluster, folder: Path, *nodes: str) -> Iterator[None]:
     """Some nodes see an empty folder in the place of one, which takes no files."""
 
     def on_each(*command: str) -> None:
@@ -28,6 +29,7 @@ def without(cluster: Cluster, folder: Path, *nodes: str) -> Iterator[None]:
         on_each("umount", "-l")
 
 
+@ON_CLUSTER
 @pytest.mark.skipif(not NETWORK, reason="the nodes have one view of the disk")
 def test_a_node_that_cannot_open_the_runs_files_costs_no_attempt(cluster, make_run, complete_run, tmp_path):
     """Updates have a second node; rewards wait until theirs is mended. Status says what is wrong."""
@@ -52,7 +54,7 @@ def unstarted(run: SlurmRun, task: str) -> list[dict]:
     return [event for event in run.events("failed") if event["task"] == f"1/{task}"]
 
 
-@pytest.mark.soak
+@ON_CLUSTER
 def test_what_slurm_holds_after_a_failed_prolog_costs_no_attempt(
     own_cluster, make_run, complete_run, tmp_path
 ):
@@ -75,5 +77,5 @@ def test_what_slurm_holds_after_a_failed_prolog_costs_no_attempt(
     assert_same_policy(run, complete_run)
 
 
-def is_drained(cluster: Cluster) -> bool:
+def is_drained(cluster: PracticeCluster) -> bool:
     return "drain" in cluster.call("sinfo", "-h", "-n", "reward0", "-o", "%T").stdout

@@ -16,7 +16,7 @@ import pytest
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import run_id_of
 from pipeline.run.tasks import PREPARE
-from slurm.devcluster import Cluster
+from slurm.devcluster import PracticeCluster
 from slurm.sharedfiles import is_there
 from tests.cluster.scenario import (
     Job,
@@ -29,7 +29,7 @@ from tests.cluster.scenario import (
     wait_for,
 )
 from tests.support import ROOT, light_training, tiny
-from tests.support.tables import IS_SOAK
+from tests.support.tables import IS_SOAK, ON_CLUSTER
 
 TEMPERATURES, SEEDS = ("0.8", "1.0"), 3 if IS_SOAK else 2
 """What light tasks compute depends on both: six runs, in the suite four."""
@@ -41,7 +41,7 @@ SMALL = (f"iterations={ITERATIONS}", "rollout.num_shards=1")
 class SlurmSweep:
     """A sweep, and the words it was made with."""
 
-    cluster: Cluster
+    cluster: PracticeCluster
     root: Path
     words: Sequence[str]
     environment: dict[str, str]
@@ -113,6 +113,7 @@ def sweep(cluster, inputs, environment, gate, tmp_path) -> SlurmSweep:
     return SlurmSweep(cluster, root, [*words, f"--seeds={SEEDS}"], environment | cluster.environment())
 
 
+@ON_CLUSTER
 def test_a_sweep_that_is_disturbed_and_cancelled_and_typed_again_makes_the_runs_of_single_commands(
     sweep, singles, gate, chance
 ):

@@ -15,9 +15,9 @@ import pytest
 
 from pipeline.run.control import read_control
 from pipeline.run.paths import RunPaths
-from slurm.devcluster import Cluster, Layout
+from slurm.devcluster import Layout, PracticeCluster
 from tests.cluster.scenario import Hold, SlurmRun, assert_same_policy, queue_of
-from tests.support.tables import sample
+from tests.support.tables import ON_CLUSTER, sample
 
 IDS_OF_THE_OTHER = 5001
 """Two sites hardly count their jobs alike."""
@@ -29,7 +29,7 @@ ACTING = (
 
 
 @pytest.fixture
-def other(own_cluster) -> Cluster:
+def other(own_cluster) -> PracticeCluster:
     return own_cluster(Layout(more=(f"FirstJobId={IDS_OF_THE_OTHER}",)))
 
 
@@ -58,7 +58,7 @@ def run(cluster, make_run, hold, folder) -> SlurmRun:
     return made
 
 
-def seen_from(run: SlurmRun, cluster: Cluster) -> SlurmRun:
+def seen_from(run: SlurmRun, cluster: PracticeCluster) -> SlurmRun:
     return replace(run, cluster=cluster, environment=run.environment | cluster.environment())
 
 
@@ -66,7 +66,7 @@ def rollouts(run: SlurmRun) -> set[str]:
     return {job.id for job in run.jobs("RUNNING") if job.stage == "rollout"}
 
 
-@pytest.mark.trial(0.5)
+@ON_CLUSTER
 def test_from_another_cluster_a_live_run_is_seen_as_alive_and_left_alone(
     run, other, cluster, hold, long_local_run
 ):
@@ -97,7 +97,7 @@ def test_from_another_cluster_a_live_run_is_seen_as_alive_and_left_alone(
     assert not run.events("failed")
 
 
-@pytest.mark.trial(0.5)
+@ON_CLUSTER
 def test_taken_over_from_another_cluster_a_run_goes_on_there_and_its_former_jobs_leave(
     run, other, cluster, hold, long_local_run
 ):

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cluster.scenario import assert_same_policy, room_on, staying, take
-from tests.support.tables import sample
+from tests.support.tables import ON_CLUSTER, sample
 
 PAIRS = (
     ("submit", "cancel"),
@@ -16,7 +16,7 @@ REASONS = ("at work on this run", "are in the queue", "another driver took", "wa
 """Words of a refusal that say what goes on."""
 
 
-@pytest.mark.soak
+@ON_CLUSTER
 @pytest.mark.parametrize(("first", "second"), sample(PAIRS, 0.2))
 def test_whatever_two_people_type_at_once_a_run_goes_on_to_the_same_end(
     cluster, make_run, complete_run, tmp_path, first, second
@@ -29,7 +29,7 @@ def test_whatever_two_people_type_at_once_a_run_goes_on_to_the_same_end(
     for process in [run.begin(command, root, *options) for command, *options in typed]:
         said = "".join(process.communicate(timeout=200))
         assert "Traceback" not in said
-        assert process.returncode in (0, 1, 2), said
+        assert process.returncode in (0, 1, 2, 3), said  # 3: the run was cancelled meanwhile
         assert process.returncode != 2 or any(reason in said for reason in REASONS), said
     again = run.command("submit", root)
     assert again.returncode == 0, again.stderr

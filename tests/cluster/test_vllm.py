@@ -4,6 +4,7 @@ import pytest
 
 from tests.cluster.scenario import kill_job, read_lines, read_record
 from tests.support import light, tiny
+from tests.support.tables import LONG, ON_CLUSTER
 
 EXPERIMENT = [
     "experiment=quickstart_vllm",
@@ -24,6 +25,7 @@ def local(models, slurm_ppo, tmp_path_factory):
     return run_dir
 
 
+@LONG
 def test_iterations_on_this_machine_in_one_process_for_each_stage(local):
     """The second policy is in the engine, in place of the first."""
     for stage in ("rollout", "reward"):
@@ -32,12 +34,20 @@ def test_iterations_on_this_machine_in_one_process_for_each_stage(local):
         assert not any("Traceback" in log for log in logs)
         first, second = (read_record(local, iteration, stage) for iteration in (1, 2))
         assert first["pid"] == second["pid"]
-    gaps = [row["mismatch/max"] for row in read_lines(local / "metrics.jsonl")]
+    rows = read_lines(local / "metrics.jsonl")
+    how = {name: value for name, value in rows[-1].items() if name.startswith("engine/")}
+    assert how == {
+        f"engine/{name}/{role}": value
+        for role in ("generator", "scorer")
+        for name, value in (("model_runner", 1), ("async_scheduling", 0), ("own_process", 0))
+    }, "as vLLM does it on CPUs"
+    gaps = [row["mismatch/max"] for row in rows]
     assert max(gaps) < 1e-4, "the trainer computes the same log-probabilities with each policy"
     assert not list((local / "logs").rglob("attempt-2")), "nothing was tried twice"
     assert list((local / "cache" / "compiled").iterdir()), "what starting it needs is kept"
 
 
+@ON_CLUSTER
 def test_a_rollout_as_a_job_that_is_killed(cluster, make_real_run, local, tmp_path):
     """Another makes the bytes that this machine alone makes. What comes after it is light."""
     rest = [word for word in light.WORDS if not word.startswith("rollout.")]

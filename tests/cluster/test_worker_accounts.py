@@ -8,17 +8,17 @@ from collections.abc import Iterable
 
 from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
-from pipeline.workers.beats import Beat, Doing
-from pipeline.workers.reading import read_beats
+from pipeline.workers.beats import Beat, Doing, read_beats
 from pipeline.workers.summary import spent_by
-from slurm.devcluster import Cluster
+from slurm.devcluster import PracticeCluster
 from tests.cluster.scenario import element_of, is_used, staying, take, worker_who
+from tests.support.tables import ON_CLUSTER
 
 HOUR = 3600.0
 SET_UP = "scheduler.rollout.setup=[sleep 2]"
 
 
-def held_seconds(cluster: Cluster) -> dict[str, float]:
+def held_seconds(cluster: PracticeCluster) -> dict[str, float]:
     """Seconds that each array element ran in all, by its name like ``4711_3``. One that was requeued has a
     line for each start."""
     shown = cluster.call("sacct", "-D", "-X", "-n", "-P", "--format=JobID,ElapsedRaw").stdout
@@ -40,6 +40,7 @@ def tolerance(held: float) -> float:
     return max(2.0, 0.02 * held)
 
 
+@ON_CLUSTER
 def test_workers_account_for_all_that_they_held_and_a_killed_one_for_what_it_said(
     cluster_with_accounting, make_run, tmp_path
 ):

@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.run.paths import RunPaths
-from pipeline.workers.beats import Beat, Doing, folder_of
-from pipeline.workers.reading import GONE, read_beats
-from slurm.devcluster import Cluster, Layout, Node, Partition
+from pipeline.workers.beats import GONE, Beat, Doing, folder_of, read_beats
+from slurm.devcluster import Layout, PracticeCluster, PracticeNode, PracticePartition
 from slurm.sharedfiles import names_in
 from tests.cluster.scenario import (
     SHARDS,
@@ -34,17 +33,18 @@ from tests.cluster.scenario import (
     worker_who,
 )
 from tests.support.killing import HOOKS
+from tests.support.tables import ON_CLUSTER
 
 ITERATIONS = 10
 PLACES = ("rollout0", "rollout1", "rollout2")
 """Nodes for rollouts, each of which takes one whole; two are enough."""
 SPARE = PLACES[-1]
 LAYOUT = Layout(
-    nodes=(*map(Node, PLACES), Node("rest", gpus=3)),
+    nodes=(*map(PracticeNode, PLACES), PracticeNode("rest", gpus=3)),
     partitions=(
-        *(Partition(name, ("rest",), default=name == "cpu") for name in ("cpu", "reward", "update")),
-        Partition("rollout", PLACES, preemptible=True),
-        Partition("rollout-high", PLACES, priority_tier=10),
+        *(PracticePartition(name, ("rest",), default=name == "cpu") for name in ("cpu", "reward", "update")),
+        PracticePartition("rollout", PLACES, preemptible=True),
+        PracticePartition("rollout-high", PLACES, priority_tier=10),
     ),
     slurmd_timeout=5,
     more=("MessageTimeout=5",),
@@ -61,6 +61,7 @@ def on_hosts_of_their_own(run: SlurmRun) -> SlurmRun:
     return replace(run, environment={**run.environment, "PYTHONPATH": path, "NODE_IS_HOST": "1"})
 
 
+@ON_CLUSTER
 def test_nodes_and_places_are_taken_from_workers_at_work(own_cluster, make_run, long_local_run, tmp_path):
     cluster, hold = own_cluster(LAYOUT, has_runs=True), Hold(tmp_path / "hold")
     set_state(cluster, SPARE, "drain")
@@ -155,7 +156,7 @@ def wait_until_committed(run: SlurmRun, beat: Beat) -> None:
     run.wait_for(lambda: run.has_committed(int(iteration), "rollout", int(shard)), f"a commit of {beat.task}")
 
 
-def set_state(cluster: Cluster, node: str, state: str) -> None:
+def set_state(cluster: PracticeCluster, node: str, state: str) -> None:
     """As an administrator does."""
     done = cluster.call("scontrol", "update", f"nodename={node}", f"state={state}", "reason=tests")
     assert done.returncode == 0, done.stderr

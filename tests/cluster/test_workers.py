@@ -12,8 +12,7 @@ import pytest
 from pipeline.run.directory import load_run
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import job_kind_of
-from pipeline.workers.beats import Doing, Reason
-from pipeline.workers.reading import read_beats
+from pipeline.workers.beats import Doing, Reason, read_beats
 from tests.cluster.scenario import (
     SHARDS,
     STAGES,
@@ -25,6 +24,7 @@ from tests.cluster.scenario import (
     held_at_work,
     is_used,
     outside_slurm,
+    policy_of,
     read_lines,
     room_on,
     staying,
@@ -33,8 +33,8 @@ from tests.cluster.scenario import (
     worker_who,
 )
 from tests.support.measured import RULED, fingerprints, measured_apart
+from tests.support.tables import IS_SOAK, ON_CLUSTER, sample
 
-TRIAL = pytest.mark.trial(1 / 2)
 ITERATIONS = 20
 STAYING = staying(300)
 
@@ -118,7 +118,7 @@ def test_workers_make_the_policy_of_one_machine_with_a_few_jobs(cluster, make_ru
     assert {b.reason for b in left if is_used(b)} <= in_order
 
 
-@TRIAL
+@ON_CLUSTER
 def test_policies_are_measured_by_workers_of_rollouts_to_the_same_bytes(cluster, make_run, tmp_path):
     """As they have nothing else to do, and all stages have places at once: no job of evaluations comes."""
     root = room_on(cluster, tmp_path) / "run"
@@ -135,7 +135,7 @@ def test_policies_are_measured_by_workers_of_rollouts_to_the_same_bytes(cluster,
     assert not failed(run)
 
 
-@TRIAL
+@ON_CLUSTER
 def test_workers_are_killed_cancelled_requeued_and_the_controller_restarts(
     cluster, make_run, long_local_run, tmp_path
 ):
@@ -182,7 +182,7 @@ def newest(run: SlurmRun) -> int:
     return next((k for k in range(ITERATIONS, 0, -1) if run.has_committed(k, "update")), 0)
 
 
-@TRIAL
+@ON_CLUSTER
 def test_going_back_and_cancelling_end_the_workers(cluster, make_run, long_local_run, tmp_path):
     """Those that wait, and those that compute what is taken back."""
     root, hold = room_on(cluster, tmp_path) / "run", Hold(tmp_path / "hold")
@@ -243,3 +243,48 @@ def test_a_used_worker_meets_its_time_limit_and_another_goes_on_from_what_it_sav
     assert [b for b in left if is_used(b) and b.reason is Reason.WARNED], left
     logs = run.logs("*-rollout/*/*")
     assert any("continues from" in log for log in logs.values()), logs
+
+
+# --- stages of a run, and runs of one user, that share a place or two ---
+
+
+MADE_ROOM = {Reason.NEEDED, Reason.DONE, Reason.WARNED, Reason.ONE}
+"""Why workers of these runs leave: never since a time was over, or since something is far."""
+
+
+def sharing(gpus: int) -> list[str]:
+    """Words that put all stages on the two GPUs of one node, each job on so many of them."""
+    stages = (*STAGES, "evaluate")
+    places = [(f"scheduler.{s}.partition=rollout", f"scheduler.{s}.gpus_per_node={gpus}") for s in stages]
+    return [word for words in places for word in words]
+
+
+def assert_whoever_waited_made_room(run: SlurmRun, expected: Path) -> None:
+    left = read_beats(RunPaths(run.root)).values()
+    assert {beat.doing for beat in left} == {Doing.LEAVING}, run.story()
+    assert {beat.reason for beat in left} <= MADE_ROOM, [*left, run.story()]
+    assert Reason.NEEDED in {beat.reason for beat in left}, "one at least had to make room"
+    assert run.policy() == policy_of(expected), run.story()
+    assert not run.events("failed"), run.story()
+
+
+@ON_CLUSTER
+@pytest.mark.parametrize("start_early", sample([False, True], 1 / 2), ids="early={}".format)
+def test_three_stages_share_one_place(cluster, make_run, complete_run, tmp_path, start_early):
+    words = ["iterations=2", *staying(300, start_early), *sharing(gpus=2)]
+    run = make_run(cluster, tmp_path / "run", *words)
+    run.submit()
+    run.wait_until_complete(limit=250)
+    assert_whoever_waited_made_room(run, complete_run)
+
+
+@ON_CLUSTER
+def test_several_runs_share_two_places(cluster, make_run, complete_run, tmp_path):
+    """Six of them, in the suite three."""
+    words = ["iterations=2", *staying(300), *sharing(gpus=1)]
+    runs = [make_run(cluster, tmp_path / f"run{number}", *words) for number in range(6 if IS_SOAK else 3)]
+    for run in runs:
+        run.submit()
+    for run in runs:
+        run.wait_until_complete()
+        assert_whoever_waited_made_room(run, complete_run)

@@ -10,7 +10,8 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import SLURM_STAGES, resources_of
 from pipeline.config.schema import Config
-from pipeline.executors.slurm.resources import Escalation, sbatch_options
+from pipeline.decide.escalating import Escalation
+from pipeline.executors.slurm.resources import sbatch_options
 from slurm.submission import Array, Refused, render
 from tests.support.tables import sample
 

@@ -35,7 +35,7 @@ def test_paths_of_settings_begin_with_the_home_directory(inputs, tmp_path, home)
     words = [
         *("experiment=own", "scheduler=slurm", "data.prompts=~/prompts.jsonl", "run_dir=~/runs/first"),
         *("data.heldout={easy: ~/heldout.jsonl}", "reward.components.rm.path=~/reward_model"),
-        *("notify.command='~/tell --log ~/log.txt'", "notify.webhook_env=A"),
+        "notify.command='~/tell --log ~/log.txt'",
     ]
     given = [w for w in tiny.overrides(inputs, tmp_path) if not w.startswith(("model.policy", "run_dir"))]
     config = configure([*given, *arguments_with_home(words)], home / "groups")

@@ -29,11 +29,7 @@ EVERYTHING = "model: {policy: p}\ndata: {prompts: d}\n"
             "experiment/own.yaml: its keys lie below 'experiment', as its first line is not "
             "'# @package _global_'; add that line",
         ),
-        (
-            "cluster",
-            EVERYTHING,
-            "cluster/own.yaml: its keys lie below 'cluster', as its first line is not",
-        ),
+        ("cluster", EVERYTHING, "cluster/own.yaml: its keys lie below 'cluster', as its first line is not"),
         (
             "model",
             "model: {policy: p}\n",

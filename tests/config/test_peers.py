@@ -9,9 +9,7 @@ from pipeline.config.choices import known_groups
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.keys import fields_of, is_mapping, mistake_in_key
-from pipeline.config.peer_table import TABLE
-from pipeline.config.peer_words import PEERS
-from pipeline.config.peers import OPTIONS
+from pipeline.config.peers import OPTIONS, PEERS, peer_table
 from pipeline.config.schema import Config
 
 GIVEN = ["model.policy=p", "data.prompts=d", "reward=model", "reward.components.rm.path=r"]
@@ -101,7 +99,7 @@ def exists(key: str) -> bool:
 
 
 def test_every_key_of_the_table_is_there():
-    assert [key for row in TABLE for key in row.here if not exists(key)] == []
+    assert [key for row in peer_table() for key in row.here if not exists(key)] == []
     assert not exists("update.learning_rat")
     assert not exists("reward.components.rm.pth")
     assert not exists("update")
@@ -118,7 +116,7 @@ def test_every_option_of_the_table_is_there():
 
 def test_no_word_has_two_meanings():
     meanings: dict[str, set[tuple[str, ...]]] = {}
-    for row in TABLE:
+    for row in peer_table():
         for word in row.words:
             meanings.setdefault(word, set()).add(tuple(row.here))
     assert {word: here for word, here in meanings.items() if len(here) > 1} == {}
@@ -126,7 +124,7 @@ def test_no_word_has_two_meanings():
 
 def test_the_page_has_the_table():
     text = (FOLDER / "peers.md").read_text()
-    words = {word for row in TABLE for peer in PEERS for word in getattr(row, peer)}
+    words = {word for row in peer_table() for peer in PEERS for word in getattr(row, peer)}
     assert [word for word in words if f"`{word}`" not in text] == []
     # Words that are keys here too need no advice, and are there to be compared.
     same = {word for word in words if mistake_in_key(word, {}) is None}

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import string
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data import columns, sources
+from pipeline.data import rows as columns
+from pipeline.data import sources
 from pipeline.data.prompts import (
     Message,
     PromptError,
@@ -25,6 +25,7 @@ from pipeline.data.prompts import (
     summarize,
     write_rejected,
 )
+from tests.support.light import write_jsonl
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 ROWS = [
@@ -45,11 +46,6 @@ def write_stream(path: Path, table: pa.Table) -> Path:
 def write_arrow_file(path: Path, table: pa.Table) -> Path:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    return path
-
-
-def write_lines(path: Path, rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -100,9 +96,9 @@ def write_parquet_splits(path: Path, *stems: str) -> Path:
 
 
 FORMATS = {
-    "jsonl": lambda folder: write_lines(folder / "p.jsonl", ROWS),
-    "ndjson": lambda folder: write_lines(folder / "p.ndjson", ROWS),
-    "json": lambda folder: write_lines(folder / "p.JSON", ROWS),
+    "jsonl": lambda folder: write_jsonl(folder / "p.jsonl", ROWS),
+    "ndjson": lambda folder: write_jsonl(folder / "p.ndjson", ROWS),
+    "json": lambda folder: write_jsonl(folder / "p.JSON", ROWS),
     "parquet": lambda folder: write_parquet(folder / "p.parquet", table_of(ROWS)),
     "parquet in a key=value folder": lambda folder: write_parquet(
         folder / "k=1" / "p.parquet", table_of(ROWS)
@@ -128,7 +124,7 @@ def read(path: Path, **changes) -> Prompts:
 
 
 def read_rows(folder: Path, rows, *, id_column=None, **changes) -> Prompts:
-    return read(write_lines(folder / "p.jsonl", rows), id_column=id_column, **changes)
+    return read(write_jsonl(folder / "p.jsonl", rows), id_column=id_column, **changes)
 
 
 def reasons(prompts: Prompts) -> list[str]:
@@ -183,7 +179,7 @@ def test_columns_keep_their_types(tmp_path):
 def test_a_source_without_other_columns_still_has_a_row_per_prompt(tmp_path):
     rows = [{"prompt": "one"}, {"prompt": "two"}]
     for path in (
-        write_lines(tmp_path / "p.jsonl", rows),
+        write_jsonl(tmp_path / "p.jsonl", rows),
         write_parquet(tmp_path / "p.parquet", table_of(rows)),
     ):
         assert read(path, id_column=None).columns.shape == (2, 0)
@@ -191,7 +187,7 @@ def test_a_source_without_other_columns_still_has_a_row_per_prompt(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_chats_and_their_ids_are_the_same_in_every_format(suffix, tmp_path):
-    write = {"jsonl": write_lines, "parquet": lambda path, rows: write_parquet(path, table_of(rows))}[suffix]
+    write = {"jsonl": write_jsonl, "parquet": lambda path, rows: write_parquet(path, table_of(rows))}[suffix]
     (prompt,) = read(write(tmp_path / f"p.{suffix}", [{"prompt": CHAT}]), id_column=None).rows
     assert prompt.prompt == (Message("system", "Be brief."), Message("user", "Hi"))
     assert prompt.prompt_id == content_id(prompt.prompt) == "639b474a1daa6580940274e594b61332"
@@ -323,42 +319,24 @@ def test_keys_that_some_lines_lack_become_null(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "detail"),
+    ("values", "texts"),
     [
-        ([1, [3], 2], "a list, where most rows have a number"),
-        (["x", {"a": 1}, "y"], "an object, where most rows have text"),
-        ([1.5, True, 2], "true or false, where most rows have a number"),
-        ([[1], [{"a": 1}], [2]], "an object in [], where most rows have a number"),
-        ([{"a": {"b": 1}}, {"a": {"b": []}}, {}], "a list in .a.b, where most rows have a number"),
-        ([{"a": 1}, "x", None], "text, where most rows have an object"),
-        ([1, 2**70, 3], "an integer of more than 64 bits, where most rows have a number"),
+        ([42, "42", None], ["42", "42", None]),
+        (["x", {"a": "\u00e4"}], ["x", '{"a": "\u00e4"}']),
+        ([1.5, True], ["1.5", "true"]),
+        ([[1], [{"a": 1}]], ["[1]", '[{"a": 1}]']),
+        ([1, 2**70], ["1", str(2**70)]),
+        ([1.5, 2**60], ["1.5", str(2**60)]),
     ],
 )
-def test_a_row_whose_column_is_of_another_type_than_the_others_costs_only_itself(values, detail, tmp_path):
+def test_a_column_whose_types_differ_is_text_and_costs_no_row(values, texts, tmp_path):
     rows = [{"prompt": str(place), "answer": value} for place, value in enumerate(values)]
     prompts = read_rows(tmp_path, rows)
-    (rejected,) = prompts.rejected
-    assert (rejected.row, rejected.reason) == (1, "mixed_types")
-    assert rejected.detail == f"line 2: 'answer' has {detail}"
-    assert [one.row for one in prompts.rows] == [0, 2]
-    assert prompts.columns["answer"].null_count == values.count(None)
-
-
-def test_what_most_rows_have_is_right_whatever_comes_first(tmp_path):
-    rows = [{"prompt": str(i), "n": [] if i in (0, 1) else i, "f": {"a": i % 9 == 8 or 1}} for i in range(30)]
-    prompts = read_rows(tmp_path, rows)
-    assert [one.row for one in prompts.rejected] == [0, 1, 8, 17, 26]
-    assert prompts.columns.schema.field("n").type == pa.int64()
-
-
-def test_numbers_that_no_column_holds_together_name_the_line_and_the_way_out(tmp_path):
-    rows = [{"prompt": "a", "n": 1.5}, {"prompt": "b", "n": 2**60}]
-    with pytest.raises(
-        PromptError, match=r"values of 'n' do not fit one column: line 2 .*data\.columns"
-    ) as error:
-        read_rows(tmp_path, rows)
-    assert "\n" not in str(error.value)
-    assert len(read_rows(tmp_path, rows, columns=[]).rows) == 2
+    assert prompts.columns["answer"].to_pylist() == texts
+    assert (len(prompts.rows), prompts.rejected) == (len(values), ())
+    ((made, count),) = prompts.read_as.items()
+    assert str(made) == "values of 'answer', whose types differ, were read as text"
+    assert count == sum(value is not None and not isinstance(value, str) for value in values)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -387,7 +365,7 @@ def test_columns_that_are_not_kept_may_be_damaged_twofold_or_of_many_types(tmp_p
 def test_of_many_rows_a_sample_is_the_same_each_time_and_names_their_lines(name, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "_SAMPLE_ROWS", 40)
     rows = [{"prompt": f"p{i}" if i % 2 else "", "key": str(i), "level": i} for i in range(400)]
-    write = {"jsonl": write_lines, "parquet": lambda path, rows: write_parquet(path, table_of(rows))}[name]
+    write = {"jsonl": write_jsonl, "parquet": lambda path, rows: write_parquet(path, table_of(rows))}[name]
     path = write(tmp_path / f"p.{name}", rows)
     prompts = read(path, is_sample=True)
     assert (prompts.num_rows, prompts.num_total) == (40, 400)
@@ -472,10 +450,6 @@ WHOLE_SOURCE_TROUBLE = {
         r"extension '\.csv'; name a \.jsonl",
     ),
     "no extension": (lambda folder: write_bytes(folder / "p", b"prompt"), "extension ''"),
-    "one array": (
-        lambda folder: write_bytes(folder / "p.json", b'[{"prompt": "x"}]'),
-        "is one JSON array, and JSON Lines are wanted: an object on each line; jq",
-    ),
     "utf-16": (
         lambda folder: write_bytes(folder / "p.json", '{"prompt": "x"}'.encode("utf-16")),
         "line 1 is not UTF-8",
@@ -575,17 +549,11 @@ COLUMN = st.recursive(
 
 
 @given(values=st.lists(COLUMN, max_size=8))
-def test_what_is_left_without_misfits_is_one_column_and_is_what_most_rows_have(values):
-    fitted = columns.fit(values)
-    values, found = fitted.values, fitted.misfits
-    left = [value for i, value in enumerate(values) if i not in found]
-    assert len(columns.array(left)) == len(left)
-    kinds = Counter(kind for value in values for place, kind in columns.kinds_of(value) if not place)
-    if kinds:
-        commonest = max(kinds.values())
-        wrong = [kind for i in found for place, kind in columns.kinds_of(values[i]) if not place]
-        assert max(Counter(wrong).values(), default=0) <= commonest
-    assert all(values[i] is not None for i in found)
+def test_any_values_make_one_column_of_as_many(values):
+    array, read_as = columns.column("answer", values)
+    assert len(array) == len(values)
+    assert array.null_count == values.count(None)
+    assert not read_as or pa.types.is_string(array.type)
 
 
 @given(lines=st.lists(st.binary(max_size=20) | st.text(string.printable, max_size=20).map(str.encode)))

@@ -20,8 +20,8 @@ from pipeline.data.checks import judge
 from pipeline.data.messages import ReadAs, as_dicts
 from pipeline.data.prompts import Prompt, PromptError, Prompts
 from pipeline.data.rendering import ScoringTemplate
-from pipeline.run.chunks import write_in_chunks
 from pipeline.run.paths import RunPaths
+from pipeline.run.shards import write_in_chunks
 from stages.generation.chat import messages_of
 from stages.rewards.rows import conversation_ids, tools_of
 from stages.tasks.prepare import prompt_table

@@ -1,4 +1,4 @@
-"""A number is the same wherever one looks: metrics.jsonl, report, status, W&B's files, W&B's server."""
+"""A number is the same wherever one looks: metrics.jsonl, report, status, W&B's server."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.metrics.catalogue import SAMPLE_TABLE
-from pipeline.metrics.samples import choose, read_samples, sample_seed
+from pipeline.metrics.responses import Selection, read_samples
 from pipeline.metrics.terminal import COLUMNS, cells
 from pipeline.report.page import MORE_COLUMNS
 from pipeline.run import journal
@@ -17,7 +17,6 @@ from pipeline.run.directory import Run, load_run
 from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import PREPARE
 from tests.support import tiny
-from tests.support.mirrored import segments
 from tests.support.reports import data_of
 from tests.support.wandb_server import WandbServer
 
@@ -54,12 +53,6 @@ def rows(run) -> list[dict[str, float]]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def items(run) -> list[dict[str, Any]]:
-    """W&B's rows, offline."""
-    return [r["history"]["item"] for rs in segments(run) for r in rs if r["type"] == "history"]
-
-
 def numbers(item: Mapping[str, Any]) -> dict[str, float]:
     """Of a row of W&B's: what is ours, and no table."""
     return {k: v for k, v in item.items() if not k.startswith(("_", SAMPLE_TABLE))}
@@ -80,15 +73,13 @@ def curves(report: str) -> Iterator[tuple[str, dict[int, float]]]:
                 yield trace["name"], dict(zip(trace["x"], trace["y"], strict=True))
 
 
-def table_of(run: Run, item: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The table of a row of W&B's, from its files."""
-    (path,) = run.paths.wandb.glob(f"offline-run-*/files/{item[f'{SAMPLE_TABLE}.path']}")
-    table = json.loads(path.read_text())
-    return [dict(zip(table["columns"], cells, strict=True)) for cells in table["data"]]
-
-
-def test_wandbs_files(items, rows):
-    assert [numbers(item) for item in items] == rows
+def tables_of(server: WandbServer) -> dict[int, list[dict[str, Any]]]:
+    """The tables of W&B's server, by iteration."""
+    files = [
+        json.loads(f) for a in server.artifacts.values() for n, f in a["files"].items() if ".table." in n
+    ]
+    read = [[dict(zip(table["columns"], row, strict=True)) for row in table["data"]] for table in files]
+    return {table[0]["iteration"]: table for table in read}
 
 
 def test_wandbs_server(run, rows, slurm_ppo, server, environment):
@@ -118,12 +109,13 @@ def test_the_reports_table(rows, report):
     assert [line for line in read if len(line) == len(columns)][: len(rows)] == wanted
 
 
-def test_wandbs_table_of_responses(run, items):
+def test_wandbs_table_of_responses(run, server):
     """Of the first and the last iteration: the responses that the report's browser may choose from."""
-    tables = {item["iteration"]: table_of(run, item) for item in items if f"{SAMPLE_TABLE}._type" in item}
+    tables = tables_of(server)
     assert sorted(tables) == [1, ITERATIONS]
     for iteration, table in tables.items():
-        chosen = choose(read_samples(run, iteration), seed=sample_seed(run, iteration))
+        found = read_samples(run, iteration, Selection(best=4, worst=4, at_random=8))
+        chosen = zip(found.choices, found.rows, strict=True)
         wanted = [(str(choice), s.response, s.reward, s.components["rm"], s.kl) for choice, s in chosen]
         names = ("chosen", "response", "reward", "reward/rm", "kl")
         assert [tuple(row[name] for name in names) for row in table] == wanted

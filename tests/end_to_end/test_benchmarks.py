@@ -19,6 +19,7 @@ from pipeline.run.tasks import Stage
 from tests.support import ROOT, tiny
 from tests.support.killing import assert_same_end, events
 from tests.support.processes import script
+from tests.support.tables import LONG
 
 PROGRAM = """
 import json, os, sys, time
@@ -123,7 +124,15 @@ def poor_run(inputs, slurm_ppo, tmp_path_factory) -> Path:
 def test_whatever_the_program_does_the_run_completes_and_says_what_is_missing(poor_run, slurm_ppo):
     run_dir, told = poor_run / "run", (poor_run / "told").read_text()
     found = read_measured(RunPaths(run_dir))
-    reasons = ("exit code 1", "did not write", "not finite", "an object", "no JSON", "2.0 MiB", "after 2 s")
+    reasons = (
+        "exit code 1",
+        "did not write",
+        "finite number",
+        "valid number",
+        "Invalid JSON",
+        "2.0 MiB",
+        "after 2 s",
+    )
     assert [one.policy_version for one in found if one.missing] == list(range(7))
     for one, reason in zip(found, reasons, strict=False):
         assert reason in one.missing, one
@@ -181,6 +190,7 @@ def test_several_sets_and_samples_have_numbers_of_their_own(inputs, slurm_ppo, t
 EXAMPLE = ROOT / "examples/evaluation"
 
 
+@LONG
 def test_lm_evaluation_harness_measures_a_policy(models, tmp_path):
     """The real one, on the task whose data lie beside it. What a program's numbers become is tested above."""
     output = tmp_path / "numbers.json"

@@ -11,6 +11,7 @@ from examples.calculator.calculator import MAX_LETTERS, answer_to, calculate, ri
 from stages.generation.conversations import Conversation
 from tests.support import ROOT
 from tests.support.processes import script
+from tests.support.tables import LONG
 
 EXAMPLE = ROOT / "examples" / "calculator"
 
@@ -75,6 +76,7 @@ def test_the_last_turn_is_what_counts():
     assert right(response_messages=[[]], answer=["6"]) == [-0.5]
 
 
+@LONG
 def test_the_example_runs_and_its_conversations_have_several_turns(slurm_ppo, environment, tmp_path):
     folder = tmp_path / ".cache" / "calculator"
     made = script(EXAMPLE / "make_calculator.py", "--out", folder, "--dialogues", 1200)

@@ -30,7 +30,7 @@ FILES = (
 NO_FILE = ("pipe", "folder", "link to nothing")
 TRIALS = [(file, damage) for file in FILES for damage in DAMAGES]
 LOOKS = (["status"], ["logs"], ["samples"])
-LONGEST_SECONDS = 10.0
+LONGEST_SECONDS = 30.0
 """Of a command that changes nothing, on a machine that runs other tests too."""
 
 

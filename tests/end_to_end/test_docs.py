@@ -106,7 +106,7 @@ def test_search_works_from_disk(site, tmp_path):
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
     command += ["--virtual-time-budget=10000", "--dump-dom", address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "howto/preemptible.html" in done.stdout
+    assert "howto/slurm.html" in done.stdout
 
 
 # --- what the pages say ---

@@ -1,33 +1,33 @@
-"""What the pages say to install can be installed: pip resolves it for an interpreter that has nothing.
+"""What the pages say to install can be installed: it is resolved for interpreters that have nothing.
 
 Requirements of one constraints file are resolved together: where every package is pinned, what can be
 installed together can be installed alone.
 """
 
 import argparse
-import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
-import venv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support import ROOT, documented
+from tests.support.tables import LONG, sample
 
 FOR_CPUS, FOR_CUDA = "constraints.txt", "constraints-cuda.txt"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 IMAGES = (ROOT / "examples/containers/Containerfile", ROOT / "examples/containers/slurm-ppo.def")
-IS_SOAK = "SOAK_ROUNDS" in os.environ
-UNREACHABLE = "Retrying (Retry("
-"""What pip says where no registry answers."""
+UNREACHABLE = "error sending request for url"
+"""What uv says where no registry answers."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Install:
 
     where: str
     constraints: str | None
+    links: str | None
+    """Page with wheels that the package index lacks."""
     words: tuple[str, ...]
     """Requirements, as the command has them."""
 
@@ -57,7 +59,8 @@ def parsed(where: str, words: list[str]) -> Install:
         parser.add_argument(switch, action="store_true")
     parser.add_argument("packages", nargs="*")
     given = parser.parse_args(words)
-    return Install(where, given.constraint, tuple(sorted([*given.editable, *given.packages])))
+    links = None if given.no_index else given.find_links
+    return Install(where, given.constraint, links, tuple(sorted([*given.editable, *given.packages])))
 
 
 def installs() -> Iterator[Install]:
@@ -77,47 +80,78 @@ def pins(name: str) -> dict[str, str]:
     return {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
 
 
-@pytest.fixture
-def pip(tmp_path) -> Callable[..., str]:
-    """``pip install --dry-run`` for an interpreter without packages; what it prints. Nothing is installed."""
-    venv.create(tmp_path, with_pip=False)
-    command = [sys.executable, "-m", "pip", "--python", tmp_path / "bin/python", "install", "--dry-run", "-q"]
-
-    def call(*words: str) -> str:
-        done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=800)
-        if done.returncode and UNREACHABLE in done.stderr and "CI" not in os.environ:
-            pytest.skip("no package registry can be reached")
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    return call
+PYTHONS = ("3.11", "3.12", "3.13")
+SOURCE_ONLY = ("deepspeed", "antlr4-python3-runtime")
+"""Packages without wheels. All others must have one that the interpreter can use."""
+UNPINNED = {FOR_CPUS: r"setuptools|six|triton|(cuda|nvidia)-.*", FOR_CUDA: r"setuptools|six"}
+"""Packages of which any version does, or which torch's build for CUDA pins itself."""
+GLIBC = "x86_64-manylinux_2_31"
+"""Oldest system for which every package has a wheel; docs/howto/gpus.md names it."""
 
 
-@pytest.mark.parametrize(
-    "constraints",
-    [
-        FOR_CPUS,
-        pytest.param(
-            FOR_CUDA,
-            marks=[
-                pytest.mark.soak,
-                pytest.mark.skipif(not IS_SOAK, reason="make soak: gigabytes of wheels"),
-            ],
-        ),
-    ],
-)
-def test_everything_that_the_pages_install_resolves(pip, constraints):
-    pip("-c", constraints, *{w for each in installs() if each.constraints == constraints for w in each.words})
+Group = tuple[str, str | None]
+"""Constraints, and a page with wheels."""
 
 
-def test_what_vllm_asks_for_on_cuda_is_pinned(pip):
-    """Of its wheel alone, where the whole resolution takes minutes."""
-    pinned = pins(FOR_CUDA)
-    report = json.loads(pip("--no-deps", "--report", "-", f"vllm=={pinned['vllm']}"))
-    asked = map(Requirement, report["install"][0]["metadata"]["requires_dist"])
-    for each in (each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})):
-        name = canonicalize_name(each.name)
-        assert name == "setuptools" or each.specifier.contains(pinned[name]), str(each)
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory) -> Callable[[Group, str], str]:
+    """Return what installing a group's requirements for an interpreter would install, or the reason why that
+    cannot be. Nothing is installed, and no interpreter but this one need be here."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    uv = shutil.which("uv", path=path)
+    if uv is None and "CI" not in os.environ:
+        pytest.skip("uv is not here: make test installs it")
+    options = ["-q", "--no-header", "--no-annotate", "--only-binary", ":all:", "--python-platform", GLIBC]
+    options += [word for name in SOURCE_ONLY for word in ("--no-binary", name)]
+
+    def start(group: Group, python: str) -> "subprocess.Popen[str]":
+        links = ["--find-links", group[1]] if group[1] else []
+        asked = tmp_path_factory.mktemp("asked") / "requirements.in"
+        asked.write_text("\n".join(GROUPS[group]))
+        given = ["--python-version", python, "-c", group[0], *links, asked]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(
+            [uv or "uv", "pip", "compile", *options, *given], cwd=ROOT, text=True, **pipes
+        )
+
+    at_work = {
+        (group, python): start(group, python) for group in GROUPS for python in TRIED
+    }  # most is waiting
+
+    def result(group: Group, python: str) -> str:
+        process = at_work[group, python]
+        said, errors = process.communicate(timeout=600)
+        is_page = group[1] is not None and group[1] in errors
+        if UNREACHABLE in errors and ("CI" not in os.environ or is_page):
+            pytest.skip(f"cannot be reached: {group[1] if is_page else 'a package registry'}")
+        return said if process.returncode == 0 else errors
+
+    return result
+
+
+GROUPS: dict[Group, set[str]] = {}
+for _each in installs():
+    GROUPS.setdefault((_each.constraints or "", _each.links), set()).update(_each.words)
+TRIED = sample(PYTHONS, 0.3)
+
+
+@LONG
+@pytest.mark.parametrize("python", TRIED)
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+def test_everything_that_the_pages_install_resolves_for_every_python(resolved, group, python):
+    said = resolved(group, python)
+    found = {canonicalize_name(name): version for name, version in re.findall(r"(?m)^(\S+)==(\S+)", said)}
+    assert "torch" in found, said
+    pinned = pins(group[0])
+    others = [name for name, version in found.items() if pinned.get(name) != version.partition("+")[0]]
+    assert [name for name in others if not re.fullmatch(UNPINNED[group[0]], name)] == []
+
+
+def test_the_images_have_an_interpreter_that_everything_was_resolved_for():
+    for image in IMAGES:
+        found = re.search(r"(?im)^from:? (?:docker\.io/library/)?python:([\d.]+)-slim", image.read_text())
+        assert found
+        assert found[1] in PYTHONS
 
 
 def test_the_pages_install_with_constraints_that_fit_the_extra():

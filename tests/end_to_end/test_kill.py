@@ -1,7 +1,6 @@
 """Killed anywhere and resumed, a run ends in the same policy, byte for byte, as an undisturbed one."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -9,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run.directory import load_run
 from tests.support import ROOT, tiny
 from tests.support.damage import cut, flip_bit
-from tests.support.killing import assert_same_end, data_file, events, hooked, wait_for
-from tests.support.mirrored import family, kill_all, segments
-from tests.support.tables import sample
+from tests.support.every_state import stopped_copy
+from tests.support.killing import assert_same_end, data_file, events, hooked
+from tests.support.mirrored import family, kill_all
+from tests.support.tables import LONG, sample
+from tests.support.waiting import wait_for
 
 
 def arguments(inputs: Path, run_dir: Path) -> list[str]:
@@ -59,6 +59,7 @@ def test_a_task_killed_in_the_commit_protocol_is_repeated(
         assert [e["kind"] for e in events(run_dir, "failed")] == ["killed"]
 
 
+@LONG
 def test_real_models_killed_in_an_update_and_with_their_driver_end_in_the_same_weights(
     models, complete_real_run, slurm_ppo, environment, tmp_path
 ):
@@ -87,18 +88,19 @@ def test_a_driver_killed_at_any_write_can_be_resumed(
     assert_same_end(run_dir, complete_run, may_lose_state=True)
 
 
+@LONG
 def test_everything_killed_again_and_again_at_any_time(
     inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
-    """Driver, tasks and what writes to W&B, as when a node goes down; W&B has one row per iteration then."""
+    """As when a node goes down."""
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "pipeline"]
-    word = ["run", *arguments(inputs, run_dir), "tracking=wandb", "tracking.wandb.mode=offline"]
+    word = ["run", *arguments(inputs, run_dir)]
     journal = run_dir / "events.jsonl"
     for _ in range(3):
         before = lines_of(journal)
+        command = [sys.executable, "-m", "pipeline", *word]
         process = subprocess.Popen(
-            [*command, *word], env=environment, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            command, env=environment, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         wait_for(lambda: lines_of(journal) >= before + 4, "tasks of this call")  # noqa: B023
         kill_all(family(process.pid), signal.SIGKILL)
@@ -107,10 +109,6 @@ def test_everything_killed_again_and_again_at_any_time(
     done = slurm_ppo(*word)
     assert done.returncode == 0, done.stderr
     assert_same_end(run_dir, complete_run, may_lose_state=True)
-    run = load_run(run_dir)
-    records = [record for segment in segments(run) for record in segment]
-    assert [r["history"]["item"]["iteration"] for r in records if r["type"] == "history"] == [1, 2]
-    assert {r["run"]["run_id"] for r in records if r["type"] == "run"} == {run.identity.id}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -152,34 +150,13 @@ def test_a_second_driver_is_refused_with_host_process_and_age(inputs, slurm_ppo,
     assert f"host {os.uname().nodename}, process {process.pid}, since " in refused.stderr
 
 
-def unfinished_copy(complete_run: Path, target: Path) -> Path:
-    """The run as it was before its last update was committed."""
-    shutil.copytree(complete_run, target, symlinks=True)
-    config = (target / "config.yaml").read_text()
-    assert str(complete_run) in config  # run_dir is recorded, and nothing depends on it
-    for name in ("update", "evaluate"):
-        shutil.rmtree(target / "iterations" / "00002" / name)
-    for parent in ("policy", "critic", "trainer"):
-        for folder in (target / parent).glob("00002*"):
-            folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
-    (target / "rows/00002.json").unlink()  # a row comes after all that is in it
-    first, _ = (target / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    (target / "metrics.jsonl").write_bytes(first)
-    return target
-
-
 @pytest.mark.parametrize(
-    ("damage", "said"),
-    [
-        (flip_bit, "xxh3_128"),
-        (cut, "bytes instead of"),
-        (Path.unlink, "is gone"),
-    ],
+    ("damage", "said"), [(flip_bit, "xxh3_128"), (cut, "bytes instead of"), (Path.unlink, "is gone")]
 )
 def test_a_damaged_shard_is_named_and_just_that_task_is_repeated(
     damage, said, complete_run, slurm_ppo, tmp_path
 ):
-    run_dir = unfinished_copy(complete_run, tmp_path / "run")
+    run_dir = stopped_copy(complete_run, tmp_path / "run")
     damage(data_file(run_dir, "00002/rollout/shard-00001"))
     done = slurm_ppo("resume", run_dir)
     assert done.returncode == 0, done.stderr
@@ -191,27 +168,16 @@ def test_a_damaged_shard_is_named_and_just_that_task_is_repeated(
     assert sorted(set(launched)) == ["2/evaluate/0", "2/rollout/1", "2/update/0"]
 
 
-def test_a_damaged_policy_is_trained_again_from_its_own_inputs(complete_run, slurm_ppo, tmp_path):
-    run_dir = unfinished_copy(complete_run, tmp_path / "run")
-    flip_bit(run_dir / "policy" / "00001" / "model.safetensors")
-    done = slurm_ppo("resume", run_dir)
-    assert done.returncode == 0, done.stderr
-    assert "iteration 1 update is corrupt" in done.stderr
-    assert_same_end(run_dir, complete_run)
-
-
 @pytest.mark.parametrize(
     "point", sample(["rollout@2", "reward@2", "update@1", "evaluate@1", "update"], 2 / 5)
 )
-def test_going_back_moves_aside_and_ends_the_same(point, complete_run, slurm_ppo, tmp_path):
-    run_dir = tmp_path / "run"
-    shutil.copytree(complete_run, run_dir, symlinks=True)
-    done = slurm_ppo("resume", run_dir, "--from", point)
+def test_going_back_moves_aside_and_ends_the_same(point, copied_run, complete_run, slurm_ppo):
+    done = slurm_ppo("resume", copied_run, "--from", point)
     assert done.returncode == 0, done.stderr
-    (aside,) = (run_dir / "superseded").iterdir()
+    (aside,) = (copied_run / "superseded").iterdir()
     assert str(aside) in done.stderr
     assert any(aside.rglob("*.json"))
-    assert_same_end(run_dir, complete_run)
+    assert_same_end(copied_run, complete_run)
 
 
 def lines_of(path: Path) -> int:

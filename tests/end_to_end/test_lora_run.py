@@ -1,22 +1,19 @@
 """A run that trains adapters: it commits them alone, and everything that wants a whole model gets one."""
 
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.update import Precision
-from pipeline.preflight.disk_need import num_adapted
+from pipeline.forecast.shapes import num_adapted
 from pipeline.run.benchmarks import read_measured
-from pipeline.run.commits import FileEntry, require_record
+from pipeline.run.commits import require_record
 from pipeline.run.directory import load_run
-from pipeline.run.durable import digest_file
 from pipeline.run.export import export
 from pipeline.run.identity import RunError
 from pipeline.run.plan import policy_maker
@@ -24,7 +21,6 @@ from pipeline.run.records import find_frontier
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
 from stages.models.loading import load_causal_lm
-from stages.models.merging import write_merged
 from tests.support import tiny
 from tests.support.exporting import export_without_torch
 
@@ -143,33 +139,6 @@ def test_a_lost_adapter_is_learnt_again(copied_run, slurm_ppo):
     assert fingerprints(copied_run, policy_maker(2)) == before
 
 
-def as_it_used_to_be(root: Path, version: int) -> None:
-    """Make a policy one of an older program's, which committed a merged model and its adapter."""
-    paths, config = load_run(root).paths, load_run(root).config
-    record = require_record(paths, policy_maker(version))
-    folder = paths.task(record.task).policy(record.attempt)
-    write_merged(Path(config.model.policy), folder / "adapter", config.update.precision, False, folder)
-    (folder / "base.json").unlink()
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    others = [entry for entry in record.outputs if not entry.folder.startswith("policy/")]
-    entries = [FileEntry(paths.relative(path), *digest_file(path)) for path in files]
-    text = json.dumps(replace(record, outputs=(*others, *entries)).to_json())
-    paths.task(record.task).record.write_text(text)
-
-
-def test_a_run_of_an_older_program_that_committed_merged_models_goes_on(copied_run, tmp_path):
-    as_it_used_to_be(copied_run, 2)
-    found = load_run(copied_run)
-    context = Context(found.paths, found.config, Task(3, Stage.ROLLOUT, 0), "1-ab")
-    files = context.policy_files(2)
-    assert files.adapter is None
-    assert (files.base / "model.safetensors").is_file()
-    assert context.policy_directory(2) == files.base
-    export(str(copied_run), tmp_path / "model", adapter=False, say=quiet)
-    exported = (tmp_path / "model" / "model.safetensors").read_bytes()
-    assert exported == (files.base / "model.safetensors").read_bytes()
-
-
 def test_a_trainer_that_wants_whole_models_is_told_what_the_policy_is(run):
     found = load_run(run)
     context = Context(found.paths, found.config, Task(2, Stage.UPDATE), "1-ab")
@@ -222,7 +191,7 @@ def test_without_torch_export_says_where_to_merge_and_still_gives_the_adapter(ru
 
 @pytest.mark.parametrize(("harm", "said"), [("change", "has changed"), ("remove", "is gone")])
 def test_a_base_that_is_not_what_it_was_is_named(run, tmp_path, monkeypatch, harm, said):
-    monkeypatch.setattr("pipeline.run.merge.is_unchanged", lambda path, state: path.name != "config.json")
+    monkeypatch.setattr("pipeline.run.export.is_unchanged", lambda path, state: path.name != "config.json")
     if harm == "remove":
         monkeypatch.setattr(Path, "exists", lambda path: path.name != "config.json")
     with pytest.raises(RunError, match=rf"config.json there {said} since the run began; restore it, or take"):

@@ -3,7 +3,6 @@ the same bytes, or says in one message what is lost and from where it can go on.
 seconds stand for days.
 """
 
-import json
 import os
 import random
 import shutil
@@ -16,23 +15,22 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.orchestrate.losses import find_lost
-from pipeline.orchestrate.reconcile import Observation, reconcile
+from pipeline.decide.reconcile import Observation, reconcile
+from pipeline.orchestrate.lost_states import find_lost
 from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run.ages import files_below
 from pipeline.run.directory import load_run
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.kept import identifying
-from pipeline.run.packing import pack
 from pipeline.run.place import settle
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import Records
 from pipeline.run.tasks import Stage
 from tests.cluster.scenario import policy_of
 from tests.support import ROOT, light, tiny
-from tests.support.inodes import by_kind
-from tests.support.killing import events, wait_for
-from tests.support.tables import sample
+from tests.support.killing import events
+from tests.support.tables import LONG, sample
+from tests.support.waiting import wait_for
 
 ITERATIONS, RESTS_AT = 8, 6
 WORDS = (f"iterations={ITERATIONS}", "evaluate.every=2")
@@ -157,6 +155,7 @@ def test_purged_while_it_rests_a_run_goes_on_or_says_what_is_lost(seed, whole, r
     assert len(failed) <= 2, failed
 
 
+@LONG
 @pytest.mark.parametrize("seed", sample(SEEDS, 1 / len(SEEDS)))
 def test_purged_while_it_runs_a_run_goes_on_or_says_what_is_lost(
     seed, inputs, whole, slurm_ppo, environment, tmp_path
@@ -230,16 +229,17 @@ def test_a_driver_takes_back_what_it_remembers_where_records_went_with_the_weigh
 
 def test_prompts_and_old_records_that_are_gone_do_not_set_a_run_back(resting, whole, slurm_ppo, tmp_path):
     root = copied(resting(1), tmp_path / "run")
-    for folder in (
-        root / "data",
-        *(root / f"iterations/{iteration:05d}" for iteration in range(1, RESTS_AT)),
-    ):
+    old = [root / f"iterations/{iteration:05d}" for iteration in range(1, RESTS_AT)]
+    # what the next evaluation comes after, without reading it
+    evaluated = root / f"iterations/{RESTS_AT:05d}/evaluate"
+    for folder in (root / "data", *old, evaluated):
         shutil.rmtree(folder)
     done = slurm_ppo("resume", root)
     assert done.returncode == 0, done.stderr
     assert policy_of(root, ITERATIONS) == policy_of(whole(1), ITERATIONS)
     launched = [event["task"] for event in events(root, "launched")]
-    assert [launched.count(task) for task in ("0/prepare/0", "1/rollout/0", "2/evaluate/0")] == [2, 1, 1]
+    once = ("1/rollout/0", "2/evaluate/0", f"{RESTS_AT}/evaluate/0")
+    assert [launched.count(task) for task in ("0/prepare/0", *once)] == [2, 1, 1, 1]
 
 
 def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_itself(
@@ -255,23 +255,3 @@ def test_where_nothing_learnt_is_left_the_way_out_is_said_and_nothing_begins_by_
     assert f"what is left: rows up to iteration {RESTS_AT}" in done.stderr
     assert done.stderr.endswith(f"slurm-ppo resume {root} --from rollout@1; nothing was changed\n")
     assert (root / "events.jsonl").read_bytes() == before
-
-
-def test_an_iteration_of_64_shards_has_at_most_300_files_and_20_once_it_is_packed(
-    inputs, slurm_ppo, tmp_path
-):
-    """What a quota of inodes counts, as docs/howto/disk_space.md has it; on Slurm:
-    tests/executors/test_number_of_files.py."""
-    root, prompts = tmp_path / "run", tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": f"{i} + 1 ="}) + "\n" for i in range(64)))
-    more = ("rollout.num_shards=64", "data.prompts_per_iteration=64", "iterations=1")
-    of_data = (f"data.prompts={prompts}", f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
-    done = slurm_ppo("run", *tiny.overrides(inputs, root, *more, *of_data))
-    assert done.returncode == 0, done.stderr
-    recent, said = by_kind(root, 1), slurm_ppo("logs", root, "reward@1").stdout
-    assert sum(recent.values()) <= 300, recent
-    assert recent["data"] > 2 * 64, recent
-    assert "and 54 more (packed): unzip -p" in said
-    pack(load_run(root), 1)
-    assert sum(by_kind(root, 1).values()) <= 20, by_kind(root, 1)
-    assert slurm_ppo("logs", root, "reward@1").stdout == said

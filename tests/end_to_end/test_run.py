@@ -45,6 +45,7 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "evaluate/mean@",
         "evaluate/pass@",
         "eval/",
+        "engine/",  # vLLM
     )
     of_components = {
         "reward/*/late",
@@ -55,7 +56,7 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
     of_odd_inputs = ("data/rejected", "data/truncated", "data/read_as/", "data/left_out", "data/masked_ids")
     of_others += (*of_odd_inputs, "evaluate/reward/*/", "evaluate/refused")  # test_counts.py
     absent = {metric.name for metric in METRICS if not metric.name.startswith(of_others)} - described
-    assert absent == {"gpu_memory_gib/*", "records_lost", *of_components}
+    assert absent == {"gpu_memory_gib/*", "halvings/*", "records_lost", *of_components}
 
 
 def test_ratio_of_the_first_minibatch_is_exactly_one(complete_real_run):

@@ -4,7 +4,6 @@ What was learnt since an earlier state is learnt again, from committed shards, t
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,6 @@ def arguments(inputs: Path, run_dir: Path, *more: str) -> list[str]:
     """Exactly the words of the ``complete_run`` fixture, but for the directory."""
     heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
     return tiny.overrides(inputs, run_dir, *heldout, *more)
-
-
-@pytest.fixture
-def copied_run(complete_run, tmp_path) -> Path:
-    return Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
 
 
 def lost(run_dir: Path) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.support import tiny
+from tests.support.tables import LONG
 
 OF_IMAGES = ("vision_tower", "multi_modal_projector")
 WAYS: dict[str, tuple[str, ...]] = {"whole": ()}
@@ -39,7 +40,7 @@ def make_policy(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.soak
+@LONG
 @pytest.mark.parametrize("way", WAYS)
 def test_two_iterations_leave_the_weights_of_images_as_they_were(slurm_ppo, models, tmp_path, way):
     policy, root, exported = make_policy(tmp_path / "policy"), tmp_path / "run", tmp_path / "exported"

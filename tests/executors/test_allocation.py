@@ -1,7 +1,6 @@
 """Tasks as job steps of one allocation: what fits, and the srun command of each."""
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -13,18 +12,18 @@ from pipeline.config.allocation import AllocationConfig, StepConfig
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
+from pipeline.decide.places import count, room_of
+from pipeline.decide.staying import ALWAYS
 from pipeline.executors.allocation import (
+    NODES_VARIABLE,
     allocation_executor,
     allocation_limits,
-    how_many,
-    need_of,
+    need_of_step,
     srun_words,
     step_of,
-    task_words,
+    worker_words,
 )
-from pipeline.executors.assignment import Need, Share
-from pipeline.executors.steps import NODES_VARIABLE, run_step
-from pipeline.run.environment import BELL, COMMITTED
+from pipeline.executors.limits import Share, need_of
 from slurm import allocation
 from slurm.allocation import NodeShare, read_allocation
 from tests.support import tiny
@@ -68,13 +67,18 @@ def configured(inputs, tmp_path):
 
 def test_as_many_tasks_run_at_once_as_fit(configured):
     limits = allocation_limits(configured("scheduler.rollout.mem=40G"), "7", NODES)
-    assert limits.nodes[1] == Share("n1", ("n1:0", "n1:1"), 8, 64_000)
-    assert how_many(limits.needs["rollout"], limits.nodes) == 2, "as much as memory is there"
-    assert how_many(limits.needs["reward"], limits.nodes) == 4
-    assert limits.pools["update"] == 1
-    assert limits.linger == {}
-    shares = (Share("n0", (), 1, 0), Share("n1", (), 1, 0))
+    room = room_of(limits.nodes)
+    assert count(room, limits.needs["rollout"], 9) == 2, "as much as memory is there"
+    assert count(room, limits.needs["reward"], 9) == 4
+    assert limits.most("update") == 1
+    assert set(limits.linger.values()) == {0}, "not all kinds have their places at once"
+    shares = (Share("n0"), Share("n1"))
     assert limits.show(shares) == {NODES_VARIABLE: "n0,n1"}
+
+
+def test_where_all_workers_have_places_they_stay(configured):
+    many = [NodeShare(f"n{number}", 8, 64_000, 2) for number in range(8)]
+    assert set(allocation_limits(configured(), "7", many).linger.values()) == {ALWAYS}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ def test_the_command_of_a_step():
         environment={"A": "b c"},
         options={"cpu-bind": "cores", "label": True, "quiet": False},
     )
-    assert need_of(step) == Need(2, 6, 0, 2)
+    assert need_of_step(step) == need_of(2, 6, 0, 2)
     words = srun_words(step, "7", "update", "/home/me")
     assert words == [
         *("srun", "--jobid=7", "--job-name=update", "--exact", "--nodes=2", "--ntasks=4"),
@@ -141,12 +145,12 @@ def test_the_command_of_a_step():
         *("--cpu-bind=cores", "--label"),
     ]
     given = AllocationConfig(update=step, environment={"A": "x", "Z": "1"}, python="/usr/bin/python3")
-    assert task_words(given, step_of(given, "update"), "/r") == [
-        *("env", "A=b c", "Z=1", "apptainer", "exec", "/images/ppo.sif"),
-        *("/usr/bin/python3", "-P", "-m", "slurm.step", "/r", "stages"),
+    assert worker_words(given, step_of(given, "update"), "/r", {"TOLD": "{}"}) == [
+        *("env", "A=b c", "Z=1", "TOLD={}", "apptainer", "exec", "/images/ppo.sif"),
+        *("/usr/bin/python3", "-P", "-m", "slurm.step", "/r", "stages.workers"),
     ]
     assert "--gres=none" in srun_words(StepConfig(), "7", "prepare", "/")
-    assert math.isclose(need_of(StepConfig(mem="2G")).memory, 2048)
+    assert math.isclose(need_of_step(StepConfig(mem="2G")).memory, 2048)
 
 
 # --- the process that starts srun ---
@@ -155,12 +159,10 @@ STEP = """
 import os, signal, sys, time
 from pathlib import Path
 record, what = Path(sys.argv[1]), sys.argv[2]
-if what == "commit":
+if what in ("warned", "rung"):
     assert sys.argv[3] == "n0,n1"
-    record.touch()
-    time.sleep(2)
-elif what == "warned":
-    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(5))
+    number = {"warned": signal.SIGUSR2, "rung": signal.SIGUSR1}[what]
+    signal.signal(number, lambda *_: sys.exit(5))
     record.touch()
     time.sleep(60)
 else:
@@ -168,45 +170,27 @@ else:
 """
 DRIVER = """
 import os, sys
-from pathlib import Path
-from pipeline.executors.steps import run_step
+from pipeline.executors.allocation import run_step
 os.environ["STEP_NODES"] = "n0,n1"
-record, *command = sys.argv[1:]
-sys.exit(run_step(Path(record), command))
+sys.exit(run_step(sys.argv[1:]))
 """
 
 
-def test_a_step_rings_when_its_task_is_committed(tmp_path, monkeypatch):
-    record, (ear, bell) = tmp_path / "record", os.pipe()
-    monkeypatch.setenv(NODES_VARIABLE, "n0,n1")
-    monkeypatch.setenv(BELL, str(bell))
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
-    try:
-        code = run_step(record, [sys.executable, "-c", STEP, str(record), "commit", "{nodes}"])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    assert code == 0
-    assert os.read(ear, 9) == COMMITTED
-    os.close(ear)
-    os.close(bell)
-
-
-@pytest.mark.parametrize(("what", "code"), [("4", 4), ("137", -9), ("143", -15), ("warned", 5)])
-def test_a_step_ends_as_its_task_does_and_hears_that_it_is_to_end(tmp_path, what, code):
+@pytest.mark.parametrize(("what", "code"), [("4", 4), ("137", -9), ("143", -15), ("warned", 5), ("rung", 5)])
+def test_a_step_ends_as_its_worker_does_and_hears_what_it_is_told(tmp_path, what, code):
     record = tmp_path / "record"
-    command = [sys.executable, "-c", STEP, record, what]
-    process = subprocess.Popen([sys.executable, "-c", DRIVER, record, *command])
-    if what == "warned":
+    command = [sys.executable, "-c", STEP, record, what, "{nodes}"]
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, *command])
+    if what in ("warned", "rung"):
         assert eventually(record.exists, seconds=60)
-        process.terminate()
+        process.send_signal(signal.SIGTERM if what == "warned" else signal.SIGUSR1)
     assert process.wait(60) == code
 
 
 def test_the_step_dies_with_the_process_that_started_it(tmp_path):
-    record, file = tmp_path / "record", tmp_path / "pid"
+    file = tmp_path / "pid"
     script = f"import os, time; open({str(file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", DRIVER, record, sys.executable, "-c", script])
+    process = subprocess.Popen([sys.executable, "-c", DRIVER, sys.executable, "-c", script])
     assert eventually(lambda: file.exists() and file.read_text(), seconds=60)
     process.kill()
     process.wait()

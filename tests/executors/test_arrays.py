@@ -21,13 +21,8 @@ from pipeline.config.compose import compose
 from pipeline.config.conversion import plain
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import SlurmConfig
-from pipeline.executors.slurm.arrays import (
-    array_of,
-    driver_submission,
-    log_folder,
-    stage_submissions,
-)
-from pipeline.executors.slurm.resources import Escalation
+from pipeline.decide.escalating import Escalation
+from pipeline.executors.slurm.arrays import array_of, driver_submission, log_folder, stage_submissions
 from pipeline.run.directory import Run
 from pipeline.run.submissions import (
     Ledger,
@@ -65,9 +60,8 @@ STAGE = {
     "container": "apptainer exec --nv '/images/our ppo.sif'",
     "python": "/opt/our env/bin/python",
     "environment": {"PLAIN": "1", "NASTY": f"{NASTY} \\n", "EMPTY": ""},
-    "mail_user": "me+ppo@example.org",
-    "mail_type": "FAIL,TIME_LIMIT_80",
-    "options": {"exclusive": True, "nice": 3, "overcommit": False, "comment": "a # b"},
+    "options": {"mail-type": "FAIL,TIME_LIMIT_80", "mail-user": "me+ppo@example.org"}
+    | {"exclusive": True, "nice": 3, "overcommit": False, "comment": "a # b"},
 }
 EVERYTHING = dict.fromkeys(("prepare", "rollout", "reward", "evaluate", "driver"), STAGE) | {
     "rollout": STAGE | {"array_parallelism": 2},

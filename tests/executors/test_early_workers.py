@@ -1,47 +1,62 @@
 """Passes over workers that start early or beat by a clock of their own, on a toy Slurm."""
 
+import re
 import time
 
 import pytest
 
+from pipeline.decide.situation import WorkerRequest
+from pipeline.executors.slurm.array_workers import ArrayWorkers
+from pipeline.executors.slurm.arrays import Submitter
+from pipeline.executors.slurm.job_table import QueueReader
 from pipeline.executors.slurm.launcher import Launcher
 from pipeline.executors.slurm.passes import longest_time
-from pipeline.executors.slurm.queue_reader import QueueReader
 from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
-from pipeline.executors.slurm.submitter import Submitter
-from pipeline.executors.slurm.worker_jobs import WorkerJobs
-from pipeline.orchestrate.situation import Order
 from pipeline.run import journal
-from pipeline.run.bookkeeping import is_wanted
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import slurm_settings
+from pipeline.run.failures import FailureKind
+from pipeline.run.pass_requests import is_requested
 from pipeline.run.submissions import read_limits_of
 from pipeline.run.tasks import PREPARE, Stage, Task
 from slurm.signals import Errands
 from slurm.states import SlurmState
 from tests.support.passes import take_turn
 from tests.support.toyslurm import Job
-from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck
+from tests.support.toyworld import Luck, World, make_world
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
+def world(tmp_path, monkeypatch, clock) -> World:
     """A run of several shards that nobody has submitted."""
-    made = (make_worker_world(tmp_path / f"{seed}", monkeypatch, seed, Luck()) for seed in range(200))
+    made = (make_world(tmp_path / f"{seed}", monkeypatch, seed, Luck()) for seed in range(200))
     plans = ((w, w.run.plan) for w in made)
     return next(w for w, p in plans if p.num_shards > 2 < w.slurm.max_array_size and p.iterations > 3)
 
 
-def submit_early(world: WorkerWorld, tasks: tuple[Task, ...]) -> Job:
+def submit_early(world: World, tasks: tuple[Task, ...]) -> Job:
     """An array that starts in an hour, when its input is expected."""
     submitter = Submitter(world.run, slurm_settings(world.run), longest_time, lambda: None)
     limits, note = read_limits_of(world.run.paths), world.story.append
-    jobs = WorkerJobs(submitter, limits, note, Errands(note), QueueReader(world.run))
-    jobs.query()
-    launcher = Launcher(submitter, jobs.limits, jobs.table, {}, jobs.note)
-    launcher.submit_workers([Order(tasks, time.time() + 3600.0)], time.time(), {})
+    workers = ArrayWorkers(submitter, limits, note, Errands(note), QueueReader(world.run))
+    workers.look()
+    launcher = Launcher(submitter, limits, workers.table, {}, note)
+    launcher.submit_workers([WorkerRequest(tasks, time.time() + 3600.0)], time.time(), {})
     return next(job for job in world.slurm.jobs.values() if job.begin and len(job.elements) == len(tasks))
+
+
+@pytest.mark.parametrize(("passed", "excluded"), [(3000.0, ["n7"]), (4000.0, [])])
+def test_an_iteration_that_knows_nothing_of_a_broken_node_keeps_away_from_it_for_an_hour(
+    world, clock, passed, excluded
+):
+    begin_invocation(world.run.paths)
+    world.commit(PREPARE, "1-a")
+    told = {"task": "1/rollout/0", "attempt": 1, "kind": FailureKind.DEVICE, "message": "", "node": "n7"}
+    journal.event(world.run.paths.events, "failed", **told)
+    clock[0] += passed
+    submit_early(world, (Task(3, Stage.ROLLOUT, 0), Task(3, Stage.ROLLOUT, 1)))
+    (script,) = world.run.paths.slurm.rglob("*rollout*.sh")
+    assert re.findall(r"^#SBATCH --exclude=(.*)$", script.read_text(), re.MULTILINE) == excluded
 
 
 def test_of_early_workers_each_is_told_to_start_when_its_own_input_has_come(world, monkeypatch):
@@ -85,7 +100,7 @@ def test_a_worker_whose_clock_is_minutes_behind_is_not_cancelled_while_it_beats(
     assert element.state is SlurmState.CANCELLED, "it has said nothing between two looks"
 
 
-def commit_with_inputs(world: WorkerWorld, task: Task) -> None:
+def commit_with_inputs(world: World, task: Task) -> None:
     if not world.record(task):
         for source in world.run.plan.inputs(task):
             commit_with_inputs(world, source)
@@ -102,7 +117,7 @@ def test_who_starts_early_is_decided_again_once_the_first_rows_say_how_long_thin
             commit_with_inputs(world, task)
         world.advance("a pass")
         assert [row["iteration"] for row in journal.read(paths.metrics)] == list(range(1, iteration + 1))
-        asked.append(is_wanted(paths))
+        asked.append(is_requested(paths))
         take_turn(paths, lambda: None)
     assert asked == [iteration <= 2 for iteration in range(1, plan.iterations)], world.told()
     assert len(asked) > 2

@@ -6,19 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.decide.ended import split_unclaimed
+from pipeline.decide.judging import Gone, Judgement, Signs, ending_of, judge
 from pipeline.executors.slurm.arrays import stage_submissions
-from pipeline.executors.slurm.crew import split_unclaimed
-from pipeline.executors.slurm.exit_reasons import (
-    Accounts,
-    Gone,
-    Signs,
-    Unanswered,
-    Verdict,
-    ending_of,
-    evidence_of,
-    explain,
-    judge,
-)
+from pipeline.executors.slurm.exit_reasons import Accounts, Unanswered, evidence_of, explain
 from pipeline.run.control import Control
 from pipeline.run.endings import Evidence
 from pipeline.run.failures import DISK_EXIT, FREE_KINDS, FailureKind, Said
@@ -75,7 +66,7 @@ def element(state: SlurmState, exit_code: int = 1, index: int = 1, array: str = 
     return Element(array, index, "name", state, "", "n7", "p", exit_code=exit_code, signal=0, **times)
 
 
-def seen(gone: Gone, element: Element | None) -> Verdict:
+def seen(gone: Gone, element: Element | None) -> Judgement:
     """The judgement on an attempt that said nothing."""
     return judge(Signs(gone, element, slurm_log="/runs/r1/logs/slurm.log"))
 
@@ -84,8 +75,8 @@ def said(kind: FailureKind) -> Said:
     return Said(kind, f"says {kind}")
 
 
-def own_word(kind: FailureKind) -> Verdict:
-    return Verdict(kind, f"says {kind}", Evidence.FAILURE_FILE)
+def own_word(kind: FailureKind) -> Judgement:
+    return Judgement(kind, f"says {kind}", Evidence.FAILURE_FILE)
 
 
 def test_a_task_that_a_full_disk_kept_from_saying_so_says_it_by_its_exit_code():
@@ -106,6 +97,25 @@ def test_every_way_to_end_has_a_kind(state):
     assert (failure.task, failure.attempt, failure.job, failure.node) == (TASK, 3, "7_1", "n7")
     assert (failure.kind, failure.message) == verdict[:2]
     assert failure.log == "/runs/r1/logs/00002-rollout/attempt-3/shard-00001.log"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "node", "shown"),
+    [
+        ("n[1-2]", "n2", "n2"),
+        ("n[1-2]", "n7", "n[1-2]"),
+        ("n[1-2]", "", "n[1-2]"),
+        ("n1", "n1", "n1"),
+        ("", "n1", ""),
+    ],
+)
+def test_of_several_nodes_the_one_whose_gpu_failed_is_at_fault(nodes, node, shown):
+    signs = Signs(gone(), replace(element(SlurmState.FAILED), node=nodes))
+    signs = replace(signs, said=replace(said(FailureKind.DEVICE), node=node, host="h"))
+    assert ending_of(signs, judge(signs), 5.0).node == shown
+    others = (None, replace(said(FailureKind.ERROR), node=node))  # one that only misses another is no fault
+    assert all(ending_of(replace(signs, said=one), judge(signs), 5.0).node == nodes for one in others)
+    assert ending_of(replace(signs, element=None), judge(signs), 5.0).node == "h"
 
 
 def test_what_slurm_says_is_told_in_words():
@@ -157,14 +167,14 @@ def test_a_line_of_setup_that_failed_is_the_sites_fault_and_named_with_its_node(
     log.write_text(f"module: command not found\n{said}\n")
     failed = element(SlurmState.FAILED, SETUP_EXIT)
     control, accounts = Control(invocation=1), Accounts()
-    (ended,) = explain(run.paths, [gone()], {("7", 1): failed}, control, accounts, now=5.0)
+    (ended,) = explain(run.paths, [gone()], {("7", 1): failed}, control, accounts)
     assert ended.failure.kind is FailureKind.SETUP
     assert ended.failure.kind in FREE_KINDS
     assert ended.failure.message.startswith(said.removeprefix("slurm-ppo: "))
     assert ended.failure.message.endswith("A line that may fail ends with || true")
     assert ended.ending.evidence is Evidence.EXIT_CODE
     log.unlink()
-    (ended,) = explain(run.paths, [gone()], {("7", 1): failed}, control, accounts, now=5.0)
+    (ended,) = explain(run.paths, [gone()], {("7", 1): failed}, control, accounts)
     assert ended.failure.message.startswith("a line of setup failed on node n7")
 
 
@@ -369,7 +379,7 @@ def test_what_was_cancelled_with_all_jobs_of_the_run_did_not_fail(state, tmp_pat
     paths, attempt = RunPaths(tmp_path), replace(gone(), invocation=2)
 
     def kind(control: Control) -> FailureKind:
-        (ended,) = explain(paths, [attempt], {("7", 1): element(state)}, control, Accounts(), 5.0)
+        (ended,) = explain(paths, [attempt], {("7", 1): element(state)}, control, Accounts())
         return ended.failure.kind
 
     assert kind(Control(3, emptied=2)) is FailureKind.CANCELLED

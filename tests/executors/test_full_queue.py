@@ -15,24 +15,23 @@ from pipeline.status.snapshot import read_status
 from pipeline.workers.beats import Reason
 from tests.support.tables import sample
 from tests.support.toyslurm import Element
-from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, live_to_the_end, trials
+from tests.support.toyworld import Luck, World, live_to_the_end, make_world, trials
 
 
 @pytest.fixture
 def worlds(tmp_path, monkeypatch, clock):
     """Runs whose workers stay until they are asked to leave, or nothing is left for them."""
 
-    def make(number: int, luck: Luck, **scheduler: object) -> Iterator[WorkerWorld]:
+    def make(number: int, luck: Luck, **scheduler: object) -> Iterator[World]:
         for seed in range(number):
-            world = make_worker_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck, **scheduler)
+            world = make_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck, **scheduler)
             monkeypatch.setattr(world, "leave", partial(stay, world, world.leave))
             yield world
 
     return make
 
 
-def stay(world: WorkerWorld, leave: Callable, element: Element, reason: Reason) -> None:
+def stay(world: World, leave: Callable, element: Element, reason: Reason) -> None:
     """Instead of leaving while its input is far away a worker asks for a pass, as those who wait do."""
     worker = world.workers[element]
     if reason is not Reason.LONG or world.is_done(worker):
@@ -57,7 +56,7 @@ def test_a_limit_that_only_sbatch_knows_is_learned_from_its_refusals(worlds):
 
 
 def test_what_sbatch_refused_counts_for_a_minute(tmp_path, monkeypatch, clock):
-    world = make_worker_world(tmp_path / "run", monkeypatch, 1, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 1, Luck())
     paths = world.run.paths
     assert shown_to_fit(paths, time.time()) is None
     note_full(paths, 3, "QOSMaxSubmitJobPerUserLimit")

@@ -1,8 +1,7 @@
 """The GPUs of one machine: who gets which, who makes place, and what is refused. They are only pretended."""
 
-import math
-import time
-from pathlib import Path
+import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,165 +11,53 @@ from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.scheduler import LocalConfig
-from pipeline.executors.assignment import (
-    Decision,
-    Grant,
-    Holder,
-    Need,
-    Room,
-    Share,
-    Waiting,
-    assign,
-    place,
-    who_makes_place,
-)
+from pipeline.decide.staying import ALWAYS
 from pipeline.executors.devices import Devices, devices_of, listed_gpus, parse_list, parts
+from pipeline.executors.limits import Limits, Share, need_of, node_of
 from pipeline.executors.local_limits import gpus_of_tasks, local_limits
-from pipeline.executors.processes import LocalExecutor
-from pipeline.executors.running import Job, LocalLimits
 from tests.support import noting, tiny
 from tests.support.killing import assert_same_end
 
-POOLS = ("rollout", "reward", "update", "rules")
-
-
-# --- the rule ---
-
-
-class World:
-    """Jobs of pools, what they hold, and the rule that says what happens next."""
-
-    def __init__(self, nodes: list[Share], needs: dict[str, Need], slots: int, staying: set[str]) -> None:
-        self.nodes, self.needs, self.slots, self.staying = nodes, needs, slots, staying
-        self.queue: list[str] = []
-        self.running: list[tuple[str, Grant]] = []
-        self.idle: list[tuple[str, Grant]] = []
-        self.leaving: list[Grant] = []
-
-    def step(self) -> Decision:
-        waiting = [Waiting(pool, need=self.needs[pool]) for pool in self.queue]
-        idle = [Holder(pool, grant=grant) for pool, grant in self.idle]
-        held = [share for _, grant in self.running for share in grant]
-        coming = [share for grant in self.leaving for share in grant]
-        room = Room(self.slots - len(self.running), dict.fromkeys(POOLS, 99))
-        decision = assign(waiting, idle, self.nodes, held, coming, room)
-        self.check_order(decision)
-        started = {**decision.starts, **{n: self.idle[i][1] for n, i in decision.takes.items()}}
-        self.running += [(self.queue[n], grant) for n, grant in started.items()]
-        self.leaving += [self.idle[i][1] for i in decision.leaves]
-        gone = {*decision.takes.values(), *decision.leaves}
-        assert len(gone) == len(decision.takes) + len(decision.leaves), "no process is in two places"
-        self.idle = [one for n, one in enumerate(self.idle) if n not in gone]
-        self.queue = [pool for n, pool in enumerate(self.queue) if n not in started]
-        self.check_nothing_is_used_twice()
-        return decision
-
-    def check_order(self, decision: Decision) -> None:
-        """Where a slot is free, no later job gets devices that an earlier one waits for."""
-        started = {*decision.starts, *decision.takes}
-        if len(self.running) + len(started) < self.slots:
-            wanting = [n for n, pool in enumerate(self.queue) if not self.needs[pool].is_nothing]
-            inside = [n in started for n in wanting]
-            assert inside == sorted(inside, reverse=True)
-
-    def check_nothing_is_used_twice(self) -> None:
-        holders = [grant for _, grant in (*self.running, *self.idle)] + self.leaving
-        for node in self.nodes:
-            shares = [share for grant in holders for share in grant if share.node == node.node]
-            names = [name for share in shares for name in share.gpus]
-            assert len(names) == len({*names})
-            assert {*names} <= {*node.gpus}
-            assert sum(share.cpus for share in shares) <= node.cpus
-        for pool, grant in self.running:
-            assert len({share.node for share in grant}) == self.needs[pool].nodes
-            assert all(len(share.gpus) == self.needs[pool].gpus for share in grant)
-
-    def end(self, which: int) -> None:
-        """A job that runs ends, or a process that was told to leave has left."""
-        if which < len(self.leaving):
-            self.leaving.pop(which)
-            return
-        pool, grant = self.running.pop(which - len(self.leaving))
-        if pool in self.staying:
-            self.idle.append((pool, grant))
-
-    @property
-    def going(self) -> int:
-        return len(self.leaving) + len(self.running)
-
-
-NODES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 8)), min_size=1, max_size=3).map(
-    lambda sizes: [
-        Share(f"n{n}", tuple(f"n{n}:{i}" for i in range(gpus)), cpus, math.inf)
-        for n, (gpus, cpus) in enumerate(sizes)
-    ]
-)
-NEEDS = st.builds(Need, gpus=st.integers(0, 3), cpus=st.integers(0, 4), nodes=st.integers(1, 2))
-
-
-@given(
-    nodes=NODES,
-    needs=st.fixed_dictionaries(dict.fromkeys(POOLS, NEEDS)),
-    slots=st.integers(1, 5),
-    staying=st.sets(st.sampled_from(POOLS)),
-    arrivals=st.lists(st.lists(st.sampled_from(POOLS), max_size=4), max_size=8),
-    data=st.data(),
-)
-def test_no_device_is_used_twice_and_every_job_has_its_turn(nodes, needs, slots, staying, arrivals, data):
-    world = World(nodes, needs, slots, staying)
-    arrivals = [[pool for pool in jobs if place(needs[pool], nodes)] for jobs in arrivals]
-    left = 4 * sum(map(len, arrivals)) + len(arrivals)
-    while arrivals or world.queue or world.running:
-        world.queue += arrivals.pop(0) if arrivals else []
-        world.step()
-        assert world.going or not world.queue, "nothing is under way, and jobs wait"
-        if world.going:
-            world.end(data.draw(st.integers(0, world.going - 1)))
-        left -= 1
-        assert left >= 0, "it goes round in circles"
-
-
-def test_an_update_of_two_gpus_is_not_overtaken_for_ever_by_small_jobs():
-    world = World([Share("", ("0", "1"))], {"rollout": Need(1), "update": Need(2)}, 9, set())
-    world.queue = ["rollout", "rollout"]
-    world.step()
-    world.queue = ["update", "rollout"]
-    world.end(0)
-    assert world.step() == Decision(), "the free one is kept for the update"
-    world.end(0)
-    assert world.step().starts == {0: (Share("", ("0", "1"), 0, 0),)}
-
-
-def test_those_who_wait_make_place_the_longest_idle_first_and_no_more_than_needed():
-    idle = [Holder("rollout", grant=(Share("", (name,), 0, 0),)) for name in "012"]
-    decision = assign(
-        [Waiting("update", need=Need(2))], idle, [Share("", tuple("0123"))], [], [], Room(2, {"update": 1})
-    )
-    assert decision == Decision(leaves=(0,))
-    leaving = idle[0].grant
-    again = assign(
-        [Waiting("update", need=Need(2))],
-        idle[1:],
-        [Share("", tuple("0123"))],
-        [],
-        leaving,
-        Room(2, {"update": 1}),
-    )
-    assert again == Decision(), "what is about to be free is waited for"
-
-
-def test_only_those_leave_whose_place_helps():
-    holders = {0: (Share("a", ("a0",), 0, 0),), 1: (Share("b", ("b0",), 0, 0),)}
-    free = [Share("a", (), 4, 0), Share("b", ("b1",), 4, 0)]
-    assert who_makes_place(Need(gpus=2), free, holders) == (1,)
-    assert who_makes_place(Need(gpus=3), free, holders) == ()
+# --- who gets what ---
 
 
 def test_the_fullest_node_with_room_is_taken():
-    nodes = [Share("a", ("0", "1"), 8, 0), Share("b", ("0",), 8, 0)]
-    assert place(Need(gpus=1, cpus=2), nodes) == (Share("b", ("0",), 2, 0),)
-    assert place(Need(gpus=1, nodes=2), nodes) is not None
-    assert place(Need(gpus=2, nodes=2), nodes) is None
+    limits = Limits(
+        {}, 60, nodes=(node_of("a", 2, 8), node_of("b", 1, 8)), gpus={"a": ("0", "1"), "b": ("2",)}
+    )
+    limits = replace(
+        limits, needs={"one": need_of(1, 2), "two": need_of(1, 0, 0, 2), "more": need_of(2, 0, 0, 2)}
+    )
+    assert limits.grant("one", []) == (Share("b", ("2",)),)
+    assert limits.grant("two", []) == (Share("b", ("2",)), Share("a", ("0",)))
+    assert limits.grant("more", []) is None
+    assert limits.grant("none", []) == ()
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 8)), min_size=1, max_size=3),
+    needs=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 2)), min_size=1, max_size=3
+    ),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=20),
+)
+def test_no_device_is_given_twice(sizes, needs, steps):
+    gpus = {f"n{n}": tuple(f"n{n}:{i}" for i in range(count)) for n, (count, _) in enumerate(sizes)}
+    nodes = tuple(node_of(f"n{n}", count, cpus) for n, (count, cpus) in enumerate(sizes))
+    kinds = {f"k{n}": need_of(count, cpus, 0, on) for n, (count, cpus, on) in enumerate(needs)}
+    limits, taken = Limits({}, 60, nodes=nodes, gpus=gpus, needs=kinds), []
+    for starts, which in steps:
+        kind = f"k{which % len(kinds)}"
+        if starts and (grant := limits.grant(kind, taken)) is not None:
+            taken.append((kind, grant))
+            assert len({share.node for share in grant}) == kinds[kind].num_nodes
+            assert all(len(share.gpus) == kinds[kind].gpus for share in grant)
+        elif taken:
+            taken.pop(which % len(taken))
+        names = [name for _, grant in taken for share in grant for name in share.gpus]
+        assert len(names) == len({*names})
+        for node in nodes:
+            assert sum(kinds[k].cpus for k, grant in taken for s in grant if s.node == node.name) <= node.cpus
 
 
 # --- which there are ---
@@ -200,8 +87,8 @@ def test_gpus_are_those_that_this_process_may_use():
 def test_without_gpus_nothing_is_given_and_nothing_changes():
     for found in (here(names=()), here(CUDA_VISIBLE_DEVICES=""), here("shared")):
         assert found.names == ()
-        assert found.variables((Share(),)) == {}
-    assert here(0).variables((Share(),)) == {"CUDA_VISIBLE_DEVICES": ""}
+        assert found.variables(()) == {}
+    assert here(0).variables(()) == {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.mark.parametrize(
@@ -262,6 +149,26 @@ def test_without_nvidia_smi_device_files_are_counted(tmp_path, monkeypatch):
     (tmp_path / "1").mkdir()
     (tmp_path / "1/gpu_id").write_text("0\n")  # a CPU
     assert listed_gpus(tmp_path / "nothing", tmp_path) == ("0",)
+    (tmp_path / "2/gpu_id").mkdir(parents=True)  # reading fails, as of a GPU that a job was not given
+    assert listed_gpus(tmp_path / "nothing", tmp_path) == ("0",)
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("echo 'GPU 0: H100 (UUID: GPU-1)'; echo 'GPU 1: H100 (UUID: GPU-2)'", ("0", "1")),
+        ("echo 'GPU 0: H100 (UUID: GPU-1)'; exit 9", ("0",)),
+        ("exec sleep 60", ("0",)),
+    ],
+)
+def test_nvidia_smi_that_fails_or_hangs_is_done_without(tmp_path, monkeypatch, script, found):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("pipeline.executors.devices._LIST_SECONDS", 0.2 if "sleep" in script else 60.0)
+    (tmp_path / "nvidia0").touch()
+    assert listed_gpus(tmp_path, tmp_path) == found
 
 
 # --- what tasks need ---
@@ -301,7 +208,7 @@ def test_a_task_needs_a_gpu_if_it_computes_with_a_model(configured):
 def test_how_many_run_side_by_side_follows_from_the_gpus(configured):
     limits = local_limits(configured("scheduler.rollout.gpus=2"))
     assert limits.slots == 6
-    assert (limits.pools["rollout"], limits.pools["reward"], limits.pools["update"]) == (2, 4, 1)
+    assert (limits.workers["rollout"], limits.workers["reward"], limits.workers["update"]) == (2, 4, 1)
     assert set(limits.linger.values()) == {0}, "all slots together need more than there are"
     fixed = local_limits(
         configured(
@@ -311,7 +218,7 @@ def test_how_many_run_side_by_side_follows_from_the_gpus(configured):
             "scheduler.evaluate.linger=0",
         )
     )
-    assert fixed.linger["rollout"] == fixed.linger["reward"] == math.inf, "each stage has its own GPUs"
+    assert fixed.linger["rollout"] == fixed.linger["reward"] == ALWAYS, "each stage has its own GPUs"
     assert fixed.linger["update"] == 7
 
 
@@ -320,64 +227,10 @@ def test_a_machine_without_gpus_does_what_it_did(configured, monkeypatch):
     monkeypatch.setattr("pipeline.executors.local_limits.devices_of", lambda given: Devices())
     limits = local_limits(configured("scheduler.gpus=auto"))
     assert limits.slots == 2
-    assert limits.pools == {
+    assert limits.workers == {
         **{"prepare": 1, "rollout": 2, "reward": 2, "update": 1, "evaluate": 1, "benchmark": 1}
     }
-    assert limits.show((Share(),)) == {}
-
-
-# --- processes ---
-
-
-@pytest.fixture
-def executor():
-    devices = Devices(("0", "1"), True)
-    limits = LocalLimits(
-        4,
-        {"rollout": 4, "update": 1},
-        60,
-        {"rollout": math.inf},
-        nodes=(Share(gpus=devices.names),),
-        needs={"rollout": Need(1), "update": Need(2)},
-        show=devices.variables,
-    )
-    made = LocalExecutor("tests.support.scheduled:serve", [], limits)
-    yield made
-    made.cancel()
-
-
-def test_those_who_wait_with_a_gpu_give_way_to_an_update_of_two(executor, tmp_path):
-    go = tmp_path / "go"
-
-    def job(key: str, pool: str, ranks: int = 1) -> Job:
-        what = ("after", str(go), "environment", "CUDA_VISIBLE_DEVICES")
-        words = what if ranks == 1 else ("ranks", *["environment CUDA_VISIBLE_DEVICES"] * ranks)
-        return Job(key, pool, words, tmp_path / f"{key}.log", ranks=ranks)
-
-    def finish(*keys: str) -> None:
-        ended: dict = {}
-        until = time.monotonic() + 30
-        while ended.keys() < {*keys}:
-            assert time.monotonic() < until
-            executor.wait(1)
-            ended |= executor.collect_ended()
-        assert {end.exit_code for end in ended.values()} == {0}
-
-    executor.submit([job(name, "rollout") for name in ("a", "b", "c")])
-    executor.wait(0)
-    assert sorted(executor._running) == ["a", "b"], "the third has no GPU yet"
-    go.touch()
-    finish("a", "b", "c")
-    assert sorted(seen(tmp_path / f"{name}.log") for name in "ab") == ["0", "1"]
-    assert len(executor._idle) == 2
-    executor.submit([job("update", "update", ranks=2)])
-    finish("update")
-    assert executor._idle == []
-    assert seen(tmp_path / "update.log") == seen(tmp_path / "update.rank-1.log") == "0,1"
-
-
-def seen(log: Path) -> str:
-    return log.read_text().splitlines()[-1]
+    assert limits.show(()) == {}
 
 
 # --- whole runs ---

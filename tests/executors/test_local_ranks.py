@@ -7,30 +7,29 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
-from pipeline.executors.local import LocalJobs, judge
-from pipeline.executors.processes import LocalExecutor, LocalLimits
-from pipeline.executors.running import JobEnd
-from pipeline.orchestrate.reconcile import Launch, Observation
+from pipeline.decide.judging import judge_process
+from pipeline.executors.limits import WorkerEnd
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
 from pipeline.run.endings import Evidence, read_endings
-from pipeline.run.failures import DISK_EXIT, Failure, FailureKind, Said
+from pipeline.run.failures import DISK_EXIT, FailureKind, Said
+from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task
-from pipeline.status.log_files import Choice, find_logs, parse_choice
+from pipeline.status.log_files import LogChoice, find_logs, parse_choice
 from pipeline.status.logs import describe_failed
 from tests.support import ROOT, tiny
 from tests.support.damage import flip_bit
 from tests.support.killing import HOOKS, data_file
 from tests.support.processes import make_run, stage
 from tests.support.ranks import respond_and_score, updated
-from tests.support.waiting import eventually
+from tests.support.tables import LONG
+from tests.support.waiting import wait_for
 
 SETTINGS = ("iterations=1", "update.zero_stage=2", "scheduler.update.ranks=2")
 
@@ -77,22 +76,22 @@ SAID = Said(FailureKind.ERROR, "a bug", "1/reward/0")
     [
         (
             None,
-            JobEnd(1),
+            WorkerEnd(1),
             1,
             (FailureKind.KILLED, "ended with exit code 1 and said nothing", Evidence.EXIT_CODE),
         ),
-        (None, JobEnd(-9), 1, (FailureKind.KILLED, "killed by signal 9", Evidence.EXIT_CODE)),
-        (None, JobEnd(1, "a time limit"), 1, (FailureKind.KILLED, "a time limit", Evidence.EXIT_CODE)),
-        (None, JobEnd(DISK_EXIT, "full"), 1, (FailureKind.DISK, "full", Evidence.EXIT_CODE)),
-        (SAID, JobEnd(1), 1, (FailureKind.ERROR, "a bug", Evidence.FAILURE_FILE)),
-        (SAID, JobEnd(-9), 1, (FailureKind.ERROR, "a bug", Evidence.FAILURE_FILE)),
-        (SAID, JobEnd(1, "rank 1"), 2, (FailureKind.ERROR, "a bug (rank 1)", Evidence.FAILURE_FILE)),
-        (SAID, JobEnd(-9, "rank 0"), 2, (FailureKind.KILLED, "rank 0", Evidence.EXIT_CODE)),
+        (None, WorkerEnd(-9), 1, (FailureKind.KILLED, "killed by signal 9", Evidence.EXIT_CODE)),
+        (None, WorkerEnd(1, "a time limit"), 1, (FailureKind.KILLED, "a time limit", Evidence.EXIT_CODE)),
+        (None, WorkerEnd(DISK_EXIT, "full"), 1, (FailureKind.DISK, "full", Evidence.EXIT_CODE)),
+        (SAID, WorkerEnd(1), 1, (FailureKind.ERROR, "a bug", Evidence.FAILURE_FILE)),
+        (SAID, WorkerEnd(-9), 1, (FailureKind.ERROR, "a bug", Evidence.FAILURE_FILE)),
+        (SAID, WorkerEnd(1, "rank 1"), 2, (FailureKind.ERROR, "a bug (rank 1)", Evidence.FAILURE_FILE)),
+        (SAID, WorkerEnd(-9, "rank 0"), 2, (FailureKind.KILLED, "rank 0", Evidence.EXIT_CODE)),
     ],
 )
 def test_how_a_process_ended_is_judged_by_its_own_word_or_else_by_its_exit_code(said, end, ranks, judged):
     """Of several ranks a file is that of one that found its peer gone, where another was killed."""
-    assert judge(said, end, ranks) == judged
+    assert judge_process(policy_maker(1), said, end.exit_code, end.note, ranks) == judged
 
 
 def writers(log: Path) -> list[int]:
@@ -107,6 +106,7 @@ def writers(log: Path) -> list[int]:
     return found
 
 
+@LONG
 def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
     undisturbed, scored, environment, tmp_path
 ):
@@ -136,51 +136,18 @@ def test_any_rank_that_is_killed_costs_an_attempt_and_changes_nothing(
     run = load_run(run_dir)
     logs = find_logs(run.paths, parse_choice("update", run.plan))
     assert [log.name for log in logs] == [*names, "update@1 #3", "update@1 rank 1 #3"]
-    assert ["committed" in log.path.read_text() for log in logs] == [False] * 4 + [True, False]
+    assert ["update: committed" in log.path.read_text() for log in logs] == [False] * 4 + [True, False]
     events = [json.loads(line) for line in run.paths.events.read_text().splitlines()]
-    shown = "\n".join(describe_failed(run.paths, events, Choice("update"), 5))
+    shown = "\n".join(describe_failed(run.paths, events, LogChoice("update"), 5))
     assert "00001-update/attempt-1/shard-00000.rank-1.log" in shown
-    assert not any(writers(log.path) for log in find_logs(run.paths, Choice()))
+    assert not any(writers(log.path) for log in find_logs(run.paths, LogChoice()))
     assert list(run_dir.rglob("*.rendezvous")) == []
 
 
 def kill_writer(log: Path) -> None:
     """The process that writes a log, as soon as there is one."""
-    until = time.monotonic() + 200
-    while not (found := writers(log)):
-        assert time.monotonic() < until, f"nobody has written {log}"
-        time.sleep(0.01)
-    (pid,) = found
+    (pid,) = wait_for(lambda: writers(log), f"a process that writes {log}", 200)
     os.kill(pid, signal.SIGKILL)
-
-
-def said_and_killed(orders) -> int:
-    """A task of two ranks: the second is killed, the first finds out and says so."""
-    arguments = orders.next().arguments
-    said = Path(arguments[arguments.index("--failure-file") + 1])
-    if os.environ["RANK"] == "0":
-        said.write_text(json.dumps({"kind": "error", "message": "connection closed", "suspect": None}))
-        return 1
-    assert eventually(said.exists)
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("is alive")
-
-
-def test_what_a_rank_says_whose_peer_was_killed_is_not_the_reason(models, tmp_path):
-    run = make_run(models, tmp_path / "run", *SETTINGS)
-    executor = LocalExecutor(
-        "tests.executors.test_local_ranks:said_and_killed", [], LocalLimits(1, {"update": 1}, 60)
-    )
-    jobs, task = LocalJobs(run, executor), Task(1, Stage.UPDATE)
-    jobs.launch([Launch(task, "")], Observation((), {}, {}, (), {}))
-    executor.wait(0)
-    (running,) = executor._running.values()
-    assert eventually(lambda: not running.unfinished, seconds=60)
-    jobs.query()
-    (ended,) = jobs.collect_ended([task], lambda _: ())
-    log = run.paths.task(task).log(1).with_name("shard-00000.rank-1.log")
-    assert ended.failure == Failure(task, 1, FailureKind.KILLED, "rank 1 of 2 killed by signal 9", str(log))
-    assert ended.suspect is None
 
 
 def test_ranks_that_find_an_input_spoilt_say_so_and_it_is_made_again(undisturbed, scored, slurm_ppo):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.decide.places import Need
 from pipeline.executors.slurm import nodes_at_hand
 from pipeline.executors.slurm.nodes_at_hand import nodes_of
-from pipeline.orchestrate.places import Need
 from pipeline.run.paths import RunPaths
 from slurm.commands import NotStarted, SlurmError
 from slurm.nodes import Node, Nodes

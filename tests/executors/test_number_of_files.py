@@ -22,8 +22,7 @@ from pipeline.workers.claims import take
 from slurm.states import SlurmState
 from tests.support.inodes import by_kind
 from tests.support.toyslurm import Element
-from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, is_driver
+from tests.support.toyworld import Luck, World, is_driver, make_world
 
 SHARDS, ITERATIONS = 64, 3
 MOST_RECENT, MOST_PACKED = 300, 20
@@ -36,9 +35,9 @@ SETTINGS = {
 }
 
 
-def lived(root: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerWorld:
+def lived(root: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A run that has come to its end, undisturbed."""
-    world = make_worker_world(root, monkeypatch, 2, Luck(), settings=SETTINGS)
+    world = make_world(root, monkeypatch, 2, Luck(), settings=SETTINGS)
     world.slurm.max_array_size = 1001
     assert not world.run.plan.pools
     world.submit()
@@ -50,9 +49,8 @@ def lived(root: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerWorld:
     return world
 
 
-def in_step(world: WorkerWorld) -> None:
+def in_step(world: World) -> None:
     """Everything that can start starts, every task that can be done is done, and a pass sees it."""
-    world.slurm.look()
     for element in (e for e in free(world) if e.is_free):
         begin_log(world, element)
         world.start(element)
@@ -64,11 +62,11 @@ def in_step(world: WorkerWorld) -> None:
     world.advance("a worker", is_worker=True)
 
 
-def free(world: WorkerWorld) -> list[Element]:
+def free(world: World) -> list[Element]:
     return [e for e in world.slurm.elements(SlurmState.PENDING) if e.is_free and not world.is_guard(e)]
 
 
-def begin_log(world: WorkerWorld, element: Element) -> None:
+def begin_log(world: World, element: Element) -> None:
     """As the batch script does."""
     name = parse_job_name(element.job.name)
     (submission,) = Ledger(world.run.paths).named([element.job.name])
@@ -85,7 +83,7 @@ def write_log(log: Path, text: str) -> None:
         file.write(text)
 
 
-def work(world: WorkerWorld, element: Element, done: int) -> None:
+def work(world: World, element: Element, done: int) -> None:
     """A worker does its shard's next task after what is done, or leaves if there will be none."""
     worker, plan = world.workers[element], world.run.plan
     kind, shard = worker.first.job_kind, worker.first.shard
@@ -105,7 +103,7 @@ def work(world: WorkerWorld, element: Element, done: int) -> None:
         commit_state(world, claim.task)
 
 
-def commit_state(world: WorkerWorld, task: Task) -> None:
+def commit_state(world: World, task: Task) -> None:
     """An update's attempt commits the trainer's state behind its policy."""
     if task.stage is Stage.UPDATE:
         paths, attempt = world.run.paths, world.record(task).attempt

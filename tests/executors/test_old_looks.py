@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.executors.slurm import passes
-from pipeline.executors.slurm.crew import read_roster
+from pipeline.executors.slurm.crew import read_crew
 from pipeline.executors.slurm.job_table import Snapshot, read_table, take_snapshot
 from pipeline.executors.slurm.passes import make_pass
-from pipeline.executors.slurm.queue import as_heard_of, newest_starts, worker_of
+from pipeline.executors.slurm.queue import as_heard_of, newest_starts
 from pipeline.run import journal
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import Run
@@ -22,20 +22,20 @@ from pipeline.run.submissions import Ledger, Submission, parse_job_name
 from pipeline.workers import looking
 from pipeline.workers.looking import FROM_NOW, Look
 from slurm.commands import SlurmTimeout
-from slurm.query import Element
 from slurm.states import SlurmState
+from tests.support import jobs
 from tests.support.beats import beat
+from tests.support.passes import Watcher, in_job, pass_over
 from tests.support.toyslurm import Element as ToyElement
-from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
-from tests.support.toyworld import MIN_JOB_AGE, Luck, Watcher, in_job, is_driver, pass_over
+from tests.support.toyworld import MIN_JOB_AGE, Luck, Worker, World, is_driver, make_world
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
-    return make_worker_world(tmp_path / "run", monkeypatch, 1, Luck())
+def world(tmp_path, monkeypatch, clock) -> World:
+    return make_world(tmp_path / "run", monkeypatch, 1, Luck())
 
 
-def look_of(world: WorkerWorld) -> Look:
+def look_of(world: World) -> Look:
     world.look()
     return world.looks[-1]
 
@@ -44,11 +44,11 @@ def submissions(run: Run) -> list[Submission]:
     return Ledger(run.paths).load(range(run.plan.iterations + 1))
 
 
-def failures(world: WorkerWorld) -> list[str]:
+def failures(world: World) -> list[str]:
     return [e["task"] for e in journal.read(world.run.paths.events) if e["event"] == "failed"]
 
 
-def working(world: WorkerWorld) -> tuple[ToyElement, Worker]:
+def working(world: World) -> tuple[ToyElement, Worker]:
     """Let the run go on until a worker is at a task."""
     world.submit()
     while not any(worker.claim for worker in world.workers.values()):
@@ -73,7 +73,7 @@ def test_what_was_submitted_since_for_an_iteration_that_is_over_is_known(world):
     world.submit()
     (array,) = (s for s in submissions(world.run) if s.is_of_stage and s.iteration)
     seen = take_snapshot(world.run, before, is_fresh=False)
-    table = read_table(Ledger(world.run.paths), seen, {array.iteration + 1}, names=seen.queue.keys())
+    table = read_table(Ledger(world.run.paths), seen, {array.iteration + 1})
     assert array.name in {s.name for s in table.submissions}
     assert {e.state for e in table.seen.queue[array.name]} == {SlurmState.PENDING}
 
@@ -109,10 +109,10 @@ def test_where_who_has_started_since_is_says_its_beat(world, shown, said, nodes)
         (n, e) for n, e in seen.queue.items() if parse_job_name(n).job_kind == "prepare"
     )
     queue = {name: (replace(element, node=shown, restarts=0),)}
-    table = read_table(Ledger(world.run.paths), replace(seen, queue=queue), {0}, names=[name])
-    worker = str(worker_of(element))
-    roster = read_roster(table, {worker: beat(worker, "prepare", nodes=said)})
-    assert {w.name: w.nodes for w in roster.crew.workers} == {worker: nodes}
+    table = read_table(Ledger(world.run.paths), replace(seen, queue=queue), {0})
+    worker = element.run_id
+    crew = read_crew(table, {worker: beat(worker, "prepare", nodes=said)})
+    assert {w.name: w.nodes for w in crew.workers} == {worker: nodes}
 
 
 def test_who_was_put_back_and_has_started_again_is_at_the_task_that_it_has_claimed(world):
@@ -129,9 +129,7 @@ def test_who_was_put_back_and_has_started_again_is_at_the_task_that_it_has_claim
 
 
 def test_restarts_that_were_heard_of_count():
-    given = {"name": "n", "reason": "None", "node": "n1", "partition": "p", "exit_code": None, "signal": None}
-    times = dict.fromkeys(("submitted", "started", "ended", "time_limit"))
-    shown = Element("7", 1, state=SlurmState.PENDING, restarts=1, **given, **times)
+    shown = jobs.element(1, SlurmState.PENDING, restarts=1)
     running = replace(shown, state=SlurmState.RUNNING)
     assert as_heard_of(shown, newest_starts(["7_1r0", "7_2r5", "77_1r9", "host-12"])) == shown
     assert as_heard_of(shown, newest_starts(["7_1r1"])) == running

@@ -1,27 +1,36 @@
 """Whoever makes a pass waits for nothing while he holds the lease: others could decide nothing meanwhile."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from pipeline.cli.summary import say_how_it_ended
+from pipeline.decide.reconcile import MOST_SETUPS
+from pipeline.decide.situation import Situation
 from pipeline.executors.slurm import exit_reasons, passes
 from pipeline.executors.slurm.passes import PASS_SECONDS, TakenOver, make_pass
+from pipeline.orchestrate import jobs
+from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal
 from pipeline.run.control import begin_invocation, take_over
 from pipeline.run.lease import holder_of
 from pipeline.run.owner import Owner
 from pipeline.run.submissions import Ledger, job_kind_of
+from pipeline.status.snapshot import read_status
+from pipeline.workers.handover import Handover, Instructions, publish_instructions
 from slurm import commands
 from slurm.commands import SlurmTimeout
 from slurm.ended import NoAnswer
+from slurm.setup_lines import SETUP_EXIT
 from slurm.states import SlurmState
-from tests.support.toyworkers import WorkerWorld, make_worker_world
-from tests.support.toyworld import MIN_JOB_AGE, Luck, Watcher, is_driver
+from tests.support.passes import Watcher, pass_over
+from tests.support.toyworld import MIN_JOB_AGE, Luck, World, is_driver, make_world
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch, clock) -> WorkerWorld:
-    world = make_worker_world(tmp_path / "run", monkeypatch, 1, Luck())
+def world(tmp_path, monkeypatch, clock) -> World:
+    world = make_world(tmp_path / "run", monkeypatch, 1, Luck())
     begin_invocation(world.run.paths)
     monkeypatch.setattr(passes, "is_behind", lambda *_: False)  # W&B has no part in it
     return world
@@ -40,11 +49,11 @@ def waits(world, monkeypatch, clock) -> list[str | None]:
     return found
 
 
-def advance(world: WorkerWorld) -> None:
+def advance(world: World) -> None:
     make_pass(world.run, Watcher(world.story))
 
 
-def lose_answers(world: WorkerWorld, program: str, times: int) -> None:
+def lose_answers(world: World, program: str, times: int) -> None:
     left = iter(range(times))
 
     def lose(called: str) -> None:
@@ -154,3 +163,73 @@ def test_slurm_opens_what_is_as_old_as_the_run(world):
     assert f"#SBATCH --output={output}\n" in scripts[True]
     assert "#SBATCH --output=/dev/null\n" in scripts[False]
     assert output.read_text() == ""
+
+
+# --- what a pass hands to the rules ---
+
+
+NOTHING = Instructions()
+
+
+def seen_by_a_pass(world: World, monkeypatch, reason: str, told: Instructions = NOTHING) -> Situation:
+    """Return what a pass sees while the run's first elements wait for a reason.
+
+    Args:
+        told: what the pass before has told workers.
+    """
+    found: list[Situation] = []
+    world.submit()
+    world.look()
+    look = world.looks[-1]
+    monkeypatch.setattr(jobs, "staff", lambda seen, real=jobs.staff: found.append(seen) or real(seen))
+    assert "|None|" in look.text
+    publish_instructions(world.run.paths, told)
+    pass_over(world.run, world.story, replace(look, text=look.text.replace("|None|", f"|{reason}|")))
+    return found[-1]
+
+
+@pytest.mark.parametrize(
+    ("reason", "lacks_room", "is_limited"),
+    [("Resources", True, False), ("QOSMaxJobsPerUserLimit", True, True), ("None", False, False)],
+)
+def test_whether_an_element_waits_for_room_or_for_a_limit_of_its_user(
+    world, monkeypatch, reason, lacks_room, is_limited
+):
+    pending = seen_by_a_pass(world, monkeypatch, reason).crew.pending
+    assert pending
+    assert {(one.lacks_room, one.is_limited) for one in pending} == {(lacks_room, is_limited)}
+
+
+def test_what_the_pass_before_has_promised_counts(world, monkeypatch):
+    promised = Handover("7_0r0", "rollout", at=1234.0, job="9_0")
+    seen = seen_by_a_pass(world, monkeypatch, "Resources", Instructions((promised,)))
+    assert seen.promised == (promised,)
+
+
+# --- a line of setup that no node passes ---
+
+
+_MOST = 20
+
+
+def test_a_run_whose_setup_fails_wherever_it_is_tried_fails_and_says_what_to_mend(
+    tmp_path, monkeypatch, clock, capsys
+):
+    world = make_world(tmp_path / "run", monkeypatch, 3, Luck())
+    world.submit()
+    tries, done = 0, None
+    while (done is None or done.outcome is None) and tries < _MOST:
+        tries += 1
+        for element in world.slurm.elements(SlurmState.PENDING):
+            if element.is_free and not is_driver(element):
+                world.slurm.start(element)
+                world.slurm.end(element, SlurmState.FAILED, SETUP_EXIT)
+        done = pass_over(world.run, world.story)
+    assert (done.outcome, tries) == (Outcome.FAILED, MOST_SETUPS[False])
+    failed = [event for event in journal.read(world.run.paths.events) if event["event"] == "failed"]
+    assert {event["kind"] for event in failed} == {"setup"}
+    assert say_how_it_ended(world.run, done) == 2
+    said = capsys.readouterr().err
+    assert "a line of setup failed on node node" in said
+    assert "mend the settings and type the same command again" in said
+    assert read_status(world.run).state == "failed"

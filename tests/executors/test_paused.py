@@ -22,15 +22,15 @@ from pipeline.status.snapshot import read_status
 from pipeline.status.text import describe
 from slurm.query import QUEUE_FORMAT, Element, parse_queue
 from slurm.states import SlurmState
+from tests.support import jobs
 from tests.support.toyslurm import Element as ToyElement
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck, World, is_driver
+from tests.support.toyworld import Luck, World, is_driver, make_world
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch, clock) -> World:
     """A run that is at work."""
-    found = make_worker_world(tmp_path / "run", monkeypatch, 3, Luck())
+    found = make_world(tmp_path / "run", monkeypatch, 3, Luck())
     found.submit()
     for _ in range(6):
         found.happen()
@@ -197,7 +197,6 @@ def test_a_part_that_was_submitted_again_does_not_pause_the_run_minutes_later(ti
     waited = [e for e in timed.slurm.elements(SlurmState.PENDING) if is_driver(e) and e.submitted < before]
     for driver in waited:
         time.sleep(60)
-        timed.slurm.look()
         if driver.is_free:
             timed.start(driver)
     assert timed.outcome is None, timed.told()
@@ -219,27 +218,12 @@ def test_what_a_pass_cancels_that_slurm_could_not_start_or_that_hangs_is_no_act(
 
 # --- what counts ---
 
-NAMES = {kind: f"slurm-ppo.run.{kind}.iter1.abc.1.0" for kind in ("rollout", "update", "guard", "driver")}
+KINDS = ("rollout", "update", "guard", "driver")
 
 
 def element(kind: str, index: int, state: SlurmState, **more: object) -> Element:
-    given = Element(
-        array_id=str(10 + list(NAMES).index(kind)),
-        index=index,
-        name=NAMES[kind],
-        state=state,
-        reason="",
-        node="",
-        partition="",
-        submitted=100.0,
-        started=None,
-        ended=None,
-        exit_code=None,
-        signal=None,
-        restarts=0,
-        time_limit=None,
-    )
-    return replace(given, **more)
+    given = {"array_id": str(10 + KINDS.index(kind)), "submitted": 100.0, "restarts": 0}
+    return jobs.element(index, state, kind, **given | more)
 
 
 def gone(kind: str, index: int = 0, ended: float = 200.0) -> Element:

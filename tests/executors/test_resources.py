@@ -2,10 +2,14 @@
 
 import pytest
 
+from pipeline.checks.settings import environment_warnings
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
-from pipeline.executors.slurm.resources import Escalation, bad_nodes, command_words, escalate, sbatch_options
-from pipeline.preflight.inputs import environment_warnings
+from pipeline.decide.escalating import Escalation, bad_nodes, escalate
+from pipeline.executors.slurm.launcher import broken_since
+from pipeline.executors.slurm.resources import command_words, sbatch_options
+from pipeline.run import journal
 from pipeline.run.failures import NOT_BEGUN, Failure, FailureKind
+from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
 from tests.support.scripted import imagined_run
 
@@ -17,12 +21,12 @@ def failed(kind: FailureKind, task: Task = TASK, node: str = "") -> Failure:
 
 
 def test_out_of_memory_asks_for_twice_as_much_up_to_a_bound():
-    given = ResourcesConfig(mem="16G", max_mem="40G")
+    given = ResourcesConfig(mem="16G")
     asked = [
         sbatch_options(given, escalate([failed(FailureKind.MEMORY)] * times, []), None)["mem"]
-        for times in range(4)
+        for times in (0, 1, 2, 9)
     ]
-    assert asked == ["16G", "32768M", "40960M", "40960M"]
+    assert asked == ["16G", "32768M", "65536M", "131072M"]
 
 
 def test_a_timeout_asks_for_more_time_up_to_what_the_partition_allows():
@@ -47,6 +51,23 @@ def test_a_node_that_failed_twice_is_excluded_with_those_of_the_user():
     assert bad_nodes(everywhere) == ("n7",)
     options = sbatch_options(ResourcesConfig(exclude=("n1",)), escalate([], everywhere), None)
     assert options["exclude"] == "n1,n7"
+
+
+def test_nodes_that_failed_together_are_known_apart():
+    """Of two jobs on two nodes each one node is common."""
+    everywhere = [failed(FailureKind.LOST, node="n[1-2]"), failed(FailureKind.LOST, node="n[2-3]")]
+    assert bad_nodes(everywhere) == ("n2",)
+
+
+def test_a_broken_gpu_is_known_an_hour_later_and_in_another_iteration(tmp_path):
+    events = tmp_path / "events.jsonl"
+    for number, (kind, node) in enumerate([("device", "n1"), ("error", "n2"), ("device", "n[3-4]")]):
+        journal.event(events, "failed", task="1/rollout/0", attempt=1, kind=kind, message="", node=node)
+        moment = journal.read(events)[-1]["time"]
+        assert len(list(broken_since(RunPaths(tmp_path), moment))) == (number != 1)
+    found = list(broken_since(RunPaths(tmp_path), 0.0))
+    assert [(failure.task, failure.node) for failure in found] == [(TASK, "n1"), (TASK, "n[3-4]")]
+    assert bad_nodes(found) == ("n1", "n3", "n4")
 
 
 @pytest.mark.parametrize("kind", sorted(NOT_BEGUN))

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.executors.slurm.crew import SILENT_SECONDS
 from pipeline.executors.slurm.silence import (
     LOOK_AGAIN_SECONDS,
+    SILENT_SECONDS,
     Silence,
     as_cancelled,
     look_again,

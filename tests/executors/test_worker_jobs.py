@@ -12,57 +12,46 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.job_kinds import DRIVER
-from pipeline.executors.slurm.crew import (
-    SILENT_SECONDS,
-    are_in_doubt,
-    beats_of,
-    broken_attempts,
-    silent_workers,
-)
-from pipeline.executors.slurm.queue import cancel_all, look_at_queue, worker_of
-from pipeline.executors.slurm.queue_reader import QueueReader
-from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS
-from pipeline.executors.slurm.submitter import Submitter
-from pipeline.executors.slurm.worker_jobs import WorkerJobs
+from pipeline.decide.ended import are_in_doubt, broken_attempts
+from pipeline.executors.slurm.array_workers import ArrayWorkers
+from pipeline.executors.slurm.arrays import Submitter
+from pipeline.executors.slurm.crew import beats_of, silent_workers
+from pipeline.executors.slurm.job_table import QueueReader
+from pipeline.executors.slurm.queue import cancel_all, look_at_queue
+from pipeline.executors.slurm.silence import LOOK_AGAIN_SECONDS, SILENT_SECONDS
 from pipeline.orchestrate.driver import Outcome
 from pipeline.run import journal
 from pipeline.run.benchmarks import read_measured
-from pipeline.run.bookkeeping import is_wanted
+from pipeline.run.commits import require_record
 from pipeline.run.control import read_control, write_control
 from pipeline.run.directory import slurm_settings
 from pipeline.run.endings import Evidence, read_endings
 from pipeline.run.failures import FailureKind
+from pipeline.run.pass_requests import is_requested
 from pipeline.run.submissions import Ledger, Submission, read_limits_of
 from pipeline.run.tasks import Stage, Task, task_key
-from pipeline.workers.beats import Doing, Reason
+from pipeline.workers.beats import Doing, Reason, read_beats
 from pipeline.workers.claims import Claim
 from slurm.commands import SlurmTimeout
 from slurm.signals import Errands
 from slurm.states import SlurmState
 from tests.support.beats import beat
 from tests.support.toyslurm import Element
-from tests.support.toyworkers import Worker, WorkerWorld, make_worker_world
-from tests.support.toyworld import Luck, trials
-
-
-def live_to_the_end(world: WorkerWorld) -> WorkerWorld:
-    world.submit()
-    live_to_the_end_of_submitted(world)
-    return world
+from tests.support.toyworld import Luck, Worker, World, live_to_the_end, make_world, trials
 
 
 @pytest.fixture
 def worlds(tmp_path, monkeypatch, clock):
     """One after the other, different in everything that chance decides."""
 
-    def make(number: int, luck: Luck, **scheduler: object) -> Iterator[WorkerWorld]:
+    def make(number: int, luck: Luck, **scheduler: object) -> Iterator[World]:
         for seed in range(number):
-            yield make_worker_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck, **scheduler)
+            yield make_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck, **scheduler)
 
     return make
 
 
-def arrays_of(world: WorkerWorld) -> list[Submission]:
+def arrays_of(world: World) -> list[Submission]:
     everything = Ledger(world.run.paths).load(range(world.run.plan.iterations + 1))
     return [submission for submission in everything if submission.is_of_stage]
 
@@ -116,9 +105,9 @@ def test_a_queue_that_does_not_show_its_guards_yet_gets_them_once(worlds, monkey
     run, errands = world.run, Errands(print)
     submitter = Submitter(run, slurm_settings(run), lambda partitions: None, lambda: None)
     reader = QueueReader(run)
-    jobs = WorkerJobs(submitter, read_limits_of(run.paths), print, errands, reader, needs_watchdogs=True)
+    workers = ArrayWorkers(submitter, read_limits_of(run.paths), print, errands, reader, needs_watchdogs=True)
     for _ in range(10):
-        jobs.query()
+        workers.look()
     assert [submission.number for submission in Ledger(run.paths).load({0})] == [1, 2]
 
 
@@ -242,7 +231,7 @@ def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(
     (worker,) = world.workers.values()
     world.say(worker, worker.beat.doing)
     queue = look_at_queue(world.run, max_age=0.0).elements
-    beats = beats_of(world.run.paths, {worker_of(element).element for element in queue})
+    beats = beats_of(world.run.paths, {element.job_id for element in queue})
     now = beats[worker.name].beat
     element = f"{free[0].job.id}_{free[0].index}"
     assert silent_workers(queue, beats, now + SILENT_SECONDS + 1) == {element: now}
@@ -250,7 +239,7 @@ def test_a_worker_that_does_not_beat_is_cancelled_and_one_that_never_did_is_not(
     assert silent_workers(queue, {}, now + SILENT_SECONDS + 1) == {}
 
 
-def at_work(world: WorkerWorld) -> tuple[Element, Worker]:
+def at_work(world: World) -> tuple[Element, Worker]:
     """Let a run go on until a worker is at a task."""
     world.submit()
     while not any(worker.claim for worker in world.workers.values()):
@@ -267,9 +256,9 @@ def test_a_worker_that_hangs_is_cancelled_by_the_pass_after_and_another_does_its
         world.advance("a pass")
         assert element.state is SlurmState.RUNNING, world.told()
         assert clock[0] - before < LOOK_AGAIN_SECONDS, "it does not wait, as it holds the lease"
-        assert not is_wanted(paths)
+        assert not is_requested(paths)
         clock[0] += LOOK_AGAIN_SECONDS
-        assert is_wanted(paths), "somebody makes the next pass then"
+        assert is_requested(paths), "somebody makes the next pass then"
         world.advance("a pass")
         assert element.state is SlurmState.CANCELLED, world.told()
         assert f"  workers {worker.name.partition('r')[0]} have not been heard of for minutes" in world.told()
@@ -296,7 +285,7 @@ def test_workers_that_were_silent_as_the_file_server_was_away_are_looked_at_agai
     assert not world.kinds, "no attempt failed"
 
 
-def lose(world: WorkerWorld, program: str, is_carried_out: bool) -> None:
+def lose(world: World, program: str, is_carried_out: bool) -> None:
     """The next answer of a command is lost, whether or not the controller has heard the request."""
     lost = iter([True])
 
@@ -315,22 +304,12 @@ def test_what_sbatch_did_not_answer_is_found_by_name_or_submitted_again_by_later
     for world in worlds(trials(2), Luck()):
         world.submit()
         lose(world, "sbatch", is_carried_out)
-        live_to_the_end_of_submitted(world)
+        live_to_the_end(world, is_submitted=True)
         gone = [event["event"] for event in journal.read(world.run.paths.events)]
         assert "failed" not in gone
         assert ("never_arrived" in gone) is not is_carried_out
         names = [job.name for job in world.slurm.jobs.values()]
         assert len(names) == len(set(names))
-
-
-def live_to_the_end_of_submitted(world: WorkerWorld) -> None:
-    try:
-        world.live_on()
-        world.check_is_complete()
-        world.check_failures_are_told()
-    except Exception as error:
-        error.add_note(world.told())
-        raise
 
 
 @pytest.mark.soak
@@ -356,3 +335,46 @@ def test_a_worker_that_left_has_an_end_that_says_why_and_is_no_failure(worlds):
         assert all(ending.evidence is Evidence.BEAT for ending in left.values())
         assert all(ending.message.startswith(("it left: ", "what it took")) for ending in left.values())
     assert seen
+
+
+# --- workers of rollouts that measure policies, on nodes that have room for all stages at once ---
+
+
+NODES = "node|toy*|64|64000|(null)|idle|0/64/0/64\n"
+
+
+@pytest.fixture
+def world(request, tmp_path, monkeypatch, clock) -> World:
+    """One of which some policies are measured."""
+    size = {"iterations": 3, "rollout": {"num_shards": 2}, "evaluate": {"every": 2}}
+    data = {"prompts_per_iteration": 8, "heldout": "/heldout"}
+    made = make_world(tmp_path / "run", monkeypatch, 14, request.param, settings={**size, "data": data})
+    made.slurm.nodes = NODES
+    return made
+
+
+def submitted(world: World, stage: Stage) -> set[str]:
+    """Ids of the arrays of a stage."""
+    arrays = Ledger(world.run.paths).load(range(world.run.plan.iterations + 1))
+    return {submission.state.job for submission in arrays if submission.job_kind == stage}
+
+
+@pytest.mark.parametrize(
+    "world",
+    [Luck(), Luck(mishaps=8), Luck(mishaps=6, disturbances=8)],
+    indirect=True,
+    ids=["undisturbed", "tasks fail", "people and Slurm interfere"],
+)
+def test_policies_are_measured_by_workers_of_rollouts_whatever_happens(world):
+    live_to_the_end(world)
+    tasks = world.run.plan.evaluation_tasks()
+    rollouts = submitted(world, Stage.ROLLOUT)
+    done_by = [claim.worker for task in tasks for claim in world.claims[task]]
+    besides = [worker for worker in done_by if worker.partition("_")[0] in rollouts]
+    assert besides, world.told()
+    counted = Counter({name: beat.measured for name, beat in read_beats(world.run.paths).items()})
+    won = {require_record(world.run.paths, task).attempt for task in tasks}
+    winners = [c.worker for t in tasks for c in world.claims[t] if c.attempt in won and c.worker in besides]
+    assert sum(counted.values()) >= len(winners)
+    if world.luck == Luck():
+        assert len(submitted(world, Stage.EVALUATE)) < len(tasks), world.told()

@@ -18,18 +18,8 @@ from hypothesis import strategies as st
 from pipeline.config.compose import compose
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
-from pipeline.metrics.advice import (
-    Advice,
-    Evidence,
-    Rule,
-    Severity,
-    TaskTime,
-    advise,
-    first_shown,
-    in_a_line,
-    worst,
-)
-from pipeline.metrics.advice_input import LOOK_BACK, MIN_ROWS
+from pipeline.metrics.advice import advise, first_shown, in_a_line, worst
+from pipeline.metrics.advice_input import LOOK_BACK, MIN_ROWS, Advice, AdviceInput, Rule, Severity, TaskTime
 from pipeline.metrics.catalogue import describe
 from pipeline.text import number
 from pipeline.workers.summary import REASONS, Spent, WorkersOf
@@ -111,7 +101,7 @@ def rows_of(change: Change = lambda i: {}, count: int = 30) -> list[dict[str, fl
 
 
 def found_in(change: Change, count: int = 30, config: Config = CONFIG, **more: Any) -> list[Advice]:
-    return advise(Evidence(rows_of(change, count), config, **more))
+    return advise(AdviceInput(rows_of(change, count), config, **more))
 
 
 def only(rule: Rule, found: list[Advice]) -> Advice:
@@ -144,8 +134,10 @@ def test_engines_that_disagree_are_named_after_the_first_iteration(name, gap):
     advice = only(Rule.ENGINE_MISMATCH, found)
     assert advice.severity is (Severity.PROBLEM if gap > 1 else Severity.WARNING)
     assert advice.what == f"{name}: {number(gap)} nats per token in iteration 1"
-    assert [a.rule for a in first_shown(Evidence(rows_of(lambda i: {name: gap}, 1), CONFIG))] == [advice.rule]
-    assert first_shown(Evidence(rows_of(lambda i: {name: gap}, 2), CONFIG)) == [], "it is said once"
+    assert [a.rule for a in first_shown(AdviceInput(rows_of(lambda i: {name: gap}, 1), CONFIG))] == [
+        advice.rule
+    ]
+    assert first_shown(AdviceInput(rows_of(lambda i: {name: gap}, 2), CONFIG)) == [], "it is said once"
 
 
 def test_the_advice_on_engines_names_what_can_be_changed():
@@ -170,7 +162,7 @@ def test_the_advice_on_engines_names_what_can_be_changed():
 
 def test_the_quickstart_gets_none_that_is_more_than_a_note():
     rows = [json.loads(line) for line in (ROOT / "tests/golden/quickstart_metrics.jsonl").open()]
-    found = advise(Evidence(rows, compose(["experiment=quickstart"])))
+    found = advise(AdviceInput(rows, compose(["experiment=quickstart"])))
     assert len(rows) == 12
     assert worst(found) == ()
 
@@ -213,16 +205,8 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
         Severity.WARNING,
         lambda i: {"response_length/mean": 50.0 * i, "reward/mean": 0.0},
     ),
-    "longer and better": (
-        Rule.LENGTH_EXPLOSION,
-        Severity.NOTE,
-        lambda i: {"response_length/mean": 50.0 * i},
-    ),
-    "shorter": (
-        Rule.LENGTH_COLLAPSE,
-        Severity.WARNING,
-        lambda i: {"response_length/mean": 200.0 / i},
-    ),
+    "longer and better": (Rule.LENGTH_EXPLOSION, Severity.NOTE, lambda i: {"response_length/mean": 50.0 * i}),
+    "shorter": (Rule.LENGTH_COLLAPSE, Severity.WARNING, lambda i: {"response_length/mean": 200.0 / i}),
     "entropy": (Rule.ENTROPY_COLLAPSE, Severity.WARNING, late(20, policy__entropy=lambda i: 0.03)),
     "no entropy": (Rule.ENTROPY_COLLAPSE, Severity.PROBLEM, late(20, policy__entropy=lambda i: 0.001)),
     "flat": (Rule.FLAT_GROUPS, Severity.WARNING, late(20, reward__frac_zero_std=lambda i: 0.95)),
@@ -307,7 +291,7 @@ def test_without_accounting_the_gaps_between_stages_show_the_queue():
         return {"seconds/iteration": 6000.0}
 
     rows = [{n: v for n, v in row.items() if not n.startswith("slurm/")} for row in rows_of(change)]
-    found = advise(Evidence(rows, CONFIG))
+    found = advise(AdviceInput(rows, CONFIG))
     assert only(Rule.QUEUE_BOUND, found).what.startswith("no stage runs for 89 % of an iteration")
 
 
@@ -355,7 +339,7 @@ def test_wasted_attempts_are_counted_where_nobody_accounts():
         for a in attempts(lambda i, shard: 300)
         if a.shard < 4
     )
-    found = advise(Evidence(rows, CONFIG, attempts(lambda i, shard: 300) + lost))
+    found = advise(AdviceInput(rows, CONFIG, attempts(lambda i, shard: 300) + lost))
     assert only(Rule.WASTED, found).what == "25 % of the hours went to attempts without a result"
 
 
@@ -451,7 +435,7 @@ names = st.sampled_from([*healthy(1), "reward//truncated", "policy/", "slurm/que
 def test_it_never_fails_whatever_the_rows_hold(rows, attempts):
     for iteration, row in enumerate(rows, 1):
         row.setdefault("iteration", iteration)
-    for advice in advise(Evidence(rows, CONFIG, tuple(attempts))):
+    for advice in advise(AdviceInput(rows, CONFIG, tuple(attempts))):
         assert advice.title
         assert advice.what
 
@@ -469,18 +453,18 @@ def test_numbers_that_no_rule_knows_and_the_order_of_names_change_nothing(wrong,
         items = list((row | strange).items())
         order.shuffle(items)
         shuffled.append(dict(items))
-    assert advise(Evidence(shuffled, CONFIG)) == advise(Evidence(rows, CONFIG))
+    assert advise(AdviceInput(shuffled, CONFIG)) == advise(AdviceInput(rows, CONFIG))
 
 
 def test_a_long_run_costs_no_more():
     def seconds(count: int) -> float:
         rows = rows_of(count=count)
         start = time.process_time()
-        advise(Evidence(rows, CONFIG))
+        advise(AdviceInput(rows, CONFIG))
         return time.process_time() - start
 
     rows = rows_of(FAILURES["longer"][2], count=3000)
-    assert advise(Evidence(rows, CONFIG)) == advise(Evidence(rows[-LOOK_BACK:], CONFIG))
+    assert advise(AdviceInput(rows, CONFIG)) == advise(AdviceInput(rows[-LOOK_BACK:], CONFIG))
     assert seconds(5000) < 0.5
 
 
@@ -500,11 +484,11 @@ def test_a_driver_says_what_a_row_is_the_first_to_show():
     told = [
         (count, advice.rule)
         for count in range(1, len(rows) + 1)
-        for advice in first_shown(Evidence(rows[:count], CONFIG))
+        for advice in first_shown(AdviceInput(rows[:count], CONFIG))
     ]
     assert [rule for _, rule in told] == [Rule.FLAT_GROUPS]
     assert told[0][0] > MIN_ROWS
-    (advice,) = first_shown(Evidence(rows[: told[0][0]], CONFIG))
+    (advice,) = first_shown(AdviceInput(rows[: told[0][0]], CONFIG))
     assert in_a_line(advice).startswith("warning: ")
     assert "flat-groups" in in_a_line(advice)
     assert "\n" not in in_a_line(advice)

@@ -10,41 +10,27 @@ from pipeline.metrics.catalogue import describe
 from pipeline.metrics.costs import (
     Accountant,
     Costs,
-    cost_metrics,
     costs_of,
     describe_costs,
     metrics_of,
-    total,
     wasted_share,
     whole_runs,
 )
+from pipeline.metrics.spans import total
 from pipeline.run.paths import RunPaths
-from pipeline.run.submissions import State, Submission
-from slurm.accounting import Record
+from pipeline.run.submissions import Submission
 from slurm.commands import SlurmTimeout
 from slurm.ended import NoAccounting
 from slurm.query import Element
 from slurm.states import SlurmState
+from tests.support.beats import beat, write_beats
+from tests.support.jobs import element, name_of, submission
 
 HOUR = 3600.0
 
 
-def submission(job_kind: str, iteration: int = 1, job: str = "7") -> Submission:
-    return Submission(
-        name=f"slurm-ppo.run.{job_kind}.iter{iteration}.abc.1.0",
-        iteration=iteration,
-        job_kind=job_kind,
-        number=1,
-        chunk=0,
-        chunk_size=1,
-        invocation=1,
-        created=0.0,
-        module="stages",
-        arguments=(),
-        elements={"0": ()},
-        max_restarts=20,
-        state=State(job),
-    )
+def of(job_kind: str, iteration: int = 1, job: str = "7") -> Submission:
+    return submission(job_kind, iteration, job=job, created=0.0, elements={"0": ()})
 
 
 def record(
@@ -53,22 +39,12 @@ def record(
     hours: float = 1.0,
     gpus: int = 2,
     iteration: int = 1,
-) -> Record:
-    return Record(
-        job_id="7_0",
-        name=f"slurm-ppo.run.{job_kind}.iter{iteration}.abc.1.0",
-        state=state,
-        submitted=0.0,
-        eligible=100.0,
-        started=160.0,
-        elapsed=hours * HOUR,
-        cpus=4,
-        gpus=gpus,
-        nodes="gpu07",
-    )
+) -> Element:
+    times = {"submitted": 0.0, "eligible": 100.0, "started": 160.0, "elapsed": hours * HOUR}
+    return element(0, state, name=name_of(job_kind, iteration), cpus=4, gpus=gpus, **times)
 
 
-SUBMISSIONS = [submission(job_kind) for job_kind in ("rollout", "update", "driver", "guard")]
+SUBMISSIONS = [of(job_kind) for job_kind in ("rollout", "update", "driver", "guard")]
 RECORDS = [
     record("rollout"),
     record("rollout", SlurmState.NODE_FAIL),
@@ -83,14 +59,15 @@ def test_every_attempt_counts_and_only_what_left_nothing_is_wasted():
     found = costs_of(SUBMISSIONS, RECORDS)
     rollout = found.of_stage("rollout")
     assert (rollout.attempts, rollout.gpu_hours, rollout.wasted_gpu_hours) == (2, 4.0, 2.0)
-    assert (rollout.cpu_hours, rollout.queue_seconds, rollout.run_seconds) == (8.0, 120.0, 2 * HOUR)
+    assert (rollout.cpu_hours, rollout.queue, rollout.run) == (8.0, 120.0, 2 * HOUR)
     assert found.of_stage("update").wasted_gpu_hours == 0.0, "it still runs"
     assert found.of_stage("driver").attempts == 2, "every kind of driver job"
     assert found.stages == ["rollout", "update", "driver"]
 
 
 def test_a_row_has_each_number_under_a_name_that_is_described():
-    row = metrics_of(costs_of(SUBMISSIONS, RECORDS).of_iteration(1))
+    found = costs_of(SUBMISSIONS, RECORDS)
+    row = metrics_of({stage: found.of_stage(stage) for stage in found.stages})
     assert row["slurm/gpu_hours/rollout"] == 4.0
     assert row["slurm/attempts/driver"] == 2
     assert row["slurm/wasted_share"] == pytest.approx(2 / 6)
@@ -107,7 +84,7 @@ def test_where_there_are_no_gpus_cpus_tell_what_was_wasted():
 
 
 def test_json_has_stages_iterations_and_a_total():
-    both = [*SUBMISSIONS, submission("rollout", iteration=2)]
+    both = [*SUBMISSIONS, of("rollout", iteration=2)]
     found = costs_of(both, [*RECORDS, record("rollout", iteration=2)]).to_json()
     assert list(found) == ["stages", "iterations", "total", "workers"]
     assert found["iterations"]["2"]["rollout"]["gpu_hours"] == 2.0
@@ -130,12 +107,10 @@ def test_the_table():
     assert describe_costs(Costs({})) == "accounting knows no job of this run"
 
 
-def element(index: int = 0, name: str = "slurm-ppo.run.rollout.iter1.abc.1.0", **more: object) -> Element:
+def queued(index: int = 0, **more: object) -> Element:
     """As the queue shows it."""
-    times = {"submitted": 90.0, "started": 160.0, "ended": None, "eligible": 100.0, "elapsed": HOUR}
-    given = {"state": SlurmState.RUNNING, "reason": "None", "node": "gpu07", "partition": "gpu"}
-    ends = {"exit_code": None, "signal": None, "restarts": 0, "time_limit": None, "cpus": 4, "gpus": 2}
-    return Element("7", index, name, **{**given, **times, **ends, **more})
+    times = {"submitted": 90.0, "started": 160.0, "eligible": 100.0, "elapsed": HOUR}
+    return element(index, **{"reason": "None", "restarts": 0, "cpus": 4, "gpus": 2, **times, **more})
 
 
 @pytest.fixture
@@ -147,8 +122,8 @@ def sacct(monkeypatch) -> list[set[str]]:
         asked.append(set(jobs))
         return [record("rollout"), record("rollout", SlurmState.NODE_FAIL)]
 
-    monkeypatch.setattr(costs, "read_records", answer)
-    by_iteration = {1: [submission("rollout")], 2: [submission("rollout", 2, "8")], 3: [], 0: []}
+    monkeypatch.setattr(costs, "read_runs", answer)
+    by_iteration = {1: [of("rollout")], 2: [of("rollout", 2, "8")], 3: [], 0: []}
     monkeypatch.setattr(
         costs.Ledger, "load", lambda ledger, wanted: [s for i in sorted(wanted) for s in by_iteration[i]]
     )
@@ -164,7 +139,8 @@ def run(tmp_path) -> SimpleNamespace:
 
 
 def hours(accountant: Accountant, iteration: int) -> float | None:
-    return cost_metrics(accountant.facts_of(iteration), iteration).get("slurm/gpu_hours/rollout")
+    found = costs_of([of("rollout", iteration)], accountant.facts_of(iteration).jobs)
+    return found.of_stage("rollout").gpu_hours or None
 
 
 @pytest.mark.parametrize(
@@ -173,13 +149,13 @@ def hours(accountant: Accountant, iteration: int) -> float | None:
 def test_accounting_that_is_away_costs_half_a_minute_one_question_and_no_row(
     monkeypatch, sacct, run, clock, error
 ):
-    answer, notes = costs.read_records, []
+    answer, notes = costs.read_runs, []
 
     def away(jobs, timeout):
         sacct.append(set(jobs))
         raise error
 
-    monkeypatch.setattr(costs, "read_records", away)
+    monkeypatch.setattr(costs, "read_runs", away)
     accountant = Accountant(run, notes.append)
     assert [hours(accountant, iteration) for iteration in (1, 2)] == [None, None]
     assert hours(Accountant(run, notes.append), 1) is None
@@ -189,7 +165,7 @@ def test_accounting_that_is_away_costs_half_a_minute_one_question_and_no_row(
     assert hours(Accountant(run, notes.append), 1) is None
     assert (len(sacct), len(notes)) == (2, 1)
     clock[0] += 31.0
-    monkeypatch.setattr(costs, "read_records", answer)
+    monkeypatch.setattr(costs, "read_runs", answer)
     assert hours(Accountant(run, notes.append), 1) == 4.0
 
 
@@ -200,16 +176,16 @@ def test_a_cluster_without_accounting_is_asked_once_and_its_rows_have_no_costs(
         sacct.append(set(jobs))
         raise NoAccounting("Slurm accounting storage is disabled", is_absent=True)
 
-    monkeypatch.setattr(costs, "read_records", absent)
+    monkeypatch.setattr(costs, "read_runs", absent)
     for _ in range(5):
-        accountant = Accountant(run, lambda text: None, lambda: [element()])
+        accountant = Accountant(run, lambda text: None, lambda: [queued()])
         assert hours(accountant, 1) is None, "whatever the queue shows: a column is there or not"
         clock[0] += 600.0
     assert len(sacct) == 1
 
 
 def test_rows_that_follow_each_other_take_what_the_queue_shows_of_their_jobs(sacct, run, clock):
-    shown: list[Element] = [element()]
+    shown: list[Element] = [queued()]
 
     def of_row(iteration: int = 1) -> float | None:
         clock[0] += 5.0
@@ -218,7 +194,7 @@ def test_rows_that_follow_each_other_take_what_the_queue_shows_of_their_jobs(sac
     assert of_row() == 4.0, "the first asks whether there is accounting"
     assert [of_row() for _ in range(20)] == [2.0] * 20
     assert len(sacct) == 1
-    shown[:] = [element(restarts=1)]
+    shown[:] = [queued(restarts=1)]
     assert of_row() == 4.0, "it ran before, which only accounting knows"
     assert of_row() is None, "and is not asked again so soon"
     shown.clear()
@@ -230,15 +206,25 @@ def test_rows_that_follow_each_other_take_what_the_queue_shows_of_their_jobs(sac
 def test_rows_that_are_far_apart_ask_accounting(sacct, run, clock):
     for _ in range(3):
         clock[0] += 200.0
-        assert hours(Accountant(run, lambda text: None, lambda: [element()]), 1) == 4.0
+        assert hours(Accountant(run, lambda text: None, lambda: [queued()]), 1) == 4.0
     assert len(sacct) == 3
 
 
+def test_a_worker_that_stays_counts_in_every_iteration_that_it_works_on(sacct, run, clock):
+    write_beats(run.paths, beat("7_0r0", iterations=(1, 2)))
+    facts = Accountant(run, lambda text: None).facts_of(2)
+    assert sacct == [{"7", "8"}]
+    assert {job.run_id for job in facts.jobs} == {"7_0r0"}, "though it was submitted for iteration 1"
+
+
 def test_the_queue_shows_what_accounting_would():
-    (found,) = whole_runs([submission("rollout")], [element(), element(name="another's")])
-    assert found == replace(record("rollout", SlurmState.RUNNING), partition="gpu", submitted=90.0)
-    pending = element(1, state=SlurmState.PENDING, started=None)
-    array = replace(submission("rollout"), elements={"0": (), "1": ()})
-    assert whole_runs([array], [element(), pending]) == [found], "what has not started costs nothing"
-    assert whole_runs([array], [element()]) is None
-    assert whole_runs([submission("driver", 0)], []) == [], "of driver jobs what is there"
+    (found,) = whole_runs([of("rollout")], [queued(), queued(name="another's")])
+    assert (found.run_id, found.elapsed, found.gpus) == ("7_0r0", HOUR, 2)
+    pending = queued(1, state=SlurmState.PENDING, started=None)
+    array = replace(of("rollout"), elements={"0": (), "1": ()})
+    assert whole_runs([array], [queued(), pending]) == [found], "what has not started costs nothing"
+    assert whole_runs([array], [queued()]) is None
+    assert whole_runs([of("driver", 0)], []) == [], "of driver jobs what is there"
+    worker = queued(4, name="slurm-ppo.run.rollout.iter0.abc.1.0", restarts=1)
+    assert whole_runs([of("rollout")], [queued(), worker], {"7_4r1"}) == [found, worker]
+    assert whole_runs([of("rollout")], [queued(), worker], {"7_4r0"}) is None

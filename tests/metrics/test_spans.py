@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.job_kinds import DRIVER
+from pipeline.config.schema import DataConfig
 from pipeline.metrics.attempts import Facts, attempts_of, last_written
 from pipeline.metrics.catalogue import describe
-from pipeline.metrics.costs import cost_metrics
+from pipeline.metrics.costs import costs_of, metrics_of, numbers_of
 from pipeline.metrics.spans import (
     IterationSpans,
     Span,
@@ -20,10 +22,10 @@ from pipeline.metrics.spans import (
     iteration_spans,
     parts_of,
     read_lines,
-    share_metrics,
     stage_times,
     stage_totals,
     to_line,
+    total,
 )
 from pipeline.run import journal
 from pipeline.run.commits import publish
@@ -34,9 +36,11 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.records import Records
 from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import PREPARE, Stage, Task
-from slurm.accounting import Record as JobRecord
+from slurm.query import Element
 from slurm.states import SlurmState
 from tests.support import ROOT
+from tests.support.beats import beat
+from tests.support.jobs import element, submission
 from tests.support.reportrun import SLURM, commit_shard, make_run, make_spans, record
 
 ROLLOUT = Task(1, Stage.ROLLOUT)
@@ -110,39 +114,35 @@ def test_only_the_end_of_the_journal_is_read(tmp_path, monkeypatch):
 # --- on Slurm --------------------------------------------------------------------------------------------
 
 
-def submission(job_kind: str, number: int = 1, job: str = "40", **more: object) -> Submission:
-    given: dict = {
-        "name": f"demo.x.1.{job_kind}.{number}.0",
-        "iteration": 1,
-        "job_kind": job_kind,
-        "number": number,
-        "chunk": 0,
-        "chunk_size": 100,
-        "invocation": 1,
-        "created": 5.0,
-        "module": "stages",
-        "arguments": (),
-        "elements": {"0": (), "1": ()},
-        "max_restarts": 3,
-        "state": State(job),
-    }
-    return Submission(**given | more)
+def array(job_kind: str, number: int = 1, job: str = "40", **more: object) -> Submission:
+    given = {"elements": {"0": (), "1": ()}} | more
+    return submission(job_kind, number=number, job=job, **given)
 
 
 def job(
     of: Submission, index: int, state: SlurmState, started: float | None, elapsed: float, **more
-) -> JobRecord:
-    given = {"submitted": 5.0, "eligible": 11.0, "cpus": 4, "gpus": 2, "nodes": "gpu07", "partition": "gpu"}
-    given |= {"job_id": f"{of.state.job}_{index}", "name": of.name, "state": state, "started": started}
-    return JobRecord(**given | {"elapsed": elapsed} | more)
+) -> Element:
+    given = {"submitted": 5.0, "eligible": 11.0, "started": started, "elapsed": elapsed}
+    given |= {"array_id": of.state.job, "name": of.name, "cpus": 4, "gpus": 2}
+    return element(index, state, **given | more)
 
 
 def test_accounting_tells_of_every_start(slurm):
-    of = submission("rollout")
+    of = array("rollout")
     commit(slurm, ROLLOUT, "1-40_0r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
     jobs = [
         job(of, 0, SlurmState.PREEMPTED, 15.0, 10.0),
-        job(of, 0, SlurmState.COMPLETED, 30.0, 20.0, submitted=25.0, eligible=26.0, partition="low"),
+        job(
+            of,
+            0,
+            SlurmState.COMPLETED,
+            30.0,
+            20.0,
+            restarts=1,
+            submitted=25.0,
+            eligible=26.0,
+            partition="low",
+        ),
         job(of, 1, SlurmState.RUNNING, 15.0, 30.0),
     ]
     first, running, second = found(slurm, Facts([of], jobs))
@@ -158,29 +158,59 @@ def test_accounting_tells_of_every_start(slurm):
     assert (running.shard, running.end) == (1, SpanEnd.OPEN)
 
 
-def test_spans_and_row_have_the_same_hours_and_shares_that_are_described(slurm):
-    of = submission("rollout")
+def test_rows_report_and_cost_have_the_same_hours_of_jobs_that_fail_are_preempted_and_write_behind(slurm):
+    """All of a job's time counts, so an update that writes its state behind its policy has it too."""
+    ofs = [array("rollout"), array("update", job="42", elements={"0": ()})]
     commit(slurm, ROLLOUT, "1-40_0r1", 32.0, 49.0, startup_seconds=8.0, compute_seconds=7.0)
+    commit(slurm, Task(1, Stage.UPDATE), "1-42_0r0", 60.0, 70.0)
     jobs = [
-        job(of, 0, SlurmState.PREEMPTED, 15.0, 10.0),
-        job(of, 0, SlurmState.COMPLETED, 30.0, 20.0, submitted=25.0, eligible=26.0),
+        job(ofs[0], 0, SlurmState.PREEMPTED, 15.0, 10.0),
+        job(ofs[0], 0, SlurmState.COMPLETED, 30.0, 20.0, restarts=1, submitted=25.0, eligible=26.0),
+        job(ofs[0], 1, SlurmState.FAILED, 15.0, 30.0),
+        job(ofs[1], 0, SlurmState.COMPLETED, 60.0, 90.0, eligible=51.0),
     ]
-    facts = Facts([of], jobs)
-    stages = iteration_spans(1, found(slurm, facts)).stages
-    row = cost_metrics(facts, 1)
-    assert stages["rollout"].gpu_hours == pytest.approx(row["slurm/gpu_hours/rollout"]) == 2 * 30 / 3600
-    assert stages["rollout"].run == row["slurm/run_seconds/rollout"] == 30.0
-    assert stages["rollout"].queue == row["slurm/queue_seconds/rollout"]
-    shares = share_metrics(stages)
-    assert shares == {
-        "slurm/startup_share/rollout": pytest.approx(10 / 30),
-        "slurm/idle_share/rollout": pytest.approx(3 / 30),
-    }
-    assert all(describe(name).name.endswith("_share/*") for name in shares)
+    stages = iteration_spans(1, found(slurm, Facts(ofs, jobs))).stages
+    costs = costs_of(ofs, jobs)
+    for stage in ("rollout", "update"):
+        assert numbers_of(stages[stage]) == pytest.approx(numbers_of(costs.of_stage(stage)))
+    assert stages["rollout"].wasted_gpu_hours == pytest.approx(2 * 40 / 3600)
+    row = metrics_of(stages)
+    assert row["slurm/gpu_hours/update"] == pytest.approx(2 * 90 / 3600)
+    assert row["slurm/startup_share/rollout"] == pytest.approx(10 / 60)
+    assert row["slurm/idle_share/rollout"] == pytest.approx(3 / 60)
+    assert row["slurm/wasted_share"] == pytest.approx(40 / 150)
+    assert [name for name in row if describe(name) is None] == []
+    assert metrics_of({}) == {}
+
+
+def test_hours_of_workers_add_up_over_iterations_and_stages_to_what_their_jobs_held(tmp_path):
+    """One worker of rollouts evaluates as well, starts up and waits; another is preempted at its task. No
+    iteration has what came after the last task."""
+    data = DataConfig(prompts="prompts.jsonl", heldout="heldout.jsonl")
+    run = make_run(tmp_path / "run", scheduler=SLURM, evaluate=EvaluateConfig(every=2), data=data)
+    commit(run, PREPARE, "1-5_0r0", 0.0, 5.0)
+    done = [(Task(1, Stage.ROLLOUT), 40.0), (Task(2, Stage.ROLLOUT), 80.0), (Task(2, Stage.EVALUATE), 120.0)]
+    for number, (task, ended) in enumerate([*done, (Task(6, Stage.EVALUATE), 200.0)]):
+        commit(run, task, f"1-40_0r0.{number}", ended - 15.0, ended)
+    failed(run, "2/reward/0", "1-40_1r0", 70.0, started=50.0)
+    of = array("rollout")
+    jobs = [job(of, 0, SlurmState.COMPLETED, 10.0, 200.0), job(of, 1, SlurmState.PREEMPTED, 50.0, 10.0)]
+    stayed = beat("40_0r0", host="node1", pid=1, started=12.0, iterations=(1, 6), startup_seconds=10.0)
+    killed = beat("40_1r0", "reward", host="node2", started=50.0, iterations=(2, 2))
+    facts = Facts([of], jobs, [stayed, killed])
+    lines = [iteration_spans(i, found(run, facts, i)).stages for i in range(1, 7)]
+    hours = total(stage for line in lines for stage in line.values())
+    costs = total(costs_of([of], jobs).usage.values())
+    after = 2 * 10.0 / 3600
+    assert hours.gpu_hours == pytest.approx(costs.gpu_hours - after)
+    assert hours.wasted_gpu_hours == costs.wasted_gpu_hours == pytest.approx(2 * 10 / 3600)
+    first, evaluated = lines[0]["rollout"], lines[5]["evaluate"]
+    assert first.gpu_hours == pytest.approx(2 * 30 / 3600), "start-up is its first task's"
+    assert (evaluated.waiting, evaluated.run) == (65.0, 15.0)
 
 
 def test_without_accounting_submissions_and_endings_give_what_they_can(slurm):
-    ofs = [submission("rollout"), submission("rollout", 2, "41", created=21.0)]
+    ofs = [array("rollout"), array("rollout", 2, "41", created=21.0)]
     failed(slurm, "1/rollout/0", "1-40_0r0", 20.0, job="40_0", node="gpu03", message="gone")
     commit(slurm, ROLLOUT, "2-41_0r0", 25.0, 30.0)
     first, second, waits_one, waits_two = found(slurm, Facts(ofs))
@@ -198,7 +228,7 @@ def test_without_accounting_submissions_and_endings_give_what_they_can(slurm):
 
 
 def test_a_driver_job_is_in_the_first_line_after_its_end(slurm):
-    of = submission("driver", job="50", elements={"0": ()})
+    of = array("driver", job="50", elements={"0": ()})
     jobs = [job(of, 0, SlurmState.COMPLETED, 100.0, 5.0, gpus=0, partition="cpu")]
     (span,) = found(slurm, Facts([of], jobs), since=104.0)
     assert (span.job_kind, span.attempt, span.lane, span.end) == (DRIVER, "driver-1-1", "cpu", SpanEnd.ENDED)
@@ -208,14 +238,14 @@ def test_a_driver_job_is_in_the_first_line_after_its_end(slurm):
 
 
 def test_what_was_cancelled_before_it_began_is_no_attempt(slurm):
-    of = submission("rollout", state=State("40", is_withdrawn=True))
+    of = array("rollout", state=State("40", is_withdrawn=True))
     jobs = [job(of, index, SlurmState.CANCELLED, None, 0.0, cpus=0) for index in (0, 1)]
     assert found(slurm, Facts([of], jobs)) == []
 
 
 def test_what_was_cancelled_with_all_jobs_of_the_run_is_no_failed_attempt_of_its_timeline(slurm):
     """As a pass has judged it. What somebody else cancelled is one, and says why."""
-    of = submission("rollout")
+    of = array("rollout")
     jobs = [job(of, index, SlurmState.CANCELLED, 12.0, 5.0) for index in (0, 1)]
     ours = {"kind": FailureKind.CANCELLED, "evidence": Evidence.CANCELLATION}
     failed(slurm, "1/rollout/0", "40_0r0", 17.0, number=1, **ours)

@@ -55,11 +55,6 @@ def test_absent_numbers_are_dashes():
     assert len(iteration_table([], 80).splitlines()) == 1
 
 
-def test_only_a_coloured_table_has_escapes():
-    assert "\x1b" not in iteration_table(ROWS)
-    assert "\x1b[1m" in iteration_table(ROWS, color=True)
-
-
 @pytest.mark.parametrize(("width", "height"), [(80, 16), (30, 8), (120, 30)])
 @pytest.mark.parametrize("count", [1, 2, 40])
 def test_the_curve_fits_and_has_axes(width, height, count):
@@ -73,7 +68,6 @@ def test_the_curve_fits_and_has_axes(width, height, count):
 def test_the_curve_shows_evaluations_as_dots():
     assert reward_curve(ROWS[:4]).count("●") == 0
     assert reward_curve(ROWS[:12], 80, 16).count("●") == 3  # two of them, and the key
-    assert "\x1b[" in reward_curve(ROWS, color=True)
 
 
 def noisy(count: int, gain: float, deviation: float = 0.6) -> list[dict[str, float]]:
@@ -122,7 +116,7 @@ def test_of_a_long_run_neighbours_are_shown_together_from_lowest_to_highest():
 
 def test_a_curve_does_not_remember_the_one_before():
     first = reward_curve(ROWS)
-    reward_curve(ROWS[:3], color=True)
+    reward_curve(ROWS[:3])
     assert reward_curve(ROWS) == first
 
 

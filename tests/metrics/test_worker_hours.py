@@ -2,18 +2,18 @@
 
 import pytest
 
+from pipeline.metrics.attempts import WorkerSpans, worker_spans
 from pipeline.metrics.catalogue import describe
-from pipeline.metrics.costs import idle_shares
+from pipeline.metrics.costs import describe_workers, idle_shares, worker_hours
 from pipeline.metrics.spans import Span, SpanEnd, from_line, iteration_spans, stage_times, to_line
-from pipeline.metrics.worker_hours import describe_workers, worker_hours
-from pipeline.metrics.worker_spans import Staying, worker_spans
 from pipeline.run.commits import Record
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing
-from slurm import accounting
+from slurm.query import Element
 from slurm.states import SlurmState
 from tests.support.beats import beat
+from tests.support.jobs import element
 
 HOUR = 3600.0
 LEFT = beat(
@@ -28,9 +28,11 @@ LEFT = beat(
 )
 
 
-def job(job_id: str = "7_0", elapsed: float = HOUR, gpus: int = 2, submitted: float = 0.0):
-    name, state = "slurm-ppo.run.rollout.iter1.abc.1.0", SlurmState.COMPLETED
-    return accounting.Record(job_id, name, state, submitted, submitted, submitted, elapsed, 4, gpus, "gpu07")
+def job(job_id: str = "7_0", elapsed: float = HOUR, gpus: int = 2, restarts: int = 0) -> Element:
+    array, _, index = job_id.partition("_")
+    times = {"submitted": 0.0, "eligible": 0.0, "started": 0.0, "elapsed": elapsed}
+    held = {"cpus": 4, "gpus": gpus, "restarts": restarts}
+    return element(int(index), SlurmState.COMPLETED, array_id=array, **times, **held)
 
 
 def test_what_was_held_is_work_start_up_waiting_or_lost():
@@ -43,7 +45,7 @@ def test_what_was_held_is_work_start_up_waiting_or_lost():
 
 
 def test_a_worker_that_was_requeued_is_matched_with_that_run_of_its_job():
-    runs = [job(elapsed=100.0), job(elapsed=HOUR, submitted=500.0)]
+    runs = [job(elapsed=100.0), job(elapsed=HOUR, restarts=1)]
     again = worker_hours([beat("7_0r1", beat=HOUR, since=HOUR, busy_seconds=HOUR)], runs)["rollout"]
     assert again.held_gpu_hours == 2.0
     assert worker_hours([beat("99_0r0")], runs) == {}
@@ -92,14 +94,14 @@ def test_tasks_of_a_worker_have_their_own_times_and_its_waiting_is_shown_apart()
         update: commit(update, 130.0, 99),
         second: commit(second, 151.0, 40),
     }
-    staying = Staying.of([LEFT], [job()])
+    staying = WorkerSpans.of([LEFT], [job()])
     ((task, span),) = worker_spans(plan, 2, records.get, staying, lambda kind: "gpu")
     assert task == second
     assert (span.held, span.ready, span.started, span.ended) == (120.0, 150.0, 151.0, 171.0)
     assert (span.job, span.gpus) == ("7_0", 2)
     stage = stage_times([span])["rollout"]
     assert (stage.waiting, stage.run, stage.queue) == (31.0, 20.0, 1.0)
-    assert list(worker_spans(plan, 2, records.get, Staying.of([], [job()]), str)) == []
+    assert list(worker_spans(plan, 2, records.get, WorkerSpans.of([], [job()]), str)) == []
 
 
 def test_lines_of_spans_keep_the_waiting_and_older_ones_have_none():

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from benchmarks.noop import make_record
 from pipeline.config.algorithm import Estimator
 from pipeline.config.issue import ConfigError
+from pipeline.decide.reconcile import Observation, reconcile
 from pipeline.orchestrate.fork import find_parent, fork, fork_config
-from pipeline.orchestrate.reconcile import Observation, reconcile
 from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.report import read_rows, write_report
 from pipeline.run import journal
@@ -28,12 +28,11 @@ from pipeline.run.records import Frontier, find_frontier
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.run.wandb_place import WandbPlace
 from pipeline.status.snapshot import read_status
-from pipeline.tracking.state import Offline, write_state
+from pipeline.tracking.state import Sent, published, write_state
 from pipeline.tracking.tracker import is_behind
 from tests.support import processes, tiny
 from tests.support.committed import commit
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck, World
+from tests.support.toyworld import Luck, World, make_world
 
 SECTIONS = ("policy", "state")
 forks = st.builds(
@@ -418,11 +417,14 @@ def test_a_fork_cannot_go_back_to_before_it_began(parent, tmp_path):
 
 
 def test_rows_of_a_fork_are_behind_when_the_last_one_is(parent, tmp_path):
-    run = make_fork(parent, tmp_path / "fork", "iterations=5", "tracking.wandb.mode=offline")
-    assert not is_behind(run, [])
-    write_state(run.paths, Offline({"offline-run-1": (2,)}))
-    assert not is_behind(run, [{"iteration": 2}])
-    assert is_behind(run, [{"iteration": 2}, {"iteration": 3}])
+    """W&B's steps count the fork's own rows."""
+    run = make_fork(parent, tmp_path / "fork", "iterations=5", "tracking.wandb.mode=online")
+    assert not is_behind(run)
+    journal.append(run.paths.metrics, {"iteration": 2})
+    write_state(run.paths, replace(Sent().with_sent(published(run)), confirmed=1))
+    assert not is_behind(run)
+    journal.append(run.paths.metrics, {"iteration": 3})
+    assert is_behind(run)
 
 
 # --- on Slurm ---
@@ -442,7 +444,7 @@ def as_fork(world: World, start: int) -> World:
 def test_a_fork_on_slurm_runs_to_its_end(tmp_path, monkeypatch, clock, luck):
     done = 0
     for seed in range(14):
-        world = make_worker_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck)
+        world = make_world(tmp_path / f"seed-{seed}", monkeypatch, seed, luck)
         if world.run.plan.iterations == 1:
             continue
         start = 1 + seed % (world.run.plan.iterations - 1)

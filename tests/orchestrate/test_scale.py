@@ -12,8 +12,9 @@ from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.snapshot import read_status
 from slurm.states import SlurmState
+from tests.support.passes import pass_over
 from tests.support.toyslurm import ToySlurm
-from tests.support.toyworld import is_driver, pass_over, task_of
+from tests.support.toyworld import is_driver, task_of
 
 SHARDS = 120
 

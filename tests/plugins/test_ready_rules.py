@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stages.rewards import ready
-from stages.rewards.numbers import last_number
+from stages.rewards.ready import last_number
 
 TEXTS = st.text(max_size=300) | st.text(
     alphabet="0123456789.,:/-+eE '\u2019\u202f\u2212^_%$\\{}frac \n", max_size=300

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.checks.settings import as_read
 from pipeline.config.reward import OnError, RuleConfig
 from pipeline.data import sources
 from pipeline.data.prompts import read_prompts
@@ -15,7 +16,6 @@ from pipeline.plugins.load import PluginError
 from pipeline.plugins.row_checks import CHUNK_ROWS, chunks_of, row_problems
 from pipeline.plugins.sandbox import open_calls
 from pipeline.plugins.trial import OpenRule, plugin_of
-from pipeline.preflight.inputs import as_read
 from pipeline.run.commits import read_record
 from pipeline.run.tasks import PREPARE
 from tests.support import tiny
@@ -126,9 +126,9 @@ def test_validate_and_prepare_leave_out_the_row_whose_answer_is_missing(validate
     assert done.code == 0, done.log
     assert "8 usable rows" in done.log
     assert "bad_answer: line 9: reward rule: 'answer' is missing or null" in done.log
-    fatal = validate(prompts, COLUMN, "data.bad_rows=fatal")
-    assert fatal.code == 2
-    assert "1 bad_answer (data.bad_rows=fatal)" in fatal.log
+    refused = validate(prompts, COLUMN, "data.max_dropped=0")
+    assert refused.code == 2
+    assert "1 of 9 rows (11%) cannot be used, most are bad_answer" in refused.log
     rule = "+reward.components.rule={kind: rule, function: numeric_match, arguments: {column: answer}}"
     run = make_run(inputs, tmp_path / "run", rule, f"data.prompts={prompts}")
     done = stage(run, "prepare")

@@ -13,8 +13,7 @@ from pipeline.config.compose import compose
 from pipeline.config.reward import RuleConfig
 from pipeline.config.schema import Config
 from pipeline.plugins import sandbox
-from pipeline.plugins.first_look import first_look
-from pipeline.plugins.trial import Sample, check_rules, open_rules
+from pipeline.plugins.trial import SampleRow, check_rules, first_look, open_rules
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
@@ -150,7 +149,7 @@ def look(config, project) -> Callable[..., list[str]]:
         (project / f"{name}.py").write_text(f"import time\ndef f(*, responses, **columns):\n    {text}\n")
         rule = RuleConfig(function=f"{name}:f", **more)
         given = replace(config, reward=replace(config.reward, components={"mine": rule}))
-        samples = [Sample("data.prompts=p", f"p{i}", "say", one) for i, one in enumerate(columns)]
+        samples = [SampleRow("data.prompts=p", f"p{i}", "say", one) for i, one in enumerate(columns)]
         with open_rules(given) as rules:
             assert list(check_rules(given, rules, samples[:1])) == []
             return list(first_look(given, rules, samples))
@@ -168,7 +167,7 @@ def test_a_first_look_says_the_mean_and_the_range_of_each_text(look):
 
 
 def test_a_first_look_at_a_slow_rule_ends_and_at_one_that_fails_says_where(look, monkeypatch):
-    monkeypatch.setattr("pipeline.plugins.first_look._SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.plugins.trial._SECONDS", 0.5)
     (slow,) = look("time.sleep(0.15); return [1.0]", *[{}] * 20)
     assert re.fullmatch("reward mine: a first look at [1-3] prompts?, .* gets 1; no more in 0.5 s", slow)
     late = {"time_limit": 0.1, "timeout_score": -3.0}

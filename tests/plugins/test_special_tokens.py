@@ -4,7 +4,6 @@ is warned."""
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -19,7 +18,7 @@ from stages.models.tokenizers import special_tokens
 from stages.rewards.rows import texts_with_special_tokens
 from stages.rewards.rules import rule_scores
 from tests.support.processes import config_of
-from tests.support.rollouts import table
+from tests.support.rollouts import rollout_table
 
 WORDS = ["a", "b", "5", "<think>", "</think>", "<answer>", "</answer>", "<end>", "plain"]
 TAGS = WORDS[3:7]
@@ -49,18 +48,12 @@ def tokenizer(directory):
 
 def rollout(tokenizer, texts: list[str], finish_reason: str = "stop", prompt: str = "q"):
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    rows = table([tokenizer.decode(one, skip_special_tokens=True) for one in ids])
-    for name, values in (
-        ("response_tokens", ids),
-        ("response_mask", [[True] * len(one) for one in ids]),
-        ("finish_reason", [finish_reason] * len(ids)),
-        ("prompt_text", [prompt] * len(ids)),
-    ):
-        index = rows.schema.get_field_index(name)
-        rows = rows.set_column(
-            index, rows.schema.field(index), pa.array(values, rows.schema.field(index).type)
-        )
-    return rows
+    return rollout_table(
+        ids,
+        response_text=[tokenizer.decode(one, skip_special_tokens=True) for one in ids],
+        finish_reason=[finish_reason] * len(ids),
+        prompt_text=[prompt] * len(ids),
+    )
 
 
 def test_the_text_with_special_tokens_is_that_of_the_ids_without_the_end(tokenizer):

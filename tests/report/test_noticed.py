@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipeline.metrics.advice import Rule
+from pipeline.metrics.advice_input import Rule
 from pipeline.metrics.noticed import read_noticed
 from pipeline.orchestrate.driver import Driver
 from pipeline.report.data import read_report

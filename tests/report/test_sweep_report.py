@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.evaluate import Best, EvaluateConfig
-from pipeline.report import write_sweep_report
-from pipeline.report.groups import groups_of, merged, spread_text
-from pipeline.report.sweep import read_sweep_data, samples_beside, settings_table
+from pipeline.report import write_comparison, write_sweep_report
+from pipeline.report.comparison import compare_runs, compare_sweep, groups_of, samples_beside
+from pipeline.report.figures import merged
+from pipeline.report.settings import settings_table
+from pipeline.run.directory import load_run
 from pipeline.run.identity import RunError
 from pipeline.run.tasks import Stage, Task
 from pipeline.sweep.manifest import SweepError, read_sweep, write_sweep
-from pipeline.sweep.measure import Measure, measure_of
+from pipeline.sweep.points import Measure, measure_of
+from pipeline.text import spread_text
 from tests.support.reports import data_of
 from tests.support.sweeps import make_sweep
 
@@ -29,7 +32,7 @@ def root(tmp_path_factory):
 
 
 def test_groups_come_best_first_with_all_their_runs(root):
-    data = read_sweep_data(root)
+    data = compare_sweep(root)
     assert [group.label for group in data.groups] == [
         "learning_rate=1e-5",
         "learning_rate=3e-6",
@@ -42,7 +45,7 @@ def test_the_page_says_means_spread_and_who_is_missing(root):
     text = write_sweep_report(root).read_text()
     assert "5 of 9 runs are complete" in text
     assert f"slurm-ppo sweep {root}" in text
-    group = read_sweep_data(root).groups[1]
+    group = compare_sweep(root).groups[1]
     last = [member.last["reward/mean"] for member in group.members]
     assert spread_text(last) in text
     assert f"{statistics.fmean(last):.3f} ± {statistics.stdev(last):.3f}" in text
@@ -67,7 +70,7 @@ def test_where_the_lowest_is_the_best_it_comes_first_under_its_own_name(tmp_path
     root, measured = tmp_path / "lr", EvaluateConfig(best="eval/loss", best_is=Best.LOWEST)
     make_sweep(root, ["1e-6", "3e-6", "1e-5"], 1, evaluate=measured)
     give_best(root, [0.75, 0.25, 0.5], "eval/loss")
-    assert [group.label for group in read_sweep_data(root).groups] == [
+    assert [group.label for group in compare_sweep(root).groups] == [
         "learning_rate=3e-6",
         "learning_rate=1e-5",
         "learning_rate=1e-6",
@@ -77,7 +80,7 @@ def test_where_the_lowest_is_the_best_it_comes_first_under_its_own_name(tmp_path
     assert ">eval/loss</th>" in text
     assert "held-out reward</th>" not in text
     (root / "learning_rate_3e-6-seed_0/best.json").unlink()
-    assert read_sweep_data(root).groups[-1].label == "learning_rate=3e-6", "nothing says that it is good"
+    assert compare_sweep(root).groups[-1].label == "learning_rate=3e-6", "nothing says that it is good"
 
 
 def test_best_values_of_different_things_are_not_compared():
@@ -102,7 +105,7 @@ def test_keys_that_end_alike_make_groups_of_their_own(tmp_path):
     given = zip(sweep.points, keys, strict=True)
     points = [replace(p, settings={key: "1", "seed": p.settings["seed"]}) for p, key in given]
     write_sweep(tmp_path / "s", replace(sweep, points=tuple(points)))
-    groups = read_sweep_data(tmp_path / "s").groups
+    groups = compare_sweep(tmp_path / "s").groups
     assert {group.label: len(group.members) for group in groups} == {
         "rollout.temperature=1": 2,
         "evaluate.temperature=1": 2,
@@ -110,7 +113,7 @@ def test_keys_that_end_alike_make_groups_of_their_own(tmp_path):
 
 
 def test_prompts_side_by_side_are_the_same_ones(root):
-    beside = samples_beside(read_sweep_data(root))
+    beside = samples_beside(compare_sweep(root))
     assert beside is not None
     assert beside.heads[0].title == "learning_rate=1e-5"
     for prompt, samples in beside.prompts:
@@ -120,17 +123,18 @@ def test_prompts_side_by_side_are_the_same_ones(root):
 
 
 def test_settings_that_name_the_groups_need_no_table_of_their_own(root):
-    groups = read_sweep_data(root).groups
-    assert settings_table(groups, ["update.learning_rate"]) == []
-    (line,) = settings_table(groups, [])
+    configs = [group.members[0].run.config for group in compare_sweep(root).groups]
+    assert settings_table(configs, ["update.learning_rate"]) == []
+    (line,) = settings_table(configs, ["seed"])
     assert line == ["learning_rate", "1e-5", "3e-6", "1e-6"]
+    assert settings_table(configs, [])[0][0] == "update.learning_rate"
 
 
 def test_a_spoilt_run_is_named_and_the_others_are_shown(tmp_path):
     root = tmp_path / "lr"
     make_sweep(root, ["1e-6", "3e-6"], 1)
     (root / "learning_rate_1e-6-seed_0/config.yaml").write_text("changed: true\n")
-    data = read_sweep_data(root)
+    data = compare_sweep(root)
     assert list(data.unreadable) == ["learning_rate_1e-6-seed_0"]
     assert "was changed since the run began" in write_sweep_report(root).read_text()
 
@@ -166,7 +170,20 @@ def test_areas_hold_every_run_and_the_mean(runs):
 
 
 def test_runs_of_one_setting_are_one_group(root):
-    data = read_sweep_data(root)
-    points = [point for point in data.sweep.points if point.settings["update.learning_rate"] == "1e-6"]
+    data = compare_sweep(root)
+    points = [point for point in data.points if point.settings["update.learning_rate"] == "1e-6"]
     only_seeds = [type(p)(**vars(p) | {"settings": {"seed": p.settings["seed"]}}) for p in points]
     assert [group.label for group in groups_of(only_seeds, [])] == ["all seeds"]
+
+
+def test_runs_named_one_by_one_are_a_page_like_the_sweeps_with_groups_of_one(root, tmp_path):
+    runs = [load_run(root / point.name) for point in read_sweep(root).points[:6:3]]
+    data = compare_runs(runs)
+    assert [(group.label, group.number, group.size) for group in data.groups] == [
+        (runs[1].identity.name, 1, 1),
+        (runs[0].identity.name, 0, 1),
+    ]
+    text = write_comparison(runs, tmp_path / "both.html").read_text()
+    for part in ("2 of 2 runs are complete", "update.learning_rate", "Samples side by side", str(root)):
+        assert part in text
+    assert "fillcolor" not in str(data_of(text, "figures")["chart-reward"]), "one run has no spread"

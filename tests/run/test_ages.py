@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.checks.disk import check_ages
 from pipeline.config.compose import to_yaml
 from pipeline.config.schema import StorageConfig
-from pipeline.doctor.disk import look_at_ages
 from pipeline.run.ages import ages_of
 from pipeline.run.directory import load_run
 from pipeline.run.identity import config_hash, write_identity
@@ -62,10 +62,10 @@ def test_nothing_is_told_of_what_is_young_or_not_needed_or_not_purged(
 
 def test_doctor_looks_at_every_file(aged):
     run = load_run(aged(40, 30, "report.html"))
-    found = look_at_ages(run)
+    found = check_ages(run)
     assert found.verdict == "warning"
     assert "report.html: 40 days" in found.measured
-    without = look_at_ages(replace(run, config=replace(run.config, storage=StorageConfig())))
+    without = check_ages(replace(run, config=replace(run.config, storage=StorageConfig())))
     assert (without.verdict, "storage.purge_days is not set" in without.measured) == ("ok", True)
 
 

@@ -8,14 +8,13 @@ from pipeline import open_run
 from pipeline.config.scheduler import LocalConfig
 from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.report import write_report, write_sweep_report
-from pipeline.report.sweep import read_sweep_data
+from pipeline.report.comparison import compare_sweep
 from pipeline.run import journal
-from pipeline.run.best import keep_best
 from pipeline.run.commits import publish
 from pipeline.run.directory import Run
 from pipeline.run.export import export
 from pipeline.run.identity import RunError
-from pipeline.run.retention import thin
+from pipeline.run.retention import keep_best, thin
 from pipeline.run.tasks import PREPARE
 from tests.support import reportrun
 from tests.support.committed import commit
@@ -85,7 +84,7 @@ def test_the_next_driver_writes_it_again(run, content):
 def test_a_report_of_a_sweep_names_the_run_and_shows_the_others(tmp_path):
     make_sweep(tmp_path / "lr", ["1e-6", "3e-6"], 1)
     (tmp_path / "lr/learning_rate_1e-6-seed_0/best.json").write_text("{")
-    assert list(read_sweep_data(tmp_path / "lr").unreadable) == ["learning_rate_1e-6-seed_0"]
+    assert list(compare_sweep(tmp_path / "lr").unreadable) == ["learning_rate_1e-6-seed_0"]
     assert "best.json cannot be read" in write_sweep_report(tmp_path / "lr").read_text()
 
 

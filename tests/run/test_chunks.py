@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.run.chunks import listed, listing, read_rows, write_in_chunks
 from pipeline.run.commits import CorruptData
 from pipeline.run.durable import digest_file
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import PROMPTS, SchemaError, conform
-from pipeline.run.shards import read_shard
+from pipeline.run.shards import listed, listing, read_rows, read_shard, write_in_chunks
 from pipeline.run.tasks import PREPARE
 from tests.support.damage import cut
 from tests.support.records import in_child_with_small_disk, make_record
@@ -107,7 +106,7 @@ def test_a_full_disk_leaves_no_part_of_a_file_in_chunks(tmp_path):
 import sys
 from pathlib import Path
 import pyarrow as pa
-from pipeline.run.chunks import write_in_chunks
+from pipeline.run.shards import write_in_chunks
 from pipeline.run.paths import RunPaths
 #LIMIT
 paths = RunPaths(Path(sys.argv[1]))

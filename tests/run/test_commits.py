@@ -28,7 +28,7 @@ from pipeline.run.commits import (
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
-from slurm.sealing import checksum
+from slurm.sharedfiles import checksum
 from tests.support import ROOT
 from tests.support.damage import DAMAGES
 from tests.support.records import TASK, in_child_with_small_disk, make_record

@@ -27,11 +27,6 @@ FILES = [
 ]
 
 
-@pytest.fixture
-def copied_run(complete_run, tmp_path) -> Path:
-    return Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
-
-
 def quiet(text: str) -> None:
     raise AssertionError(f"nothing here is large enough to speak of: {text}")
 
@@ -93,8 +88,11 @@ def test_a_run_whose_name_has_an_at_sign_is_not_misread(copied_run):
 @pytest.mark.parametrize(
     ("which", "said"),
     [
-        ("@3", r"policy 3 of .* is not there yet; choose 1, 2$"),
-        ("@0", r"policy 0 of .* is the model that it began with, .*/policy; choose 1, 2$"),
+        ("@3", r"policy 3 of .* is not there yet; choose 1, 2; the nearest is .*@2$"),
+        (
+            "@0",
+            r"policy 0 of .* is the model that it began with, .*/policy; choose 1, 2; the nearest is .*@1$",
+        ),
         ("@last", r"@last: write RUN, RUN@ITERATION or RUN@best"),
     ],
 )

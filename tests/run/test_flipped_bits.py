@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.run.chunks import LISTING
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import load_run
 from pipeline.run.identity import RunError
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import PROMPTS, REWARD, ROLLOUT
+from pipeline.run.shards import LISTING
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
 from tests.support import tiny

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.run import journal
@@ -61,6 +61,7 @@ def test_rewriting_replaces_the_whole_file(path):
     assert [p.name for p in path.parent.iterdir()] == ["events.jsonl"]
 
 
+@settings(max_examples=30)
 @given(rows, st.data())
 def test_a_file_cut_anywhere_gives_a_prefix(tmp_path_factory, written, data):
     path = tmp_path_factory.mktemp("journal") / "rows.jsonl"
@@ -73,6 +74,7 @@ def test_a_file_cut_anywhere_gives_a_prefix(tmp_path_factory, written, data):
     assert journal.read(path) == [*read, {"last": 1}]
 
 
+@settings(max_examples=30)
 @given(rows, st.integers(1, 200))
 def test_the_tail_is_the_end_of_the_rows(tmp_path_factory, written, num_bytes):
     path = tmp_path_factory.mktemp("journal") / "rows.jsonl"

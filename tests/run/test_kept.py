@@ -17,25 +17,22 @@ from pipeline.run.identity import RunError, identity_text
 from pipeline.run.kept import identifying, keep
 from pipeline.run.owner import Owner
 from pipeline.run.place import settle
-from slurm import clusters
 from slurm.commands import SlurmError
 from tests.support.damage import cut, flip_bit
 from tests.support.killing import events
 from tests.support.tables import sample
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck
+from tests.support.toyworld import Luck, make_world
 
 DAY = 86_400
 
 
 @pytest.fixture
-def resting(complete_run, tmp_path) -> Path:
+def resting(copied_run) -> Path:
     """A run that has an iteration to do."""
-    root = Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
     for stage in ("update", "evaluate"):
-        (root / f"iterations/00002/{stage}/shard-00000.json").unlink()
-    settle(load_run(root))  # a run that was moved, and no copy
-    return root
+        (copied_run / f"iterations/00002/{stage}/shard-00000.json").unlink()
+    settle(load_run(copied_run))  # a run that was moved, and no copy
+    return copied_run
 
 
 @pytest.mark.parametrize(
@@ -114,7 +111,7 @@ def test_a_driver_writes_again_what_a_purge_takes_while_it_runs(resting):
 
 @pytest.fixture
 def submitted(tmp_path, monkeypatch, clock):
-    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     assert live(world)
     return world
@@ -151,7 +148,7 @@ def test_jobs_on_another_cluster_are_found_there(submitted, monkeypatch, is_know
     def run_at(arguments, *more):
         if arguments[0] == "sacctmgr":
             return "far\nnear\naway\n"
-        asked.append((arguments[0], cluster := clusters._named.get()))
+        asked.append((arguments[0], cluster := slurm.commands._named.get()))
         if cluster == "away":
             raise SlurmError(arguments, 1, "no route to it")
         return run_once(arguments, *more) if cluster == "far" else ""

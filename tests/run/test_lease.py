@@ -17,8 +17,8 @@ import pytest
 from pipeline.run import lease as leases
 from pipeline.run.lease import (
     EXPIRY_SECONDS,
-    Holder,
     LeaseHeld,
+    LeaseHolder,
     LeaseLost,
     acquire,
     free_number,
@@ -61,7 +61,7 @@ def other_driver(tmp_path):
 def leave_lease(folder: Path, age: float = 0.0, **changes: object) -> Path:
     """A lease as another driver left it."""
     path = folder / "000001.json"
-    path.write_text(json.dumps(asdict(replace(Holder.this_process(), **changes))))
+    path.write_text(json.dumps(asdict(replace(LeaseHolder.this_process(), **changes))))
     os.utime(path, (time.time() - age, time.time() - age))
     return path
 

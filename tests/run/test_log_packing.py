@@ -1,35 +1,33 @@
 """Logs of shards become an archive with their iteration's row: nothing is lost, and everything reads them."""
 
 import io
-import itertools
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from pipeline.config.scheduler import LocalConfig
-from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import go_back, parse_point
-from pipeline.run import archiving, journal, log_packing
-from pipeline.run.cleaning import Kind, find_removable
+from pipeline.run import archiving, journal, packing
+from pipeline.run.cleaning import LeftoverKind, find_removable
 from pipeline.run.commits import publish, require_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.failures import FailureKind, last_attempt_number, read_said
-from pipeline.run.log_packing import pack_logs
 from pipeline.run.packed import log_archives, read_file
+from pipeline.run.packing import pack_logs
 from pipeline.run.plan import policy_maker
-from pipeline.run.records import Frontier
 from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.log_files import end_of, find_logs, parse_choice
 from pipeline.status.logs import Follower, describe_failed, describe_logs, log_to_show
-from pipeline.status.snapshot import read_status
-from pipeline.tracking.tracker import NoTracker
 from tests.support import reportrun
+from tests.support.killing import killed_at
 
 SHARDS, NEWEST = 3, 2
+STEPS = ("fsync", "link", "unlink", "rmdir", "open")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +62,8 @@ def run(made, tmp_path) -> Run:
 
 @pytest.fixture(autouse=True)
 def _few_are_many(monkeypatch):
-    monkeypatch.setattr(log_packing, "MANY", 2 * SHARDS)
-    monkeypatch.setattr(log_packing, "_FEWEST", 2)
+    monkeypatch.setattr(packing, "MANY", 2 * SHARDS)
+    monkeypatch.setattr(packing, "_FEWEST", 2)
 
 
 def left(run: Run, iteration: int) -> list[str]:
@@ -96,14 +94,14 @@ def test_logs_of_shards_become_an_archive_with_the_row_and_shards_stay_files(run
 
 
 def test_a_run_of_few_shards_keeps_its_logs_as_files(run, made, monkeypatch):
-    monkeypatch.setattr(log_packing, "MANY", 2 * SHARDS + 1)
+    monkeypatch.setattr(packing, "MANY", 2 * SHARDS + 1)
     assert list(pack_logs(run, NEWEST)) == []
     assert len(left(run, 1)) == 2 * SHARDS + 3
     assert not log_archives(run.paths, 1)
 
 
 def test_of_very_many_logs_some_are_packed_at_a_time(run, made, monkeypatch):
-    monkeypatch.setattr(log_packing, "_MOST", 5)
+    monkeypatch.setattr(packing, "_MOST", 5)
     for names in (["logs-1.zip"], ["logs-2.zip", "logs-1.zip"]):
         assert list(pack_logs(run, 1)) == []
         assert [path.name for path in log_archives(run.paths, 1)] == names
@@ -162,7 +160,7 @@ def test_a_log_that_is_packed_after_it_was_found_is_read_all_the_same(run):
 
 def test_clean_offers_archives_of_logs_with_the_logs(run):
     list(pack_logs(run, NEWEST))
-    found = {run.paths.relative(item.path) for item in find_removable(run) if item.kind is Kind.LOGS}
+    found = {run.paths.relative(item.path) for item in find_removable(run) if item.kind is LeftoverKind.LOGS}
     assert found == {
         *(f"logs/0000{i}-update" for i in (1, 2)),
         *(f"iterations/0000{i}/update/logs-1.zip" for i in (1, 2)),
@@ -196,73 +194,39 @@ def test_what_a_job_still_writes_stays_a_file_until_the_job_is_gone(run, made):
 # --- killed, full, two at once ---
 
 
-class Killed(BaseException):
-    pass
-
-
 def test_killed_at_any_step_nothing_is_lost_and_the_next_one_ends_it(run, made, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power is cut here
-    died = 0
-    for step in itertools.count(1):
+    is_killed, step = True, 0
+    while is_killed:
+        step += 1
         trial = load_run(Path(shutil.copytree(made, tmp_path / f"trial{step}")))
-        counter = itertools.count(1)
-
-        def dies(real, counter=counter, step=step):
-            def call(*arguments, **options):
-                if next(counter) == step:
-                    raise Killed
-                return real(*arguments, **options)
-
-            return call
-
-        with monkeypatch.context() as patched:
-            for name in ("fsync", "link", "unlink", "rmdir", "open"):
-                patched.setattr(f"os.{name}", dies(getattr(os, name)))
-            try:
-                list(pack_logs(trial, 1))
-                ended = True
-            except Killed:
-                ended = False
+        is_killed, _ = killed_at(step, STEPS, lambda trial=trial: pack_logs(trial, 1))
         assert all(before == now for before, now in every_log(trial, made))
         list(pack_logs(trial, 1))
         assert len(left(trial, 1)) <= 2, "one alone is not worth another archive"
         assert all(before == now for before, now in every_log(trial, made))
         shutil.rmtree(trial.paths.root)
-        if ended:
-            break
-        died += 1
-    assert died > 20
+    assert step > 21
 
 
-def test_a_full_disk_leaves_the_files_and_is_told(run, made, monkeypatch):
-    books = Publisher(run, NoTracker())
-    books.open()
-
-    def full(source, target=None):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(archiving, "hash_stream", full)
-        (said,) = books.pack(Frontier(NEWEST, 0))
-    assert "No space left on device" in said
+def test_a_full_disk_leaves_the_files(run, made):
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
+    with mock.patch.object(archiving, "hash_stream", full), pytest.raises(OSError, match="No space left"):
+        list(pack_logs(run, NEWEST))
     assert len(left(run, 1)) == 2 * SHARDS + 3
-    (trouble,) = read_status(run).troubles
-    assert trouble.startswith("old iterations cannot be packed, while training goes on, last ")
-    books = Publisher(run, NoTracker())
-    books.open()
-    assert list(books.pack(Frontier(NEWEST, 0))) == []
+    assert list(pack_logs(run, NEWEST)) == []
     assert all(before == now for before, now in every_log(run, made))
 
 
 def test_of_two_at_once_one_packs(run, made, monkeypatch):
-    real = log_packing.link_archive
+    real = packing.link_archive
 
     def another_is_faster(*arguments):
-        monkeypatch.setattr(log_packing, "link_archive", real)
+        monkeypatch.setattr(packing, "link_archive", real)
         list(pack_logs(run, 1))
         real(*arguments)
 
-    monkeypatch.setattr(log_packing, "link_archive", another_is_faster)
+    monkeypatch.setattr(packing, "link_archive", another_is_faster)
     assert list(pack_logs(run, 1)) == []
     assert [path.name for path in log_archives(run.paths, 1)] == ["logs-1.zip"]
     assert all(before == now for before, now in every_log(run, made))

@@ -1,6 +1,5 @@
 """Packing: old iterations become one archive each, nothing is lost on the way, and everything reads it."""
 
-import contextlib
 import itertools
 import os
 import shutil
@@ -15,7 +14,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.update import UpdateConfig
-from pipeline.metrics.samples import read_samples
+from pipeline.metrics.responses import read_samples
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import go_back, parse_point
 from pipeline.run import archiving, journal, packing
@@ -41,6 +40,7 @@ from pipeline.status.plan import every_task
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.tracker import NoTracker
 from tests.support import reportrun, tiny
+from tests.support.killing import Killed, killed_at
 from tests.support.tables import sample
 
 NEWEST, SHARDS = 6, 3
@@ -91,7 +91,7 @@ def check_all_reads(run: Run, original: Path) -> None:
         for task in run.plan.tasks(iteration):
             verify_outputs(run.paths, require_record(run.paths, task))
             assert read_record(run.paths, task) == read_record(before.paths, task)
-        assert read_samples(run, iteration) == read_samples(before, iteration) != []
+        assert read_samples(run, iteration).rows == read_samples(before, iteration).rows != ()
     records = Records(run.paths)
     tasks = [task for i in range(1, NEWEST + 1) for task in run.plan.tasks(i)]
     records.refresh(tasks)
@@ -179,40 +179,16 @@ def test_one_as_file_is_too_few(inputs, tmp_path):
 # --- killed, full, spoilt, two at once ---
 
 
-class Killed(BaseException):
-    pass
-
-
 STEPS = ("fsync", "link", "unlink", "rename", "rmdir", "open")
-
-
-def pack_and_die(run: Run, monkeypatch: pytest.MonkeyPatch, step: int) -> int:
-    """Pack an iteration, killed at a step. Returns how many steps there were."""
-    counter = itertools.count(1)
-
-    def dies(real):
-        def call(*arguments, **options):
-            if (number := next(counter)) == step:
-                raise Killed(number)
-            return real(*arguments, **options)
-
-        return call
-
-    with monkeypatch.context() as patched:
-        for name in STEPS:
-            patched.setattr(f"os.{name}", dies(getattr(os, name)))
-        with contextlib.suppress(Killed):
-            list(pack_old(run, 3))
-    return next(counter) - 1
 
 
 def test_killed_at_any_step_nothing_is_lost_and_the_next_one_ends_the_same(run, made, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no power is cut here
-    steps = pack_and_die(run, monkeypatch, step=0)
+    _, steps = killed_at(0, STEPS, lambda: pack_old(run, 3))
     assert steps > 30
     for step in sample(range(1, steps + 1), 0.25):
         trial = load_run(Path(shutil.copytree(made, tmp_path / f"trial{step}")))
-        assert pack_and_die(trial, monkeypatch, step) >= step
+        assert killed_at(step, STEPS, lambda trial=trial: pack_old(trial, 3)) == (True, step)
         check_all_reads(trial, made)
         list(pack_old(trial, 3))
         assert files(trial) == files(run)
@@ -229,14 +205,14 @@ def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, mo
 
     with monkeypatch.context() as patched:
         patched.setattr(archiving, "hash_stream", full)
-        (said,) = books.pack(Frontier(NEWEST, 0))
+        (said,) = books.pack(NEWEST)
     assert "No space left on device" in said
     assert files(run, "iterations", "logs") == before
     (trouble,) = read_status(run).troubles
     assert trouble.startswith("old iterations cannot be packed, while training goes on, last ")
     books = Publisher(run, NoTracker())
     books.open()
-    assert list(books.pack(Frontier(NEWEST, 0))) == []
+    assert list(books.pack(NEWEST)) == []
     assert read_status(run).troubles == ()
     check_all_reads(run, made)
 
@@ -286,7 +262,7 @@ def test_a_flipped_bit_in_an_archive_is_named_by_whoever_reads_it(run, place):
             found.append(str(error))
     assert len(found) == 1
     assert Path(info.filename).name in found[0]
-    assert len(read_samples(run, 3)) == 3 * (SHARDS - 1)
+    assert len(read_samples(run, 3).rows) == 3 * (SHARDS - 1)
 
 
 def test_an_archive_without_its_end_is_named(run):
@@ -295,7 +271,7 @@ def test_an_archive_without_its_end_is_named(run):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CorruptData, match=r"00003/update/shards.zip cannot be read"):
         require_record(run.paths, Task(3, Stage.ROLLOUT))
-    assert read_samples(run, 3) == []
+    assert read_samples(run, 3).rows == ()
 
 
 def test_every_task_of_an_archive_without_its_end_is_named_as_corrupt(run):
@@ -371,7 +347,7 @@ def test_going_back_to_a_rollout_moves_the_archive_aside(run):
     folder = go_back(run, parse_point("rollout@2"))
     assert (folder / "iterations/00002/update/shards.zip").exists()
     assert all(Records(run.paths).get(task) is None for task in run.plan.tasks(2))
-    assert read_samples(run, 1) != []
+    assert read_samples(run, 1).rows
 
 
 def test_where_the_archive_is_spoilt_the_way_out_is_named_and_works(run):
@@ -424,6 +400,6 @@ def test_a_driver_that_slept_while_the_run_went_back_packs_what_was_moved_aside(
     monkeypatch.setattr(packing, "_verify", sleeps)
     pack(run, 2)
     check_sizes(run.paths, require_record(run.paths, Task(2, Stage.ROLLOUT)))
-    assert [sample.response for sample in read_samples(run, 2)] == ["new"] * SHARDS
+    assert [sample.response for sample in read_samples(run, 2).rows] == ["new"] * SHARDS
     (folder,) = run.paths.superseded.iterdir()
     assert (folder / "iterations/00002/update/shards.zip").exists()

@@ -12,12 +12,14 @@ config.copy.yaml
 config.yaml
 data/prompts.ATTEMPT.arrow
 data/prompts.chunks.ATTEMPT.json
+data/prompts.claim-1.json
 data/prompts.heldout.ATTEMPT.arrow
 data/prompts.json
 data/prompts.normalization.ATTEMPT.json
 data/prompts.rejected.ATTEMPT.jsonl
 events.jsonl
 iterations/00000/evaluate/shard-00000.ATTEMPT.arrow
+iterations/00000/evaluate/shard-00000.claim-1.json
 iterations/00000/evaluate/shard-00000.json
 iterations/00001/evaluate/shard-00000.ATTEMPT.arrow
 iterations/00001/evaluate/shard-00000.json
@@ -79,6 +81,9 @@ rows/00001.json
 rows/00002.json
 run.copy.json
 run.json
+slurm/control.copy.json
+slurm/control.json
+slurm/workers/WORKER.json
 spans.jsonl
 state/00001 -> 00001.ATTEMPT
 state/00001.ATTEMPT/critic/model.safetensors
@@ -101,8 +106,8 @@ def tree(root: Path) -> list[str]:
             name += f" -> {re.sub('^0000.', '0000N', target) if path.name == 'best' else target}"
         elif path.is_dir():
             continue
-        lines.append(re.sub(r"\b1-[0-9a-f]{8}\b", "ATTEMPT", name))
-    return sorted(lines)
+        lines.append(re.sub(r"\blocal-\d+-\d+r0\b", "WORKER", re.sub(r"\b1-[0-9a-f]{8}\b", "ATTEMPT", name)))
+    return sorted(set(lines))  # how many workers there were is chance
 
 
 def test_the_tree_of_a_complete_run(complete_run):

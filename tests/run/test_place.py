@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +21,11 @@ from pipeline.run.place import original_of
 from pipeline.status.listing import find_places, read_entries
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.sync import sync
+from tests.cluster.scenario import Hold, wait_for
+from tests.support import ROOT, light, tiny
 from tests.support.copying import TOOLS, copied
-from tests.support.tables import sample
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck
+from tests.support.tables import LONG, sample
+from tests.support.toyworld import Luck, make_world
 
 
 def id_of(root: Path) -> str:
@@ -79,7 +82,7 @@ def test_an_archive_that_is_put_back_leaves_the_jobs_of_the_run_alone_that_goes_
     tmp_path, monkeypatch, clock
 ):
     """It was moved by a copy, went on there, and an older archive is now in its former place."""
-    world = make_worker_world(tmp_path / "moved here", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "moved here", monkeypatch, 0, Luck())
     former = load_run(Path(shutil.copytree(world.run.paths.root, tmp_path / "former", symlinks=True)))
     write_identity(former.paths, replace(former.identity, root=str(former.paths.root)))
     world.submit()
@@ -150,7 +153,7 @@ def test_a_copy_whose_lease_is_held_is_cleaned_as_a_run_of_its_own(original, tmp
 @pytest.fixture
 def submitted(tmp_path, monkeypatch, clock):
     """A run on Slurm with jobs in the queue, and a copy of it."""
-    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     return world, Path(shutil.copytree(tmp_path / "run", tmp_path / "copy", symlinks=True))
 
@@ -213,3 +216,27 @@ def test_of_two_copies_of_a_run_that_is_gone_one_acts_on_its_own_jobs_alone(subm
     assert live(world) == jobs
     assert as_own(load_run(first)).identity.id == world.run.identity.id
     assert cancel_run(load_run(first)).startswith("cancelled ")
+
+
+@LONG
+def test_tasks_stop_when_their_run_is_not_where_it_was(inputs, environment, slurm_ppo, tmp_path):
+    root, moved, hold = tmp_path / "run", tmp_path / "moved", Hold(tmp_path / "hold")
+    hold.begin()
+    command = [sys.executable, "-m", "pipeline", "run", *tiny.overrides(inputs, root, "iterations=2")]
+    held = environment | {light.HOLD: str(hold.file), light.SECONDS: "0.1"}
+    said = (tmp_path / "said").open("w+")
+    process = subprocess.Popen(command, env=held, cwd=ROOT, stdout=said, stderr=said)
+    wait_for(lambda: list(tmp_path.glob("hold.*")), "tasks at work", 60)
+    root.rename(moved)
+    hold.end()
+    try:
+        code = process.wait(60)
+    finally:
+        process.kill()
+    told = Path(said.name).read_text()
+    assert not root.exists(), sorted(root.rglob("*"))
+    assert code == 2, told
+    assert told.count("\n") < 20, told
+    assert f"{root}/events.jsonl: No such file or directory" in told
+    done = slurm_ppo("resume", moved)
+    assert done.returncode == 0, done.stderr

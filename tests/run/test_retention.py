@@ -1,6 +1,5 @@
 """Thinning: what nobody needs goes, what somebody may need stays, and readers can tell thinned from lost."""
 
-import itertools
 import json
 import os
 import shutil
@@ -15,17 +14,11 @@ from hypothesis import strategies as st
 from pipeline.config.compose import compose, from_mapping
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
-from pipeline.metrics.samples import read_samples
+from pipeline.metrics.responses import read_samples
 from pipeline.orchestrate.publish import Publisher
 from pipeline.orchestrate.rewind import check_can_go_on, go_back, parse_point
 from pipeline.run import journal
-from pipeline.run.commits import (
-    CorruptData,
-    check_sizes,
-    read_record,
-    require_record,
-    verify_outputs,
-)
+from pipeline.run.commits import CorruptData, check_sizes, read_record, require_record, verify_outputs
 from pipeline.run.directory import Run, create_run, load_run, write_run
 from pipeline.run.identity import Parent, RunError
 from pipeline.run.plan import Plan, policy_maker, state_of
@@ -47,6 +40,8 @@ from pipeline.tracking.tracker import NoTracker
 from stages.context import Context
 from tests.support import tiny
 from tests.support.committed import commit, commit_in_two
+from tests.support.killing import killed_at
+from tests.support.tables import LONG
 
 plans = st.builds(
     lambda start, more, every: Plan(start + more, 2, every, start),
@@ -174,39 +169,22 @@ def test_a_fork_s_first_policy_stays_until_it_is_evaluated(tmp_path):
     journal.append(run.paths.metrics, *({"iteration": i} for i in (6, 7, 8)))
     books = Publisher(run, NoTracker())
     books.open()
-    assert list(books.thin(Frontier(8, 0))) == []
+    assert list(books.thin(8, Frontier(8, 0))) == []
     assert left(run) == dict.fromkeys((5, 7, 8), "cpt")
-    assert list(books.thin(Frontier(8, 1))) == []
+    assert list(books.thin(8, Frontier(8, 1))) == []
     assert left(run) == dict.fromkeys((7, 8), "cpt")
 
 
 # --- killed anywhere ---
 
 
-class Killed(BaseException):
-    """kill -9."""
-
-
 @pytest.mark.parametrize("steps", range(1, 16))
-def test_thinning_that_is_killed_anywhere_is_taken_up_again(tmp_path, monkeypatch, steps):
+def test_thinning_that_is_killed_anywhere_is_taken_up_again(tmp_path, steps):
     undisturbed = make_run(tmp_path / "undisturbed", 4, keep_last=2)
     list(thin(undisturbed, 4))
     run = make_run(tmp_path / "run", 4, keep_last=2)
-    counter = itertools.count(1)
-
-    def dies(real):
-        def call(*arguments, **options):
-            if next(counter) == steps:
-                raise Killed
-            return real(*arguments, **options)
-
-        return call
-
-    with monkeypatch.context() as patched:
-        for name in ("unlink", "rmdir", "fsync"):
-            patched.setattr(f"os.{name}", dies(getattr(__import__("os"), name)))
-        with pytest.raises(Killed):
-            list(thin(run, 4))
+    is_killed, _ = killed_at(steps, ("unlink", "rmdir", "fsync"), lambda: thin(run, 4))
+    assert is_killed
     for version in (1, 2, 3, 4):
         check_sizes(run.paths, require_record(run.paths, policy_maker(version)))
     list(thin(run, 4))
@@ -306,7 +284,7 @@ def test_once_the_best_is_taken_back_the_best_that_is_left_takes_its_place(tmp_p
     journal.append(run.paths.metrics, *rows)
     books = Publisher(run, NoTracker())
     books.open()
-    assert list(books.thin(Frontier(6, 0))) == []
+    assert list(books.thin(6, Frontier(6, 0))) == []
     assert left(run) == {2: "cpt", 4: "cpt", 5: "cpt", 6: "cpt"}
     assert json.loads(run.paths.best.read_text())["iteration"] == 5
     journal.rewrite(run.paths.metrics, rows[:4])
@@ -397,7 +375,7 @@ def test_going_back_into_a_packed_iteration_ends_in_the_same_policy(copied_run, 
 def test_a_report_and_a_fork_read_a_packed_run(copied_run, thinned_run, tmp_path, slurm_ppo):
     shown = json.loads(slurm_ppo("status", copied_run, "--json").stdout)
     assert (shown["state"], shown["rows_missing"]) == ("complete", 0)
-    assert read_samples(load_run(copied_run), 1) != []
+    assert read_samples(load_run(copied_run), 1).rows
     done = slurm_ppo("report", copied_run)
     assert done.returncode == 0, done.stderr
     words = (
@@ -503,6 +481,7 @@ def test_a_record_of_a_state_that_cannot_be_read_is_named_so_that_it_is_moved_as
     assert caught.value.task == state_of(3)
 
 
+@LONG
 @given(st.sets(st.integers(1, 12)), st.integers(2, 4), st.sampled_from([None, 3]))
 @settings(max_examples=25)
 def test_whatever_is_lost_the_next_update_can_begin_with_what_stays(lost, keep_last, keep_every):

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.schema import Config
-from pipeline.executors.slurm.arrays import driver_submission, stage_submissions
-from pipeline.executors.slurm.resources import Escalation
-from pipeline.executors.slurm.submitter import Submitter
+from pipeline.decide.escalating import Escalation
+from pipeline.executors.slurm.arrays import Submitter, driver_submission, stage_submissions
 from pipeline.run import submissions
 from pipeline.run.control import Control, SpoiltControl, begin_invocation, read_control, write_control
 from pipeline.run.directory import Run
@@ -150,7 +149,7 @@ def test_a_submission_that_slurm_refuses_is_forgotten(run, monkeypatch, refusal)
     def refuse(*_: object) -> str:
         raise refusal("no")
 
-    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit_once", refuse)
+    monkeypatch.setattr("pipeline.executors.slurm.arrays.submit_once", refuse)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
     with pytest.raises(refusal):
         submitter.submit(submission(run), Escalation(), "", ())
@@ -166,7 +165,7 @@ def test_what_earlier_failures_ask_for_is_left_out_where_slurm_refuses_it(run, m
             raise Refused("no node is left")
         return "7"
 
-    monkeypatch.setattr("pipeline.executors.slurm.submitter.submit_once", submit)
+    monkeypatch.setattr("pipeline.executors.slurm.arrays.submit_once", submit)
     submitter = Submitter(run, run.config.scheduler, lambda partitions: None, lambda: None)
     noted = submitter.submit(submission(run), Escalation(exclude=("n7",)), "", ())
     assert (noted.state.job, len(scripts)) == ("7", 2)
@@ -205,9 +204,10 @@ def test_the_cluster_is_asked_once_in_each_call(run, monkeypatch):
 
 
 def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
-    from pipeline.executors.slurm.queue_reader import QueueReader
-    from pipeline.executors.slurm.submitter import Submitter
-    from pipeline.executors.slurm.worker_jobs import WorkerJobs
+    from pipeline.executors.slurm.array_workers import ArrayWorkers
+    from pipeline.executors.slurm.arrays import Submitter
+    from pipeline.executors.slurm.job_table import QueueReader
+    from pipeline.orchestrate.jobs import Jobs
 
     ledger = Ledger(run.paths)
     for call in (1, 2):
@@ -222,7 +222,8 @@ def test_failures_of_earlier_calls_do_not_count(run, monkeypatch):
     monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda *_: {})
     config, limits = run.config.scheduler, ClusterLimits((24, 11), 1001, 10_000, 300.0, None)
     submitter = Submitter(run, config, lambda partitions: None, lambda: None)
-    jobs = WorkerJobs(submitter, limits, print, Errands(print), QueueReader(run))
+    workers = ArrayWorkers(submitter, limits, print, Errands(print), QueueReader(run))
+    jobs = Jobs(run, workers, print)
     jobs.query()
     jobs.collect_ended([Task(1, Stage.ROLLOUT)], lambda tasks: ())
     of_first = [(f.attempt, f.message) for f in jobs.failures[Task(1, Stage.ROLLOUT, 0)]]

@@ -2,32 +2,34 @@
 
 import pytest
 
-from pipeline.simulate.backfill import backfill
-from pipeline.simulate.cluster import Cluster, Job
-from pipeline.simulate.plant import Limits, Node, Partition, Request
+from pipeline.simulate.cluster import SimulatedCluster, SimulatedJob
+from pipeline.simulate.plant import PlantNode, PlantPartition, PlantRequest, UserLimits
+from pipeline.simulate.scheduling import backfill
 
 HOUR = 3600.0
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def cluster() -> SimulatedCluster:
     """Two nodes of two GPUs. Everybody may use both, some jobs only the second."""
-    nodes = (Node("a", 8, 2), Node("b", 8, 2))
-    return Cluster(nodes, (Partition("all", ("a", "b")), Partition("second", ("b",))))
+    nodes = (PlantNode("a", 8, 2), PlantNode("b", 8, 2))
+    return SimulatedCluster(nodes, (PlantPartition("all", ("a", "b")), PlantPartition("second", ("b",))))
 
 
-def job(name: str, gpus: int = 1, nodes: int = 1, partition: str = "all", limit: float = HOUR, **more) -> Job:
-    return Job(
-        name, Request(1, gpus, nodes=nodes, limit=limit), (partition,), more.pop("eligible", 0), **more
+def job(
+    name: str, gpus: int = 1, nodes: int = 1, partition: str = "all", limit: float = HOUR, **more
+) -> SimulatedJob:
+    return SimulatedJob(
+        name, PlantRequest(1, gpus, nodes=nodes, limit=limit), (partition,), more.pop("eligible", 0), **more
     )
 
 
-def submit(cluster: Cluster, *jobs: Job) -> None:
+def submit(cluster: SimulatedCluster, *jobs: SimulatedJob) -> None:
     for one in jobs:
         cluster.submit(one)
 
 
-def started(cluster: Cluster, now: float = 0.0) -> list[str]:
+def started(cluster: SimulatedCluster, now: float = 0.0) -> list[str]:
     return [one.name for one in cluster.start_in_order(now)]
 
 
@@ -62,7 +64,7 @@ def test_a_job_of_higher_priority_goes_first(cluster):
 
 
 def test_a_users_limit_holds_back_their_jobs_and_nobody_elses():
-    cluster = Cluster((Node("a", 8, 4),), (Partition("all", ("a",)),), Limits(gpus=2))
+    cluster = SimulatedCluster((PlantNode("a", 8, 4),), (PlantPartition("all", ("a",)),), UserLimits(gpus=2))
     first = job("first", gpus=2)
     submit(cluster, first, job("second"), job("theirs", is_mine=False))
     assert started(cluster) == ["first", "theirs"]
@@ -85,7 +87,7 @@ def test_a_cancelled_job_keeps_nobody_waiting(cluster):
 
 
 @pytest.mark.parametrize(
-    ("asked", "number"), [(Request(1, 1), 4), (Request(5, 1), 2), (Request(1, 2, 0, 2), 1)]
+    ("asked", "number"), [(PlantRequest(1, 1), 4), (PlantRequest(5, 1), 2), (PlantRequest(1, 2, 0, 2), 1)]
 )
 def test_how_many_jobs_could_ever_run_at_once(cluster, asked, number):
     assert cluster.could_start(asked, ("all",)) == number

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.simulate.clock import Clock
-from pipeline.simulate.cluster import Cluster, Job
+from pipeline.simulate.clock import SimulatedClock
+from pipeline.simulate.cluster import SimulatedCluster, SimulatedJob
 from pipeline.simulate.looks import QueueLooks
-from pipeline.simulate.plant import Limits, Node, Partition, Request
+from pipeline.simulate.plant import PlantNode, PlantPartition, PlantRequest, UserLimits
 from pipeline.simulate.simulation import Simulation
 from pipeline.workers.looking import FROM_NOW, PASS_AGE
 from tests.support.plants import SECONDS, plant_with
@@ -16,15 +16,15 @@ TURNS = plant_with(2, 8, shards=4, startup=1.0, queue=0.0, seconds=SECONDS | {"u
 """Three stages that take turns on two places, and are through with an iteration in a quarter of a minute."""
 
 
-def looks_at(*pending: Job, limits: Limits = Limits()) -> QueueLooks:  # noqa: B008
-    cluster = Cluster((Node("a", 8, 1),), (Partition("all", ("a",)),), limits)
+def looks_at(*pending: SimulatedJob, limits: UserLimits = UserLimits()) -> QueueLooks:  # noqa: B008
+    cluster = SimulatedCluster((PlantNode("a", 8, 1),), (PlantPartition("all", ("a",)),), limits)
     for job in pending:
         cluster.submit(job)
-    return QueueLooks(Clock(), cluster, [])
+    return QueueLooks(SimulatedClock(), cluster, [])
 
 
-def job(name: str, **more) -> Job:
-    return Job(name, Request(1, 1), ("all",), 0.0, **more)
+def job(name: str, **more) -> SimulatedJob:
+    return SimulatedJob(name, PlantRequest(1, 1), ("all",), 0.0, **more)
 
 
 def test_an_answer_is_kept_for_all_who_want_one_so_young():
@@ -45,7 +45,7 @@ def test_an_answer_is_kept_for_all_who_want_one_so_young():
 
 def test_who_waits_for_a_limit_of_the_user_is_told_from_who_waits_for_room():
     mine = job("second")
-    looks = looks_at(job("first", is_mine=False), mine, limits=Limits(jobs=0))
+    looks = looks_at(job("first", is_mine=False), mine, limits=UserLimits(jobs=0))
     looks.cluster.start_in_order(0.0)
     looks.look(PASS_AGE)
     assert looks.lacking == {mine: True}

@@ -4,9 +4,10 @@ import math
 from dataclasses import replace
 
 from benchmarks import plants as benchmark
-from pipeline.simulate.cluster import Cluster
-from pipeline.simulate.plants import Verdict, in_words, judge, plant_of, size_of
-from pipeline.simulate.results import JobRecord, Result
+from pipeline.simulate.cluster import SimulatedCluster
+from pipeline.simulate.plant import Plant, PlantKind
+from pipeline.simulate.plants import PlantVerdict, in_words, job_for_each_task, judge, plant_of, size_of
+from pipeline.simulate.results import JobRecord, SimulationResult
 from pipeline.simulate.simulation import simulate
 
 MANY = [plant_of("many", number) for number in range(300)]
@@ -40,9 +41,22 @@ def test_what_jobs_ask_for_and_what_is_limited_differs_too():
     assert "jobs run; " in in_words(next(p for p in MANY if p.limits.jobs and p.limits.submitted))
 
 
+def test_workers_of_rollouts_measure_policies_where_their_jobs_ask_for_what_evaluations_do():
+    evaluated = [plant for plant in MANY if plant.plan.evaluate_every]
+    assert {plant.measures for plant in evaluated} == {True, False}
+    assert not any(plant.measures for plant in MANY if plant not in evaluated)
+    alike = [[(kind.request, kind.partitions) for kind in kinds_of(plant)] for plant in evaluated]
+    assert [plant.measures for plant in evaluated] == [own == other for own, other in alike]
+    assert not any(job_for_each_task(plant).measures for plant in MANY), "whoever does one task leaves"
+
+
+def kinds_of(plant: Plant) -> list[PlantKind]:
+    return [plant.kinds[job_kind] for job_kind in ("rollout", "evaluate")]
+
+
 def test_every_job_has_a_place_on_an_empty_cluster():
     for plant in MANY:
-        cluster = Cluster(plant.nodes, plant.partitions)
+        cluster = SimulatedCluster(plant.nodes, plant.partitions)
         assert all(cluster.could_start(kind.request, kind.partitions) for kind in plant.kinds.values())
 
 
@@ -56,7 +70,7 @@ def test_a_few_of_them_end_and_their_books_add_up():
 
 
 def test_the_benchmark_says_now_and_then_what_it_has_found_so_far(capsys):
-    good = Verdict(7, Result(seconds=10.0), "never leave", 10.0)
+    good = PlantVerdict(7, SimulationResult(seconds=10.0), "never leave", 10.0)
     slow = replace(good, number=8, best_seconds=5.0, wrong=("takes 2.00 times as long as never leave",))
     job = JobRecord("1_0r0", "rollout", 1, 0.0, 1.0, dict.fromkeys(("startup", "busy"), 0.5), 1, None)
     found = [replace(one, result=replace(one.result, jobs=[job])) for one in [good] * 49 + [slow, good]]

@@ -5,21 +5,21 @@ import functools
 
 import pytest
 
-from pipeline.executors.slurm import expectations as slurm_expectations
-from pipeline.executors.slurm import launcher, worker_jobs
-from pipeline.orchestrate import driver, expectations, staffing
-from pipeline.orchestrate.reconcile import Actions
+from pipeline.decide import choosing, estimates, expectations, staffing, staying
+from pipeline.decide import passages as inputs
+from pipeline.decide.reconcile import Actions
+from pipeline.executors.slurm import crew as slurm_expectations
+from pipeline.executors.slurm import launcher
+from pipeline.orchestrate import driver, jobs
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import PREPARE, Stage
 from pipeline.simulate import keeper, knowledge, looks, passes
 from pipeline.simulate.plant import Plant
 from pipeline.simulate.simulation import simulate
-from pipeline.workers import choosing, estimates, looking, staying
-from pipeline.workers import passages as inputs
+from pipeline.workers import looking
 from stages.workers import measuring, pulling, waiting
 from tests.support.plants import plant_with
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck
+from tests.support.toyworld import Luck, make_world
 
 PLANT = plant_with(3, shards=4, spread=0.5, every=2, state_seconds=5.0, failures=0.1, disturbed_every=100.0)
 
@@ -66,7 +66,7 @@ RULES = {
         lambda real: lambda s, m, d: ((), real(s, m, d)[1]),
     ),
     "staffing: who starts early": (staffing, "_early", lambda real: always(())),
-    "withdrawing: who leaves the queue": (staffing, "withdrawn", lambda real: always(())),
+    "cancelling: who leaves the queue": (staffing, "elements_to_cancel", lambda real: always(())),
     "staffing: how many of each kind": (
         staffing,
         "targets_by_group",
@@ -126,15 +126,15 @@ def test_a_changed_rule_of_what_is_done_besides_changes_the_simulation(rule, mon
 TOLD = {
     "plan: what a reward waits for": (Plan, "inputs"),
     "reconcile: what is due": (driver, "reconcile"),
-    "crew: which claims failed": (worker_jobs, "failed_claims"),
+    "crew: which claims failed": (jobs, "failed_claims"),
     "staffing: who starts early": (staffing, "_early"),
 }
 """Rules that show on a toy without nodes, on which tasks take no time, and where the program finds them."""
 
 
 def test_what_decides_is_the_same():
-    assert passes.staff is worker_jobs.staff
-    assert passes.held_tasks is worker_jobs.held_tasks
+    assert passes.staff is jobs.staff
+    assert passes.held_tasks is jobs.held_tasks
     assert passes.estimates_of is slurm_expectations.estimates_of
     assert knowledge.staying is waiting.staying
     assert knowledge.choosing is pulling.choosing is measuring.choosing
@@ -145,7 +145,7 @@ def test_what_decides_is_the_same():
 
 def told(folder, monkeypatch) -> list[str]:
     """Return what happens on the toy Slurm with the program's own passes, until it ends or for a while."""
-    world = make_worker_world(folder, monkeypatch, 5, Luck(mishaps=2))
+    world = make_world(folder, monkeypatch, 5, Luck(mishaps=2))
     try:
         world.submit()
         for _ in range(150):

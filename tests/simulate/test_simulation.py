@@ -8,10 +8,18 @@ from itertools import count
 import pytest
 
 from pipeline.run.plan import Plan
-from pipeline.simulate.plant import Limits, Node, Others, Partition, Plant, Request, uniform
-from pipeline.simulate.results import Result
+from pipeline.simulate.plant import (
+    Others,
+    Plant,
+    PlantNode,
+    PlantPartition,
+    PlantRequest,
+    UserLimits,
+    uniform,
+)
+from pipeline.simulate.plants import job_for_each_task, never_leave
+from pipeline.simulate.results import SimulationResult
 from pipeline.simulate.simulation import Simulation, _partition_at, simulate
-from pipeline.simulate.strategies import job_for_each_task, never_leave
 from pipeline.workers.beats import Reason
 from tests.support.plants import SECONDS, plant_with
 from tests.support.tables import sample
@@ -58,7 +66,7 @@ def test_an_evaluation_runs_beside_training_and_is_waited_for_at_the_end():
     assert found.seconds > sum(found.iterations)
 
 
-def starts_of(found: Result, job_kind: str) -> int:
+def starts_of(found: SimulationResult, job_kind: str) -> int:
     return sum(job.job_kind == job_kind for job in found.jobs)
 
 
@@ -108,8 +116,8 @@ def test_who_got_its_place_before_what_it_waits_for_gives_it_back():
 
 
 def test_no_partition_is_busier_with_others_than_the_cluster_is():
-    nodes = (Node("small", 8, 1), Node("large", 312, 39))
-    parts = (Partition("one", ("small",)), Partition("all", ("large",)))
+    nodes = (PlantNode("small", 8, 1), PlantNode("large", 312, 39))
+    parts = (PlantPartition("one", ("small",)), PlantPartition("all", ("large",)))
     plant = replace(plant_with(40), nodes=nodes, partitions=parts, others=Others(0.5, 100.0))
     drawn = [_partition_at(plant, uniform("seed", str(number))) for number in range(4000)]
     assert 60 <= drawn.count("one") <= 140, "a fortieth of the places, and of the jobs"
@@ -194,8 +202,8 @@ def test_other_people_are_there_from_the_start():
 def test_the_only_place_is_kept_where_others_would_take_it():
     """Of two partitions one has a single place, and people whose jobs take ten minutes come to both."""
     plant = plant_with(1, 16, shards=2)
-    nodes = (*plant.nodes, Node("many", 64, 8))
-    parts = (*plant.partitions, Partition("large", ("many",)))
+    nodes = (*plant.nodes, PlantNode("many", 64, 8))
+    parts = (*plant.partitions, PlantPartition("large", ("many",)))
     kinds = {name: replace(kind, partitions=("large",)) for name, kind in plant.kinds.items()}
     kinds["update"] = plant.kinds["update"]
     plant = replace(plant, nodes=nodes, partitions=parts, kinds=kinds, others=Others(0.4, 600.0))
@@ -212,7 +220,7 @@ def test_the_one_place_goes_back_to_those_who_were_preempted():
 
 
 def test_a_limit_of_the_user_makes_stages_take_turns():
-    found = simulate(plant_with(8, limits=Limits(gpus=2)))
+    found = simulate(plant_with(8, limits=UserLimits(gpus=2)))
     assert found.is_complete
     assert found.evictions > 0
 
@@ -221,7 +229,7 @@ def test_a_limit_of_the_user_makes_stages_take_turns():
 @pytest.mark.parametrize("linger", [600, 0])
 def test_a_limit_of_submitted_jobs_is_one_of_places(submitted, linger):
     """Nodes have room for all, and workers stay for ten minutes: no stage waits for those of another."""
-    found = simulate(plant_with(16, 4, shards=4, linger=linger, limits=Limits(submitted=submitted)))
+    found = simulate(plant_with(16, 4, shards=4, linger=linger, limits=UserLimits(submitted=submitted)))
     assert found.is_complete
     one_by_one = 4 * SECONDS["rollout"] + 4 * SECONDS["reward"] + SECONDS["update"]
     assert found.seconds < 4 * (one_by_one + 3 * 60)
@@ -229,10 +237,10 @@ def test_a_limit_of_submitted_jobs_is_one_of_places(submitted, linger):
 
 def test_a_limit_of_running_jobs_is_a_place_too_where_stages_have_partitions_of_their_own():
     """Nobody has another's node, but three workers that wait keep the update from starting."""
-    plant = plant_with(4, 4, limits=Limits(jobs=4))
+    plant = plant_with(4, 4, limits=UserLimits(jobs=4))
     names = ("rollout", "reward", "update")
-    nodes = (*plant.nodes, *(Node(name, 32, 4) for name in names))
-    parts = (*plant.partitions, *(Partition(name, (name,)) for name in names))
+    nodes = (*plant.nodes, *(PlantNode(name, 32, 4) for name in names))
+    parts = (*plant.partitions, *(PlantPartition(name, (name,)) for name in names))
     kinds = {n: replace(kind, partitions=(n,)) if n in names else kind for n, kind in plant.kinds.items()}
     apart = replace(plant, nodes=nodes, partitions=parts, kinds=kinds)
     found = simulate(apart)
@@ -242,7 +250,7 @@ def test_a_limit_of_running_jobs_is_a_place_too_where_stages_have_partitions_of_
 
 
 def test_no_more_is_submitted_than_a_user_may():
-    simulation = Simulation([plant_with(16, shards=12, limits=Limits(submitted=9))])
+    simulation = Simulation([plant_with(16, shards=12, limits=UserLimits(submitted=9))])
     most, submit = 0, simulation.scheduling.submit
 
     def count_them(job, starts):
@@ -273,7 +281,7 @@ def test_where_the_queue_takes_longer_than_a_worker_may_stay_it_gets_in_line_aga
 
 
 def test_an_update_over_several_gpus_is_given_a_place_by_those_that_hold_them():
-    wide = changed(plant_with(4, shards=4), "update", request=Request(gpus=4))
+    wide = changed(plant_with(4, shards=4), "update", request=PlantRequest(gpus=4))
     found = simulate(wide)
     assert found.is_complete
     assert found.evictions > 0
@@ -331,7 +339,7 @@ def test_nothing_that_is_looked_through_grows_with_the_run():
         kept = {
             name: len(getattr(run.progress, name)) for name in ("attempts", "claims", "failures", "passages")
         }
-        return kept | {"past": len(run.known.all_beats()), "begun": len(simulation.keepers[0].begun_with)}
+        return kept | {"past": len(run.known.all_beats()), "begun": len(simulation.keepers[0].submitted_for)}
 
     short, long = sizes(20), sizes(60)
     assert all(long[name] <= 1.5 * short[name] + 20 for name in short), (short, long)

@@ -1,6 +1,6 @@
 """What accounts and QOS allow one job, as accounting shows it."""
 
-from slurm.ceilings import Ceiling, parse_ceilings, read_ceilings
+from slurm.associations import Ceiling, parse_ceilings, read_ceilings
 
 ACCOUNTS = "lab|normal,short|normal||cpu=64,gres/gpu=4|gres/gpu=8\nsolo|short||02:00:00||\n"
 QOS = "normal|1-00:00:00||gres/gpu=2,mem=100G|node=3|20|\nshort|01:00:00|gres/gpu:a100=1|||8|6\nfree||||||\n"
@@ -27,8 +27,8 @@ def test_limits_of_one_partition_or_of_another_cluster_bound_no_other_job(monkey
         asked.append(words)
         return lines if "assoc" in words else ""
 
-    monkeypatch.setattr("slurm.ceilings.run_command", run_command)
-    monkeypatch.setattr("slurm.ceilings.read_cluster_name", lambda timeout: "Gold")
+    monkeypatch.setattr("slurm.associations.run_command", run_command)
+    monkeypatch.setattr("slurm.associations.read_cluster_name", lambda timeout: "Gold")
     assert read_ceilings().wall_of("lab", None).wall == 86_400.0
     assert "cluster=gold" in next(words for words in asked if "assoc" in words)
 

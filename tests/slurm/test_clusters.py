@@ -5,8 +5,7 @@ import os
 import pytest
 
 from slurm import signals
-from slurm.clusters import on_cluster
-from slurm.commands import run_command
+from slurm.commands import on_cluster, run_command
 from slurm.ended import find_by_name, read_ended
 from slurm.limits import read_limits
 from slurm.query import read_queue

@@ -11,7 +11,7 @@ import pytest
 from pipeline.executors.slurm.arrays import stage_submissions
 from pipeline.run.submissions import Ledger
 from pipeline.run.tasks import Stage, Task
-from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import sealed, unsealed
 from tests.support import ROOT
 from tests.support.scripted import imagined_run
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.job_kinds import DRIVER
+from pipeline.decide.escalating import Escalation
 from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
-from pipeline.executors.slurm.resources import Escalation
 from pipeline.run.tasks import Stage, Task
-from slurm.requests import REQUESTS, find_requests, request_pass, request_ring
+from slurm.requests import REQUESTS, find_requests, request_pass_outside, request_ring
 from slurm.submission import render
 from tests.support import ROOT
-from tests.support.killing import wait_for
 from tests.support.scripted import imagined_run
+from tests.support.waiting import wait_for
 
 NOTES = """#!/bin/sh
 printf '%s\\n' "$*" >> "$FOUND/{name}"
@@ -31,7 +31,7 @@ import os, sys, time
 from pathlib import Path
 from slurm.requests import find_requests
 from slurm.ringing import ring
-from pipeline.run.bookkeeping import start_pass
+from pipeline.run.pass_requests import start_pass
 from pipeline.run.paths import RunPaths
 
 found, fifo = Path(os.environ["FOUND"]), find_requests()
@@ -120,7 +120,7 @@ def test_only_workers_that_may_lack_slurms_commands_ask(bench):
 def test_nobody_waits_where_nobody_reads(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    assert "does not attend" in request_pass(fifo)
+    assert "does not attend" in request_pass_outside(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     elements = [f"4711_{index}" for index in range(1000)]
     assert request_ring(fifo, elements) == ""

@@ -31,6 +31,7 @@ from slurm.sharedfiles import (
 )
 from tests.support import ROOT, tiny
 from tests.support.damage import DAMAGES
+from tests.support.tables import LONG
 
 HOOKS = ROOT / "tests/support/hooks"
 
@@ -223,6 +224,7 @@ def test_a_file_server_that_does_not_come_back_is_one_line(complete_run, clock, 
     assert str(complete_run / "run.json") in line
 
 
+@LONG
 def test_a_run_ends_the_same_where_handles_are_stale_at_first(
     inputs, environment, slurm_ppo, complete_run, tmp_path
 ):

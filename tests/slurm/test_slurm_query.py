@@ -1,6 +1,5 @@
 """What Slurm's commands print, and what becomes of it: recorded outputs of real clusters, and properties."""
 
-import dataclasses
 import os
 import re
 import signal as signals
@@ -12,28 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm import accounting, commands, ended, limits, query
+from slurm import commands, ended, limits, query
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout, clean_environment, run_command
 from slurm.ended import NoAccounting, parse_accounting
 from slurm.limits import (
     format_duration,
     parse_duration,
     parse_gres,
+    parse_job_limits,
     parse_limits,
-    parse_max_submit,
     parse_memory,
     parse_partitions,
 )
 from slurm.query import Element, expand, parse_queue
 from slurm.reasons import is_at_limit, lacks_room, reason_in_words
-from slurm.states import (
-    Phase,
-    SlurmState,
-    UnknownState,
-    exit_in_words,
-    parse_state,
-    phase_of,
-)
+from slurm.states import Phase, SlurmState, UnknownState, exit_in_words, parse_state, phase_of
 from tests.support import ROOT
 
 DATA = ROOT / "tests/golden/slurm"
@@ -188,7 +180,7 @@ def test_time_limit_of_our_own(programs):
 def test_imports_are_light():
     """A pass of the driver starts many short processes; these modules must not slow them down."""
     code = (
-        "import sys, slurm.query, slurm.limits, slurm.accounting;"
+        "import sys, slurm.query, slurm.limits, slurm.ended;"
         "assert not {'torch', 'numpy', 'pipeline', 'stages', 'submitit'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
@@ -231,10 +223,7 @@ def test_every_state_reads_back_and_has_a_phase(state):
     ("phase", "states"),
     [
         (Phase.PENDING, "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD"),
-        (
-            Phase.RUNNING,
-            "RUNNING COMPLETING CONFIGURING SUSPENDED RESIZING SIGNALING STAGE_OUT STOPPED",
-        ),
+        (Phase.RUNNING, "RUNNING COMPLETING CONFIGURING SUSPENDED RESIZING SIGNALING STAGE_OUT STOPPED"),
         (
             Phase.ENDED,
             "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT",
@@ -552,7 +541,7 @@ def test_no_accounting_is_not_an_empty_answer(programs, words):
     with pytest.raises(NoAccounting, match=r"^sacct failed: "):
         ended.read_ended(["1"])
     with pytest.raises(NoAccounting):
-        accounting.read_records(["1"])
+        ended.read_runs(["1"])
 
 
 def test_no_accounting_without_sacct(monkeypatch, tmp_path):
@@ -600,43 +589,19 @@ def test_find_by_name_without_accounting(programs):
 
 
 def test_usage_of_recorded_jobs():
-    records = accounting.parse_records(recorded("22.05", "sacct-usage.txt"))
-    noderq = [record for record in records if record.name == "sppo-noderq"]
-    assert [record.state for record in noderq] == [SlurmState.NODE_FAIL, SlurmState.COMPLETED]
-    usage = accounting.summarize(noderq)
-    assert usage.attempts == 2
-    assert usage.run_seconds == sum(record.elapsed for record in noderq) > 60
-    assert usage.wasted_cpu_hours == pytest.approx(noderq[0].elapsed / 3600)
-    assert 0 < usage.queue_seconds < 20
-    gpu = next(record for record in records if record.name == "sppo-gpu" and record.started)
-    assert (gpu.gpus, gpu.cpus, gpu.nodes, gpu.partition) == (2, 1, "q0", "gpu")
-    assert accounting.summarize([gpu]).gpu_hours == pytest.approx(2 * gpu.elapsed / 3600)
-
-
-def record(state: SlurmState, elapsed: float = 3600.0, **changes: object) -> accounting.Record:
-    plain = accounting.Record("1", "x", state, 0.0, 10.0, 30.0, elapsed, 4, 2, "q0")
-    return dataclasses.replace(plain, **changes)
-
-
-@pytest.mark.parametrize(
-    "state", ["FAILED", "CANCELLED", "PREEMPTED", "REQUEUED", "TIMEOUT", "OUT_OF_MEMORY"]
-)
-def test_what_did_not_complete_is_wasted(state):
-    usage = accounting.summarize([record(SlurmState.COMPLETED), record(SlurmState[state])])
-    assert usage == accounting.Usage(2, 40.0, 7200.0, 8.0, 4.0, 4.0, 2.0)
-
-
-def test_what_runs_is_not_wasted_yet_and_what_never_ran_costs_nothing():
-    waiting = record(SlurmState.PENDING, 0.0, started=None, cpus=0, gpus=0)
-    cancelled = record(SlurmState.CANCELLED, 0.0, cpus=0, gpus=0)
-    usage = accounting.summarize([record(SlurmState.RUNNING), waiting, cancelled])
-    assert usage == accounting.Usage(1, 20.0, 3600.0, 4.0, 2.0, 0.0, 0.0)
+    runs = ended.parse_runs(recorded("22.05", "sacct-usage.txt"))
+    first, again = (run for run in runs if run.name == "sppo-noderq")
+    assert (first.state, again.state) == (SlurmState.NODE_FAIL, SlurmState.COMPLETED)
+    assert (first.run_id, again.run_id) == (f"{first.job_id}r0", f"{first.job_id}r1")
+    assert first.elapsed + again.elapsed > 60
+    gpu = next(run for run in runs if run.name == "sppo-gpu" and run.started)
+    assert (gpu.gpus, gpu.cpus, gpu.node, gpu.partition) == (2, 1, "q0", "gpu")
 
 
 def test_gpus_of_several_types():
     line = "1|COMPLETED|5|5|6|10|billing=1,cpu=4,gres/gpu:a100=2,gres/gpu:l40=1,mem=5G,node=1|q0|gpu|x\n"
     both = line.replace("gres/gpu:a100", "gres/gpu=3,gres/gpu:a100")
-    assert [one.gpus for one in accounting.parse_records(line + both)] == [3, 3]
+    assert [one.gpus for one in ended.parse_runs(line + both)] == [3, 3]
 
 
 # --- limits ---
@@ -669,21 +634,21 @@ def test_partitions(version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_submit_limit_of_a_user(version):
-    assert parse_max_submit(recorded(version, "assoc.txt"), recorded(version, "qos.txt")) == 200
+    assert parse_job_limits(recorded(version, "assoc.txt"), recorded(version, "qos.txt")) == (200, None)
 
 
 @pytest.mark.parametrize(
     ("associations", "qos", "limit"),
     [
-        ("", "", None),
-        ("||normal|normal\n", "normal||\n", None),
-        ("50||normal|\n||normal|\n", "normal||\nother|3|\n", 50),
-        ("||a,b|a\n", "a|30|\nb|20|10\n", 30),
-        ("||a,b|\n", "a|30|\nb|20|10\n", None),
+        ("", "", (None, None)),
+        ("||normal|normal||\n", "normal||||\n", (None, None)),
+        ("50||normal|||\n||normal||7|\n", "normal||||\nother|3||2|\n", (50, 7)),
+        ("||a,b|a||90\n", "a|30||8|80\nb|20|10|5|\n", (30, 8)),
+        ("||a,b|||\n", "a|30||8|\nb|20|10||\n", (None, None)),
     ],
 )
 def test_the_strictest_limit_counts(associations, qos, limit):
-    assert parse_max_submit(associations, qos) == limit
+    assert parse_job_limits(associations, qos) == limit
 
 
 def test_limits_without_accounting(programs):
@@ -691,7 +656,8 @@ def test_limits_without_accounting(programs):
         scontrol=f"cat {DATA}/22.05/config.txt",
         sacctmgr="echo 'You are not running a supported accounting_storage plugin' >&2; exit 1",
     )
-    assert limits.read_limits().max_submit is None
+    found = limits.read_limits()
+    assert (found.max_submit, found.max_running) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,22 @@ loaded it whole, and no rank ever holds it whole."""
 
 import contextlib
 import dataclasses
+import gc
 import logging.handlers
 import queue
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from deepspeed.runtime.zero import GatheredParameters
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -36,16 +41,56 @@ from stages.ppo.committed import weights_in
 from stages.ppo.forward import response_log_probs, response_values
 from stages.ppo.reference import shared_out
 from stages.ppo.resuming import critic_from, policy_from
-from stages.ppo.state.conversion import Source
+from stages.ppo.state.conversion import TensorSource
 from stages.ppo.trainer import Trainer
 from stages.ppo.zero import engine_settings, share_out
 from tests.support import tiny
-from tests.support.live import Live
 from tests.support.ranks import ended, start_ranks
 
 SIZE = 2
 ROWS = [Row([3, 4, 5], [6, 7, 8, 9]), Row([5, 6, 7, 8], [1, 2, 3])]
 TOKENIZER = tiny.byte_tokenizer(("<pad>", "<eos>"))
+
+
+class Live(TorchDispatchMode):
+    """Between its beginning and :meth:`stop`, the most bytes of tensors made since then that lived at once,
+    as seen whenever torch makes one of some size. For a process of its own: what lives at the beginning is
+    never looked at again, nor collected: going through all that torch imports takes half a second."""
+
+    def __init__(self, noted: int) -> None:
+        """Look whenever a tensor of at least ``noted`` bytes is made."""
+        super().__init__()
+        self.largest = 0
+        self._noted = noted
+        self._is_over = False
+
+    def __enter__(self) -> "Live":
+        gc.collect()
+        gc.freeze()  # what is there already is not counted
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.stop()
+
+    def stop(self) -> None:
+        if not self._is_over:
+            self._look()
+            self._is_over = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        made = [one for one in tree_leaves(found) if type(one) is Tensor and not one.is_meta]
+        if not self._is_over and any(one.nbytes >= self._noted for one in made):
+            self._look(*made)
+        return found
+
+    def _look(self, *made: Tensor) -> None:
+        # isinstance would make lazy modules import things.
+        tensors = [one for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter)]
+        storages = [one.untyped_storage() for one in (*tensors, *made) if not one.is_meta]
+        held = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        self.largest = max(self.largest, sum(held.values()))
 
 
 def llama(**others: object) -> PreTrainedConfig:
@@ -142,11 +187,11 @@ def config_of(models: Path, case: Case, zero_stage: int) -> Config:
 @contextlib.contextmanager
 def nothing_known(case: Case) -> Iterator[None]:
     """As if transformers' conversions gave other weights than the model's."""
-    known = Source.names
+    known = TensorSource.names
     if not case.is_known:
-        Source.names = lambda source, model: None
+        TensorSource.names = lambda source, model: None
     yield
-    Source.names = known
+    TensorSource.names = known
 
 
 def ending_when_shared_out(live: Live) -> contextlib.AbstractContextManager:

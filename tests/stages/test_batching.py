@@ -8,21 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.ppo.batching import (
-    Row,
-    budgeted,
-    collate,
-    deal_rows,
-    micro_batches,
-    split,
-    split_into,
-)
+from stages.ppo.batching import Row, budgeted, collate, deal_rows, micro_batches, split, split_into
 
 ids = st.integers(1, 9)
 rows_of_tokens = st.lists(
-    st.builds(Row, st.lists(ids, min_size=1, max_size=9), st.lists(ids, max_size=9)),
-    min_size=1,
-    max_size=12,
+    st.builds(Row, st.lists(ids, min_size=1, max_size=9), st.lists(ids, max_size=9)), min_size=1, max_size=12
 )
 lengths_and_budget = st.tuples(
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), max_size=20), st.integers(1, 100)

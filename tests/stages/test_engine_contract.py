@@ -3,8 +3,9 @@
 import json
 import math
 import os
+import signal
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -28,7 +29,11 @@ from stages.models.loading import load_causal_lm, load_reward_model
 from tests.support import tiny
 from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
+from tests.support.tables import IS_SOAK, LONG
+from tests.support.tiny import prompts
 
+TRIAL = pytest.mark.trial(1 / 2)
+"""Mark of vLLM's engines that have processes of their own."""
 END = 1
 ENGINES = ["transformers", "vllm", "naive_engine"]
 OPINIONS = {
@@ -43,13 +48,17 @@ OPINIONS = {
     "eos_token_id": [END, 77],
 }
 """Of a model directory. Only the ids that end a sequence count."""
+ONE, OTHER = 21, 22
+"""Seeds of policies of one shape."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A policy whose directory has opinions on how to generate, and two reward models."""
+    """Policies whose directories have opinions on how to generate, and two reward models."""
     folder = tiny.make_inputs(tmp_path_factory.mktemp("contract"))
     (folder / "policy/generation_config.json").write_text(json.dumps(OPINIONS))
+    for seed in (ONE, OTHER):
+        tied_policy(folder / f"tied-{seed}", seed)
     tiny.make_reward_model(folder / "padding_ends", seed=5)
     described = json.loads((folder / "padding_ends/config.json").read_text())
     described["pad_token_id"] = described["eos_token_id"]
@@ -100,27 +109,20 @@ def look_at_models_here(config: Config) -> None:
 
 
 @pytest.fixture(scope="module")
-def generator(config):
-    made = make_generator(config, config.model.policy)
+def generator(config, folder):
+    made = make_generator(config, str(folder / f"tied-{OTHER}"))
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return load_causal_lm(folder / "policy", Precision.FP32, trust_remote_code=False)
+    return load_causal_lm(folder / f"tied-{OTHER}", Precision.FP32, trust_remote_code=False)
 
 
 @pytest.fixture(scope="module")
 def adapter(folder):
     return make_adapter(folder / "policy", folder / "adapter")
-
-
-def prompts(count: int, longest: int = 30) -> list[list[int]]:
-    """Of very different lengths, from one token on."""
-    draw = torch.Generator().manual_seed(5)
-    lengths = [1 + (i * 7) % longest for i in range(count)]
-    return [torch.randint(2, 258, (n,), generator=draw).tolist() for n in lengths]
 
 
 def requests(count: int = 12, max_new_tokens: int = 20) -> list[Request]:
@@ -151,25 +153,36 @@ def tied_policy(folder, seed: int):
     return folder
 
 
-def test_an_engine_that_takes_other_weights_is_as_one_made_of_them(config, tmp_path):
-    """Whatever it was used for before: conversations, greedy responses, what was given up half way."""
-    one, other = (str(tied_policy(tmp_path / str(seed), seed)) for seed in (21, 22))
+@dataclass(frozen=True)
+class Reloaded:
+    """What an engine answered that took weights again and again, and was closed."""
+
+    made: list[Response]
+    """As it was made, of :data:`ONE`."""
+    back: list[Response]
+    """With these weights once more."""
+    last: list[Response]
+    """With those of :data:`OTHER`, which it was not made of."""
+    can_forget: bool
+
+
+@pytest.fixture(scope="module")
+def reloaded(config, folder) -> Reloaded:
+    """Whatever it is used for in between: conversations, greedy responses, what is given up half way."""
+    one, other = (str(folder / f"tied-{seed}") for seed in (ONE, OTHER))
     used, asked = make_generator(config, one), requests()
-    before = used.generate(asked, Sampling(1.3))
+    made = back = used.generate(asked, Sampling(1.3))
     for policy in (other, one, other):
         for _ in used.stream(asked, Sampling(), turns=TwoTurns(asked)):
             pass
         next(iter(used.stream(greedily(asked), Sampling())))
         can_forget = used.reset()
         assert used.reload(policy) == can_forget == ("naive" not in config.rollout.engine)
-        if policy == one and can_forget:
-            assert used.generate(asked, Sampling(1.3)) == before
-    found = used.generate(asked, Sampling(1.3))
+        if policy == one:
+            back = used.generate(asked, Sampling(1.3))
+    last = used.generate(asked, Sampling(1.3))
     used.close()
-    if can_forget:
-        new = make_generator(config, other)
-        assert new.generate(asked, Sampling(1.3)) == found != before
-        new.close()
+    return Reloaded(made, back, last, can_forget)
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +198,7 @@ def adapted(config, adapter) -> list[Response]:
             made.close()
 
 
+@LONG
 def test_an_engine_that_takes_another_adapter_is_as_one_made_with_it(
     config, folder, adapter, adapted, tmp_path
 ):
@@ -200,7 +214,54 @@ def test_an_engine_that_takes_another_adapter_is_as_one_made_with_it(
     assert found == adapted != before
 
 
-# what is generated
+@TRIAL
+@pytest.mark.parametrize("config", ["vllm"], indirect=True)
+def test_vllm_in_a_process_of_its_own_does_the_same_and_tells_what_went_wrong_in_it(
+    config, folder, reloaded, tmp_path
+):
+    own = replace(
+        config, rollout=replace(config.rollout, vllm=replace(config.rollout.vllm, own_process=True))
+    )
+    asked, made = requests(), make_generator(own, str(folder / f"tied-{ONE}"))
+    assert made.generate(asked, Sampling(1.3)) == reloaded.made
+    next(iter(made.stream(asked, Sampling())))  # and what is left of it is given up
+    assert made.reset()
+    assert made.reload(str(folder / f"tied-{OTHER}"))
+    assert made.generate(asked, Sampling(1.3)) == reloaded.last
+    facts = made.facts()
+    assert facts.numbers == {"model_runner": 1, "async_scheduling": 0, "own_process": 1}
+    assert 0.2 < facts.memory_gib < 4
+    with pytest.raises((OSError, RuntimeError), match="nowhere"):
+        made._engine.load(str(tmp_path / "nowhere"))
+    (process,) = made._engine._engine.engine_core.resources.engine_manager.processes
+    if IS_SOAK:
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="vLLM's process has ended"):
+            made.generate(asked, Sampling())
+    made.close()
+    assert not process.is_alive()
+
+
+@LONG
+@pytest.mark.parametrize("config", ["vllm"], indirect=True)
+def test_a_model_that_vllm_splits_over_two_processes_gives_the_same_with_other_weights_too(
+    config, folder, reloaded
+):
+    split = replace(config.rollout.vllm, tensor_parallel_size=2)
+    one, other = (str(folder / f"tied-{seed}") for seed in (ONE, OTHER))
+    asked, made = (
+        requests(),
+        make_generator(replace(config, rollout=replace(config.rollout, vllm=split)), one),
+    )
+    first = made.generate(asked, Sampling(1.3))
+    next(iter(made.stream(asked, Sampling())))  # and what is left of it is given up
+    assert made.reset()
+    assert made.reload(other)
+    second = made.generate(asked, Sampling(1.3))
+    made.close()
+    for whole, halves in ((reloaded.made, first), (reloaded.last, second)):
+        assert [r.tokens for r in halves] == [r.tokens for r in whole]
+        assert [r.log_probs for r in halves] == [pytest.approx(r.log_probs, abs=1e-4) for r in whole]
 
 
 def test_an_adapter_changes_what_is_generated_as_the_merged_model_would(folder, adapter, adapted):
@@ -209,6 +270,17 @@ def test_an_adapter_changes_what_is_generated_as_the_merged_model_would(folder, 
     for request, response in zip(requests(), adapted, strict=True):
         expected = log_probs_of(merged, request.prompt_tokens, response.tokens)
         assert torch.allclose(torch.tensor(response.log_probs), expected, atol=1e-4)
+
+
+def test_an_engine_that_takes_other_weights_is_as_one_made_of_them(reloaded, request):
+    """The one made of them is the one of all tests below: none can be closed while it goes on."""
+    if reloaded.can_forget:
+        new = request.getfixturevalue("generator")
+        assert reloaded.back == reloaded.made
+        assert new.generate(requests(), Sampling(1.3)) == reloaded.last != reloaded.made
+
+
+# what is generated
 
 
 def test_greedy_takes_the_likeliest_token_each_time(generator, model):
@@ -296,7 +368,7 @@ def test_responses_end_at_a_stop_token_which_they_keep_or_at_their_limit(generat
 def test_a_response_whose_end_is_the_last_token_that_fits_has_ended(generator):
     asked = requests(12)
     free = generator.generate(asked, Sampling())
-    stops = Sampling(stop_token_ids=tuple(response.tokens[3] for response in free))
+    stops = Sampling(stop_token_ids=tuple(token for response in free for token in response.tokens[3:4]))
     lengths = [len(response.tokens) for response in generator.generate(asked, stops)]
     tight = [replace(request, max_new_tokens=n) for request, n in zip(asked, lengths, strict=True)]
     found = generator.generate(tight, stops)
@@ -477,6 +549,5 @@ def test_so_is_one_of_a_shape_that_vllm_has_no_kernel_for(config, tmp_path, capl
     described = tiny.llama_config(tokenizer, num_labels=1)
     described.head_dim = 24
     LlamaForSequenceClassification(described).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"^reward\.engine=vllm: .*head_.*; take engine=transformers"):
-        make_scorer(config, config.reward.engine, str(tmp_path))
     assert_transformers_scores_if_asked(config, tmp_path, caplog)
+    assert "head_" in caplog.text, "what vLLM says of it"

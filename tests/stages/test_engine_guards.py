@@ -6,23 +6,28 @@ import os
 import re
 import sys
 import tempfile
+import time
 from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
+import torch
 
 from pipeline.config.compose import compose
-from pipeline.config.issue import ConfigError
+from pipeline.config.engines import VllmConfig
+from pipeline.config.issue import ConfigError, UserError
 from pipeline.config.resolve import resolve
 from pipeline.run.commits import read_record
 from pipeline.run.paths import RunPaths
 from pipeline.run.schemas import FinishReason
 from pipeline.run.tasks import Stage, Task
-from stages.engines.base import BadAnswer, Generator, Limits, Request, Response, Sampling, Scorer
+from stages.engines.base import BadAnswer, Generator, Request, Response, Sampling, Scorer, SequenceLimits
 from stages.engines.compiled import private_cache
-from stages.models.loading import missing_gpus
+from stages.engines.vllm_arguments import check_gpus
+from stages.models import devices
+from stages.models.loading import check_gpus_are_seen, missing_gpus
 from tests.support import ROOT, tiny
-from tests.support.processes import make_run, stage
+from tests.support.processes import config_of, make_run, stage
 
 ON_SLURM = ("scheduler=slurm", "scheduler.update.cpus_per_task=1")
 
@@ -49,7 +54,6 @@ ON_SLURM = ("scheduler=slurm", "scheduler.update.cpus_per_task=1")
             ["rollout=vllm", "rollout.device_map=auto"],
             "rollout.device_map=auto: vLLM places the model itself",
         ),
-        (["update.device_map=auto"], "update.device_map=auto: DeepSpeed places the trained model itself"),
         (
             ["rollout=vllm", "rollout.vllm.max_model_len=52"],
             "rollout.vllm.max_model_len=52: leaves no room for one new token",
@@ -114,6 +118,13 @@ def test_given_gpus_that_cannot_be_seen_are_an_error_and_not_a_slow_run(given):
     assert problem.startswith(f"CUDA_VISIBLE_DEVICES={given}: none of these GPUs can be used on this node")
 
 
+def test_the_drivers_reason_is_named_too(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr("stages.models.loading.ask_nvml", lambda: "NVML: Driver/library version mismatch")
+    with pytest.raises(UserError, match=r"can be used on this node; .* \(NVML: Driver/library version mism"):
+        check_gpus_are_seen({"CUDA_VISIBLE_DEVICES": "0"})
+
+
 @pytest.mark.parametrize("given", ["", "-1", "NoDevFiles"])
 def test_no_gpus_given_are_none_missed(given):
     assert missing_gpus(given, is_for_gpus=True, is_any_seen=False) is None
@@ -125,7 +136,6 @@ def test_a_node_without_a_compiler_starts_vllm_and_users_may_ask_for_its_other_s
 ):
     import torch._dynamo
 
-    from pipeline.config.engines import VllmConfig
     from stages.engines.vllm_setup import set_up
 
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1", **given})
@@ -154,6 +164,99 @@ def test_more_gpus_than_the_task_has_are_one_error_and_not_a_hang(models, tmp_pa
     )
     assert said in done.log.splitlines()[-1]
     assert "Traceback" not in done.log
+
+
+@pytest.mark.parametrize(
+    ("given", "cuda", "said"),
+    [
+        (
+            "MIG-5555",
+            "13.0",
+            "CUDA_VISIBLE_DEVICES=MIG-5555: vLLM takes MIG-5555, a part of",
+        ),
+        (
+            "0,GPU-8f1c",
+            "13.0",
+            "CUDA_VISIBLE_DEVICES=0,GPU-8f1c: vLLM does not find GPU-8f1c",
+        ),
+        ("MIG-5555", None, None),
+        ("NoDevFiles", "13.0", None),
+        ("1", "13.0", None),
+        (None, "13.0", None),
+    ],
+)
+def test_a_task_refuses_gpus_that_vllm_would_take_for_others(
+    models, tmp_path, monkeypatch, given, cuda, said
+):
+    config = config_of(models, tmp_path / "run", "reward.engine=vllm")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    if said is None:
+        check_gpus("reward", config)
+        return
+    with pytest.raises(UserError) as refusal:
+        check_gpus("reward", config)
+    assert str(refusal.value).startswith(f"reward.engine=vllm: {said}")
+    assert str(refusal.value).endswith(", or take engine=transformers")
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """Two GPUs, as far as the driver's library for monitoring says."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    devices.check_gpus_compute.cache_clear()
+
+
+def too_old(*shape, device):
+    raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update")
+
+
+def hangs(*shape, device):
+    time.sleep(60)
+
+
+def aborts(*shape, device):
+    os._exit(7)
+
+
+@pytest.mark.parametrize(
+    ("ones", "said"),
+    [
+        (too_old, "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."),
+        (hangs, "no answer in 0.2 s"),
+        (aborts, "a process that tried them ended with exit code 7"),
+    ],
+)
+def test_a_task_whose_gpus_do_not_compute_says_so_before_it_loads_a_model(monkeypatch, cards, ones, said):
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(devices, "_TRIAL_SECONDS", 0.2 if ones is hangs else 60.0)
+    with pytest.raises(RuntimeError) as refusal:
+        devices.check_gpus_compute()
+    assert str(refusal.value) == (
+        f"the GPUs of this task do not compute: {said}; look at nvidia-smi on this node"
+    )
+    assert not torch.cuda.is_initialized()
+
+
+def test_gpus_that_compute_are_tried_once_in_a_process(monkeypatch, cards):
+    tried = []
+    monkeypatch.setattr(devices, "tried_in_child", lambda numbers, seconds: tried.append(numbers) or "")
+    for _ in range(2):
+        devices.check_gpus_compute()
+    assert tried == [[0, 1]]
+    devices.check_gpus_compute.cache_clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    devices.check_gpus_compute()
+    assert len(tried) == 1, "without a GPU nothing is started"
+    assert devices.own_numbers({"WORLD_SIZE": "8", "LOCAL_RANK": "3"}, 4) == [3]
+    assert devices.own_numbers({"WORLD_SIZE": "8", "LOCAL_RANK": "3"}, 1) == [0]
+    assert devices.own_numbers({}, 4) == [0], "others may compute on those that it was not given"
+    devices.check_gpus_compute.cache_clear()
 
 
 # what was compiled
@@ -265,7 +368,7 @@ def test_a_group_writable_umask_does_not_keep_a_cache_from_being_used(tmp_path):
 class Careless(Generator):
     """Answers as it was made to."""
 
-    limits = Limits(context=64, vocabulary=300)
+    limits = SequenceLimits(context=64, vocabulary=300)
 
     def __init__(self, answers) -> None:
         self._answers = answers
@@ -296,7 +399,7 @@ def test_an_answer_that_is_not_whole_is_an_error_that_names_it(answer, said):
 
 
 class CarelessScorer(Scorer):
-    limits = Limits(context=64, vocabulary=300)
+    limits = SequenceLimits(context=64, vocabulary=300)
 
     def __init__(self, answers) -> None:
         self._answers = answers
@@ -319,7 +422,7 @@ def test_so_is_a_score(answers, said):
 
 
 def rolled_out(models, tmp_path, engine):
-    run = make_run(models, tmp_path / "run", f"rollout.engine=tests.support.broken_engines:{engine}")
+    run = make_run(models, tmp_path / "run", f"rollout.engine=tests.support.bad_engines:{engine}")
     assert stage(run, "prepare").code == 0
     return run, stage(run, "rollout", 1)
 
@@ -344,7 +447,6 @@ def test_a_function_that_makes_no_engine_is_one_error(models, tmp_path):
     _, done = rolled_out(models, tmp_path, "no_engine")
     assert done.code == 2
     assert (
-        "tests.support.broken_engines:no_engine made NoneType, not a stages.engines.base.Generator"
-        in done.log
+        "tests.support.bad_engines:no_engine made NoneType, not a stages.engines.base.Generator" in done.log
     )
     assert "Traceback" not in done.log

@@ -3,7 +3,9 @@
 import json
 import math
 import sys
+import weakref
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,29 +13,24 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    GenerationConfig,
     LlamaForSequenceClassification,
     MixtralConfig,
 )
 
+from pipeline.config.engines import VllmConfig
 from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
 from stages.context import UserError
-from stages.engines import Wanted, engine, release_all
-from stages.engines.base import Request, Sampling
+from stages.engines import Wanted, engine, kept, release_all, take_facts
+from stages.engines.base import EngineFacts, Request, Sampling, Scorer
 from stages.engines.transformers import TransformersGenerator, TransformersScorer
 from stages.models.adapters import merge_into, read_adapter
 from stages.models.loading import load_causal_lm, load_reward_model
 from tests.support import tiny
 from tests.support.adapters import make_adapter
+from tests.support.tiny import prompts
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +41,6 @@ def model(models):
 @pytest.fixture(scope="module")
 def generator(model):
     return TransformersGenerator(model, token_budget=400)
-
-
-def prompts(count: int, longest: int = 30) -> list[list[int]]:
-    """Of very different lengths, from one token on."""
-    draw = torch.Generator().manual_seed(5)
-    lengths = [1 + (i * 7) % longest for i in range(count)]
-    return [torch.randint(2, 258, (n,), generator=draw).tolist() for n in lengths]
 
 
 def requests(count: int = 12, max_new_tokens: int = 20) -> list[Request]:
@@ -68,33 +58,6 @@ def next_token_probabilities(model, tokens: list[int], temperature: float = 1.0)
     return torch.softmax(logits.double() / temperature, dim=-1)
 
 
-def test_greedy_is_transformers_own_greedy_token_by_token(generator, model):
-    found = generator.generate(greedily(requests()), Sampling())
-    for request, response in zip(requests(), found, strict=True):
-        expected = model.generate(
-            input_ids=torch.tensor([request.prompt_tokens]),
-            attention_mask=torch.ones(1, len(request.prompt_tokens), dtype=torch.long),
-            generation_config=GenerationConfig(
-                max_new_tokens=request.max_new_tokens, do_sample=False, eos_token_id=1, pad_token_id=0
-            ),
-        )[0, len(request.prompt_tokens) :].tolist()
-        assert response.tokens == expected
-
-
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
-def test_log_probabilities_are_those_of_a_plain_forward_pass_at_the_temperature(
-    generator, model, temperature
-):
-    asked = requests()
-    for request, response in zip(asked, generator.generate(asked, Sampling(temperature)), strict=True):
-        tokens = [*request.prompt_tokens, *response.tokens]
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([tokens])).logits[0]
-        log_probs = torch.log_softmax(logits[len(request.prompt_tokens) - 1 : -1] / temperature, dim=-1)
-        expected = log_probs.gather(-1, torch.tensor(response.tokens)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(response.log_probs), expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("sampling", "every"),
     [(Sampling(), 24), (Sampling(0.6, 0.9, 40), 3)],
@@ -108,13 +71,6 @@ def test_a_response_does_not_depend_on_what_it_is_batched_with(model, generator,
         assert [response.tokens for response in found] == expected
     backwards = TransformersGenerator(model, 300).generate(asked[::-1], sampling)
     assert [response.tokens for response in backwards[::-1]] == expected
-
-
-def test_the_same_seed_gives_the_same_response_and_another_seed_another(generator):
-    prompt = prompts(3)[2]
-    one, same, other = (generator.generate([Request(prompt, 16, seed)], Sampling())[0] for seed in (1, 1, 2))
-    assert one == same
-    assert one.tokens != other.tokens
 
 
 def test_a_longer_limit_only_continues_the_response(generator):
@@ -178,15 +134,6 @@ def test_greedy_and_sampled_rows_of_one_batch_are_what_each_is_alone(model):
     assert all(s.tokens != g.tokens for s, g in zip(sampled, greedy, strict=True))
 
 
-def test_log_probabilities_of_greedy_tokens_are_those_at_temperature_1(generator, model):
-    prompt = prompts(4)[3]
-    for temperature in (0.5, 1.0, 2.0):
-        request = Request(prompt, 1, greedy=True)
-        (response,) = generator.generate([request], Sampling(temperature, top_p=0.1, top_k=1))
-        likeliest = next_token_probabilities(model, prompt).max().log()
-        assert response.log_probs[0] == pytest.approx(float(likeliest), abs=1e-4)
-
-
 def test_top_k_beyond_the_vocabulary_keeps_everything(generator):
     asked = requests(4)
     assert generator.generate(asked, Sampling(top_k=10**6)) == generator.generate(asked, Sampling())
@@ -199,81 +146,11 @@ def test_log_probabilities_leave_top_k_and_top_p_out(generator, model):
     assert response.log_probs[0] == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_responses_end_at_a_stop_token_which_they_keep_or_at_their_own_limit(generator):
-    asked = requests(30, max_new_tokens=24)
-    free = generator.generate(asked, Sampling())
-    stop = Counter(token for r in free for token in r.tokens[2:-2] if token > 1).most_common(1)[0][0]
-    stopped = generator.generate(asked, Sampling(stop_token_ids=(stop,)))
-    for request, before, after in zip(asked, free, stopped, strict=True):
-        cut = next((i + 1 for i, token in enumerate(before.tokens) if token in (1, stop)), None)
-        assert after.tokens == before.tokens[: cut or request.max_new_tokens]
-        assert len(after.log_probs) == len(after.tokens)
-        assert after.finish_reason is (FinishReason.LENGTH if cut is None else FinishReason.STOP)
-    reasons = {response.finish_reason for response in stopped}
-    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
-
-
-def test_a_stop_token_at_the_very_limit_counts_as_a_stop(generator):
-    request = requests(1)[0]
-    (free,) = generator.generate(greedily([request]), Sampling())
-    place = free.tokens.index(free.tokens[3])
-    (cut,) = generator.generate(
-        [Request(request.prompt_tokens, place + 1, greedy=True)], Sampling(stop_token_ids=(free.tokens[3],))
-    )
-    assert cut.tokens == free.tokens[: place + 1]
-    assert cut.finish_reason is FinishReason.STOP
-
-
 def test_a_model_without_any_stop_token_runs_to_the_limit(models):
     model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     for response in TransformersGenerator(model, 300).generate(requests(8), Sampling()):
         assert response.finish_reason is FinishReason.LENGTH
-
-
-def test_generation_settings_of_the_model_directory_do_not_leak_in(generator, models, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(models / "policy")
-    model.save_pretrained(tmp_path)
-    settings = {
-        "do_sample": True,
-        "temperature": 0.1,
-        "top_k": 2,
-        "top_p": 0.3,
-        "repetition_penalty": 3.0,
-        "no_repeat_ngram_size": 1,
-        "max_new_tokens": 2,
-        "min_new_tokens": 19,
-        "num_beams": 2,
-        "bad_words_ids": [[5]],
-        "suppress_tokens": [7, 8, 9],
-        "forced_eos_token_id": 3,
-        "eos_token_id": 1,
-    }
-    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    opinionated = load_causal_lm(tmp_path, Precision.FP32, trust_remote_code=False)
-    for asked in (greedily(requests()), requests()):
-        found = TransformersGenerator(opinionated, 400).generate(asked, Sampling())
-        assert found == generator.generate(asked, Sampling())
-
-
-def test_end_of_sequence_ids_of_the_model_directory_do_count(models, generator):
-    model = load_causal_lm(models / "policy", Precision.FP32, trust_remote_code=False)
-    asked = requests(20)
-    usual = Counter(t for r in generator.generate(asked, Sampling()) for t in r.tokens[:-1]).most_common(1)[
-        0
-    ][0]
-    model.generation_config.eos_token_id = [1, usual]
-    for response in TransformersGenerator(model, 400).generate(asked, Sampling()):
-        assert usual not in response.tokens[:-1]
-
-
-def test_nothing_asked_is_nothing_answered(generator):
-    assert generator.generate([], Sampling()) == []
-
-
-def test_a_prompt_may_fill_the_context_but_for_one_token(generator):
-    (response,) = generator.generate([Request([7] * (tiny.CONTEXT - 1), 1, 0)], Sampling())
-    assert len(response.tokens) == 1
 
 
 def test_bf16_samples_and_notes_its_own_log_probabilities(models):
@@ -374,9 +251,9 @@ def test_an_engine_in_which_weights_were_being_replaced_is_not_used_again(asked,
     ],
 )
 def test_one_engine_that_sets_up_its_process_stays_beside_those_of_transformers_where_no_gpu_is_shared(
-    monkeypatch, names, has_gpu, stay
+    gpu, names, has_gpu, stay
 ):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    gpu(has_gpu)
     try:
         made = [engine(Wanted(f"role{n}", "1", "s", (), name), Counted) for n, name in enumerate(names)]
         again = [
@@ -386,6 +263,128 @@ def test_one_engine_that_sets_up_its_process_stays_beside_those_of_transformers_
     finally:
         release_all()
     assert sum(one in made for one in again) == stay
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> Callable[..., None]:
+    """Pretend that there is a GPU, or none, and say what is free of its memory. Garbage is left where it is:
+    to look for it takes a while."""
+
+    def pretend(is_there: bool = True, free: Sequence[float] = ()) -> None:
+        found = iter(free)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+        monkeypatch.setattr(kept, "free_gib", lambda: next(found, 0.0))
+        monkeypatch.setattr(kept, "_collect", lambda: None)
+
+    return pretend
+
+
+def kept_roles() -> list[str]:
+    return list(kept._kept)
+
+
+def vllm(share: float, **settings: object) -> VllmConfig:
+    return VllmConfig(gpu_memory_utilization=share, **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "has_gpu", "stay"),
+    [
+        ([vllm(0.5), None], True, 2),  # a scorer and the reference
+        ([None, vllm(0.6), None], True, 3),
+        ([vllm(0.9), None], True, 1),
+        ([vllm(0.5, own_process=False), None], True, 1),
+        ([vllm(0.3), vllm(0.3)], True, 2),  # two reward models
+        ([vllm(0.5), vllm(0.5)], True, 1),
+        ([vllm(0.3), vllm(0.3), None], True, 3),
+        ([vllm(0.9), None], False, 2),
+        ([vllm(0.3), vllm(0.3)], False, 1),
+        ([vllm(0.3, own_process=True), vllm(0.3, own_process=True)], False, 2),
+    ],
+)
+def test_engines_of_vllm_stay_where_their_shares_of_the_gpu_leave_enough_for_all(gpu, given, has_gpu, stay):
+    gpu(has_gpu)
+
+    def ask(attempt: str) -> list[Counted]:
+        names = ["vllm" if settings else "transformers" for settings in given]
+        wanted = [
+            Wanted(f"role{n}", attempt, "s", (), name, settings)
+            for n, (name, settings) in enumerate(zip(names, given, strict=True))
+        ]
+        return [engine(one, Counted) for one in wanted]
+
+    try:
+        made = ask("1")
+        assert len(kept_roles()) == stay
+        assert (ask("2") == made) == (stay == len(given))
+    finally:
+        release_all()
+
+
+def test_an_engine_for_which_others_leave_no_room_after_all_is_made_without_them(gpu, caplog):
+    gpu()
+
+    def load_large() -> Counted:
+        if "scorer" in kept_roles():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return Counted()
+
+    try:
+        engine(Wanted("scorer", "1", "s", (), "vllm", vllm(0.5)), Counted)
+        engine(Wanted("reference", "1", "s", ()), load_large)
+        assert kept_roles() == ["reference"]
+        assert "the reference is made again, without scorer beside it" in caplog.text
+    finally:
+        release_all()
+
+
+def test_it_is_made_again_when_what_the_first_try_held_is_gone(gpu, monkeypatch):
+    """As a traceback holds the weights that were loaded when memory ran out."""
+    gpu()
+    monkeypatch.setattr(kept.log, "exception", lambda text: None)  # pytest would keep the traceback
+    held: weakref.WeakSet[Counted] = weakref.WeakSet()
+    seen = []
+
+    def load_large() -> Counted:
+        seen.append(len(held))
+        weights = Counted()
+        held.add(weights)
+        if "scorer" in kept_roles():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return weights
+
+    try:
+        engine(Wanted("scorer", "1", "s", (), "vllm", vllm(0.5)), Counted)
+        engine(Wanted("reference", "1", "s", ()), load_large)
+        assert seen == [0, 0]
+    finally:
+        release_all()
+
+
+class Remembering(Scorer):
+    """A scorer that says how it computes."""
+
+    def _score(self, sequences):
+        return [0.0 for _ in sequences]
+
+    def facts(self) -> EngineFacts:
+        return EngineFacts({"model_runner": 2.0}, memory_gib=3.0, gpu_memory_gib=5.0)
+
+
+def test_how_engines_computed_is_told_once_also_of_those_that_made_room(gpu):
+    gpu(free=[70.0, 69.5])
+    try:
+        engine(Wanted("scorer", "1", "s", (), "vllm", vllm(0.9)), Remembering)
+        assert take_facts() == EngineFacts({"engine/model_runner/scorer": 2.0}, 3.0, 5.0)
+        assert take_facts() == EngineFacts()
+        engine(Wanted("scorer", "1", "s", (), "vllm", vllm(0.9)), Remembering)
+        engine(Wanted("reference", "1", "s", ()), Counted)
+        assert take_facts().numbers == {
+            "engine/model_runner/scorer": 2.0,
+            "engine/unreturned_gib/scorer": 0.5,
+        }
+    finally:
+        release_all()
 
 
 def directory_like(folder: Path, **settings: object) -> Path:
@@ -492,34 +491,12 @@ def by_hand(model, sequence: list[int]) -> float:
         return float(model.score(hidden[0, -1]))
 
 
-def test_scores_are_the_models_logit_at_the_last_token(models):
-    model = load_reward_model(models / "reward_model", Precision.FP32, trust_remote_code=False)
-    sequences = prompts(20)
-    for budget in (1, 60, 10_000):
-        found = TransformersScorer(model, budget).score(sequences)
-        assert found == pytest.approx([by_hand(model, s) for s in sequences], abs=1e-5)
-
-
 def test_scores_without_a_padding_id_are_the_same(models):
     model = load_reward_model(models / "reward_model", Precision.FP32, trust_remote_code=False)
     sequences = prompts(12)
     expected = [by_hand(model, s) for s in sequences]
     model.config.pad_token_id = None
     assert TransformersScorer(model, 10_000).score(sequences) == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_padding_id_that_is_also_the_end_of_sequence_is_read_as_transformers_reads_it(tmp_path):
-    """Such a head was trained to look at the token before the end, alone or in a batch."""
-    tokenizer = tiny.byte_tokenizer(("<pad>", "<eos>"))
-    torch.manual_seed(2)
-    config = tiny.llama_config(tokenizer, num_labels=1)
-    config.pad_token_id = config.eos_token_id
-    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
-    model = load_reward_model(tmp_path, Precision.FP32, trust_remote_code=False)
-    sequences = prompts(6)
-    finished = [[*s, model.config.eos_token_id] for s in sequences]
-    found = TransformersScorer(model, 10_000).score(finished)
-    assert found == pytest.approx([by_hand(model, s) for s in sequences], abs=1e-5)
 
 
 def test_a_model_with_several_outputs_is_no_reward_model(tmp_path: Path):

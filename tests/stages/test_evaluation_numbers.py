@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.evaluation.numbers import Sampled, evaluation_numbers, pass_at_k
+from stages.tasks.evaluate import Sampled, evaluation_numbers, pass_at_k
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=7), st.data())

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from benchmarks import experience as benchmark
 from pipeline.run.commits import StaleData, publish, require_record
 from pipeline.run.paths import RunPaths
-from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
+from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT
 from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
 from stages.ppo.experience import Experience, build_experience, read_experience
 from stages.training import read_shards
 from tests.support.records import make_record
+from tests.support.rollouts import reward_table, rollout_table
 
 NUMBER = st.floats(-9, 0, width=32)
 
@@ -57,11 +58,9 @@ def responses(draw, num_shards: int, has_greedy: bool, has_reference: bool) -> l
 
 def tables(rows: list[dict]) -> tuple[pa.Table, pa.Table]:
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    empty = dict.fromkeys(("prompt_text", "response_text"), [""] * len(rows))
-    empty |= dict.fromkeys(("prompt_messages", "response_messages"), [None] * len(rows))
-    extra = pa.table({"reward/rm": pa.array(columns["reward"], pa.float32())})
-    rollout = conform(columns | empty | {"num_turns": [1] * len(rows)}, ROLLOUT)
-    return rollout, conform(columns, REWARD, extra)
+    rewards, reference = columns.pop("reward"), columns.pop("reference_logprobs")
+    rollout = rollout_table(columns.pop("response_tokens"), **columns)
+    return rollout, reward_table(rollout, rewards, reference_logprobs=reference, rm=rewards)
 
 
 def committed(folder, shards: list[list[dict]]) -> Context:

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from stages.engines import padding
-from stages.engines.base import Limits, Sampling
+from stages.engines.base import Sampling, SequenceLimits
 from stages.engines.padding import Batching, batching_of
 from stages.engines.transformers import TransformersGenerator, TransformersScorer
 from stages.models.loading import freeze_other_senses
@@ -32,21 +32,14 @@ from tests.support.families import (
     settings_of,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 BUDGET = 1 << 20
 SLOW = {"falcon_h1", "kimi_linear", "nemotron_h"}
 SAMPLE = sorted(random.Random(30).sample(sorted(FAMILIES.keys() - NOT_PADDED.keys() - SLOW), 12))
 """Of those that are padded; benchmarks/families.py goes over all."""
 EXACT = 1e-5
 """Nats per token, in fp32."""
-LIMITS = Limits(CONTEXT, VOCABULARY)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+LIMITS = SequenceLimits(CONTEXT, VOCABULARY)
 
 
 @pytest.mark.parametrize("name", sorted({*NOT_PADDED, *SAMPLE}))
@@ -93,7 +86,7 @@ def test_one_row_needs_no_trial(monkeypatch):
 
 
 def test_a_context_without_room_for_a_trial_is_not_padded():
-    assert batching_of(family("llama"), Limits(8, VOCABULARY)) is Batching.ALONE
+    assert batching_of(family("llama"), SequenceLimits(8, VOCABULARY)) is Batching.ALONE
 
 
 def test_what_only_images_go_through_is_frozen():

@@ -29,8 +29,9 @@ from stages.ppo.forward import (
     response_values,
     scatter_rows,
 )
-from stages.ppo.logprobs import token_outputs
+from stages.ppo.logits import AskedTokens, token_outputs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = 29
 CPU = torch.device("cpu")
 SIZE = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "initializer_range": 0.3}
@@ -45,14 +46,6 @@ CONFIGS: dict[str, PretrainedConfig] = {
 every_model = pytest.mark.parametrize("name", list(CONFIGS))
 every_attention = pytest.mark.parametrize("attention", ["eager", "sdpa"])
 either_layout = pytest.mark.parametrize("packed", [False, True])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def model(auto_class: type, name: str, attention: str = "sdpa") -> PreTrainedModel:
@@ -216,7 +209,8 @@ def some_logits(dtype: torch.dtype = torch.float64, size: tuple[int, int] = (7, 
 def test_gradients_are_those_of_the_formulas():
     positions, tokens = torch.tensor([5, 0, 3]), torch.tensor([10, 0, 4])
     assert torch.autograd.gradcheck(
-        lambda logits: token_outputs(logits, positions, tokens, 0.7, entropy_grad=True), some_logits()
+        lambda logits: token_outputs(logits, AskedTokens(positions, tokens, 0.7, entropy_grad=True)),
+        some_logits(),
     )
 
 
@@ -236,7 +230,7 @@ def test_an_entropy_that_is_only_reported_costs_the_backward_pass_nothing():
     numbers, gradients = [], []
     for entropy in (False, True):
         logits = some_logits(torch.float32)
-        found = token_outputs(logits, torch.arange(7), torch.arange(7), entropy=entropy)
+        found = token_outputs(logits, AskedTokens(torch.arange(7), torch.arange(7), entropy=entropy))
         with Operations() as counted:
             found.log_probs.sum().backward()
         numbers.append(counted.number)
@@ -251,7 +245,7 @@ def test_many_tokens_are_done_in_pieces_with_the_same_result():
     plain = logits.detach().clone().requires_grad_()
     distribution = torch.distributions.Categorical(logits=plain[positions] / 1.5)
     expected = distribution.log_prob(tokens), distribution.entropy()
-    found = token_outputs(logits, positions, tokens, 1.5, entropy_grad=True)
+    found = token_outputs(logits, AskedTokens(positions, tokens, 1.5, entropy_grad=True))
     torch.testing.assert_close(tuple(found), expected, rtol=1e-5, atol=1e-5)
     for outputs in (found, expected):
         (outputs[0].sum() - 0.3 * outputs[1].sum()).backward()
@@ -260,7 +254,7 @@ def test_many_tokens_are_done_in_pieces_with_the_same_result():
 
 def test_ids_that_are_ruled_out_add_nothing():
     logits = torch.tensor([[0.5, -torch.inf, 1.5]], requires_grad=True)
-    found = token_outputs(logits, torch.tensor([0]), torch.tensor([2]), entropy_grad=True)
+    found = token_outputs(logits, AskedTokens(torch.tensor([0]), torch.tensor([2]), entropy_grad=True))
     expected = torch.distributions.Categorical(logits=torch.tensor([0.5, 1.5]))
     torch.testing.assert_close(found.entropy, expected.entropy()[None])
     (found.log_probs + found.entropy).sum().backward()
@@ -273,7 +267,7 @@ def test_logits_of_tokens_that_do_not_count_may_be_anything():
     logits[3], logits[4, 2] = torch.nan, torch.inf
     logits.requires_grad_()
     positions, tokens = torch.arange(7), torch.arange(7)
-    found = token_outputs(logits, positions, tokens, entropy_grad=True)
+    found = token_outputs(logits, AskedTokens(positions, tokens, entropy_grad=True))
     counts = torch.tensor([True, True, True, False, False, True, True])
     torch.where(counts, found.log_probs - found.entropy, 0.0).sum().backward()
     assert bool(torch.isfinite(logits.grad).all())

@@ -13,46 +13,45 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.orchestrate.fork import find_parent, fork, fork_config
+from pipeline.orchestrate.fork import find_parent
 from pipeline.run import replays
-from pipeline.run.commits import read_record, verify_outputs
+from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
+from pipeline.run.identity import RunError
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.states import can_fork, can_go_on
 from stages import ranks
 from stages.ppo.saving import warnings_noted
-from tests.support.killed_updates import POINTS, Kill, by_ranks, copied, folder_name, kills, lines_of
 from tests.support.ranks import assert_close
-from tests.support.staying import (
+from tests.support.tables import IS_SOAK, sample
+from tests.support.updates import (
     CASES,
     ITERATIONS,
+    POINTS,
+    Kill,
     Updates,
     assert_same_learned,
+    by_ranks,
+    copied,
+    folder_name,
+    kills,
+    lines_of,
     scored_run,
-    states_of,
     update,
     update_all,
 )
 
-IS_SOAK = "SOAK_ROUNDS" in os.environ
 ALL = range(1, ITERATIONS + 1)
-SOME = ("fp32-zero0", "bf16-zero2", "overflow", "stopped", "skipped", "lora", "no-critic")
-STAYING = [(1, case) for case in (CASES if IS_SOAK else SOME)]
-STAYING += [(2, case) for case in (CASES if IS_SOAK else ("bf16-zero3",))]
-"""Ranks, and what happens."""
 ELASTIC = (
     [(n, case, m) for n in (1, 2, 3) for case in CASES for m in (1, 2, 3) if n != m]
     if IS_SOAK
     else [
         (1, "fp32-zero0", 2),
-        (1, "overflow", 2),
-        (1, "bf16-zero2", 3),
-        (2, "bf16-zero3", 1),
+        *sample([(1, "overflow", 2), (1, "bf16-zero2", 3), (2, "bf16-zero3", 1)], 1 / 3),
     ]
 )
 """Ranks that learn three iterations and save no state, what happens, and ranks that learn them again."""
 SIZES = sorted({size for before, _, after in ELASTIC for size in (before, after)})
-FORKED = "fp32-zero0"
 FROM_MEMORY = "going on from memory"
 
 
@@ -105,18 +104,43 @@ def all_deaths() -> list[Death]:
 
 
 def some_deaths() -> list[Death]:
-    return [
+    """One whose successor dies too, one that leaves, and some of the others."""
+    others = [
         Death(1, "fp32-zero0", 3, 3, Kill("no counters")),
-        Death(1, "overflow", 1000, 3, Kill("a step taken"), Kill("settled")),
         Death(1, "skipped", 1, 2, Kill("half a file")),
         Death(1, "stopped", 3, 3, Kill("policy committed")),
         Death(1, "bf16-zero2", 1, 2, Kill("state not linked")),
-        Death(1, "stopped", 1000, 2, Kill("half a file"), leaves=True),
         Death(2, "bf16-zero3", 1000, 3, Kill("policy committed", alone=True)),
+    ]
+    return [
+        Death(1, "overflow", 1000, 3, Kill("a step taken"), Kill("settled")),
+        Death(1, "stopped", 1000, 2, Kill("half a file"), leaves=True),
+        *sample(others, 1 / 5, key=str),
     ]
 
 
 DEATHS = all_deaths() if IS_SOAK else some_deaths()
+OF_ONE = ("lora", "no-critic", "skipped", "fp32-zero0")
+STAYING = list(
+    itertools.product((1, 2), CASES)
+    if IS_SOAK
+    else dict.fromkeys(
+        [
+            (1, "bf16-zero2"),
+            *((1, case) for case in sample(OF_ONE, 1 / 4)),
+            *((death.size, death.case) for death in DEATHS),
+            *((size, case) for size, case, _ in ELASTIC),
+            (2, "bf16-zero3"),
+        ]
+    )
+)
+"""Ranks, and what happens: all that the tables above are compared with, and one more."""
+
+
+def states_of(root: Path) -> list[int]:
+    """Iterations whose states are committed."""
+    paths = load_run(root).paths
+    return [i for i in range(1, ITERATIONS + 1) if read_record(paths, state_of(i)) is not None]
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +186,7 @@ def learned(scored, tmp_path_factory) -> Learned:
     first = {n: (n, case) for n, case in reversed(STAYING)}.values()
     ahead = {(n, case): copied(scored[case, 1], folder / f"{n}-{case}-ahead") for n, case in first}
     found = Learned(copies("loaded", 1), copies("kept", 1000), ahead, unsaved)
-    for size in SIZES:
+    for size in sorted({size for size, *_ in [*STAYING, *ELASTIC]}):
         wanted = [Updates(r, case, ALL, stays=False) for (n, case), r in found.loaded.items() if n == size]
         wanted += [
             Updates(root, case, ALL, stays=False, loads_ahead=True)
@@ -187,14 +211,14 @@ def kept(learned) -> dict[tuple[int, str], Path]:
 
 def test_a_learner_that_was_loaded_before_its_shards_came_learns_the_same(learned, loaded):
     for one, root in learned.ahead.items():
-        assert_same_learned(root, loaded[one], ALL)
+        assert_same_learned(root, loaded[one], ALL, ALL)
         for iteration in ALL:
             assert any(FROM_MEMORY in line for line in lines_of(root, iteration))
 
 
 @pytest.mark.parametrize(("size", "case"), STAYING)
 def test_a_learner_that_stays_learns_the_same_to_the_last_bit(size, case, kept, loaded):
-    assert_same_learned(kept[size, case], loaded[size, case])
+    assert_same_learned(kept[size, case], loaded[size, case], ALL, [ITERATIONS])
     for iteration in ALL:
         lines = lines_of(kept[size, case], iteration)
         assert any(FROM_MEMORY in line for line in lines) is (iteration > 1)
@@ -212,26 +236,14 @@ def test_an_update_that_saves_no_state_says_so_and_is_no_end_of_the_run(kept):
         assert record.skips_state is (version < ITERATIONS)
         assert can_go_on(run.plan, run.paths, version)
         assert can_fork(run.paths, version) is (version == ITERATIONS)
+    with pytest.raises(RunError, match=rf"its policy is there\); choose {ITERATIONS}$"):
+        find_parent(f"{run.paths.root}@1")
 
 
 @pytest.fixture(scope="module")
-def forks(learned, tmp_path_factory) -> dict[str, Path]:
-    """Forks of iteration 2, at another learning rate: its state is saved in one parent, in the other not."""
-    folder, found = tmp_path_factory.mktemp("forks"), {}
-    for name, parents in (("saved", learned.loaded), ("unsaved", learned.kept)):
-        root = parents[1, FORKED]
-        parent = find_parent(f"{root}@2")
-        run = fork(parent, fork_config(parent, folder / name, ["update.learning_rate=2e-3"], None))
-        for part in ("data", "iterations/00003/rollout", "iterations/00003/reward"):
-            shutil.copytree(root / part, run.paths.root / part, dirs_exist_ok=True)
-        found[name] = run.paths.root
-    return found
-
-
-@pytest.fixture(scope="module")
-def died(scored, learned, forks, tmp_path_factory) -> dict[Death, Path]:
+def died(scored, learned, tmp_path_factory) -> dict[Death, Path]:
     """Runs whose first process died; another one, which stays too, has brought them to their end. Other ranks
-    went on with those that nobody saved, and forks begin."""
+    went on with those that nobody saved."""
     folder = tmp_path_factory.mktemp("died")
     found = {}
     for death in DEATHS:
@@ -247,7 +259,6 @@ def died(scored, learned, forks, tmp_path_factory) -> dict[Death, Path]:
             Updates(root, d.case, to_do(root), process=3) for d, root in found.items() if d.size == size
         ]
         wanted += [Updates(root, case, (4,)) for (_, case, n), root in learned.unsaved.items() if n == size]
-        wanted += [Updates(root, FORKED, (3,)) for root in forks.values() if size == 1]
         assert by_ranks(size, folder / "meeting", update_all, wanted, None) == [0] * size
     return found
 
@@ -272,7 +283,7 @@ def test_wherever_a_learner_that_stays_is_killed_its_successor_ends_the_same(dea
     expected = loaded.get((death.size, death.case))
     assert expected is not None
     root = died[death]
-    assert_same_learned(root, expected)
+    assert_same_learned(root, expected, ALL, [ITERATIONS])
     first = min(i for i in ALL if FROM_MEMORY not in "".join(said_of(root, i)) and i >= death.iteration)
     lines = said_of(root, first)
     assert not any(line.startswith(("ERROR", "WARNING")) for line in lines), lines
@@ -307,24 +318,6 @@ def test_what_other_ranks_go_on_to_learn_is_the_same_but_for_rounding(learned, d
     run, other = load_run(learned.unsaved[ELASTIC[0]]), load_run(learned.loaded[ELASTIC[0][:2]])
     ours, theirs = (read_record(one.paths, policy_maker(4)) for one in (run, other))
     assert_close(run, ours, other, theirs, tolerance=1e-2)
-
-
-def test_a_fork_of_an_iteration_without_a_state_learns_it_as_the_parent_would_have(forks, died, loaded):
-    roots = forks["unsaved"], forks["saved"], loaded[1, FORKED]
-    ours, theirs, parent = (load_run(root).paths for root in roots)
-    for task in (policy_maker(3), state_of(2)):
-        found, wanted = read_record(ours, task), read_record(theirs, task)
-        assert found.fingerprint == wanted.fingerprint, task
-        verify_outputs(ours, found)
-    assert read_record(ours, state_of(2)).fingerprint == read_record(parent, state_of(2)).fingerprint
-    assert read_record(ours, policy_maker(3)).fingerprint != read_record(parent, policy_maker(3)).fingerprint
-    assert not ours.origin.exists()
-    assert not theirs.origin.exists()
-    lines = "".join(lines_of(ours.root, 3))
-    assert "the fork's parent saved no trainer's state of iteration 2" in lines
-    assert lines.count("differ from the committed ones by 0.0e+00") == 2
-    assert "learned again" not in "".join(lines_of(theirs.root, 3))
-    assert read_record(ours, policy_maker(3)).metrics[replays.REPLAYED] == 2
 
 
 def stories(folder: Path, rank: int) -> None:
@@ -382,18 +375,18 @@ def what_is_kept_and_dropped(folder: Path, learn) -> None:
 
 def replays_that_save(learn) -> None:
     """Of one that takes long, and of one that is warned."""
-    from stages.ppo import kept, replay
+    from stages.ppo import kept, resuming
 
     for name in ("slow", "warned"):
         for iteration in (1, 2):
             learn(name, iteration)
         kept.release()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "longest_replay", lambda config: 0.0)
+        patch.setattr(resuming, "longest_replay", lambda config: 0.0)
         learn("slow", 3)
     kept.release()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replay, "settle", warned(patch, replay))
+        patch.setattr(resuming, "settle", warned(patch, resuming))
         learn("warned", 3)
 
 
@@ -401,12 +394,12 @@ def full(*_: object) -> None:
     raise OSError("no space left")
 
 
-def warned(patch: pytest.MonkeyPatch, replay: object):
+def warned(patch: pytest.MonkeyPatch, resuming: object):
     """Slurm's warning comes while the first iteration is learned again."""
-    settle = replay.settle
+    settle = resuming.settle
 
     def settled(*given):
-        patch.setattr(replay, "settle", settle)
+        patch.setattr(resuming, "settle", settle)
         os.kill(os.getpid(), signal.SIGUSR2)
         return settle(*given)
 

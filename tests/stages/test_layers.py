@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from pipeline.config.layers import _COUNTS, weight_doubts, why_other_depth
 from pipeline.config.model_classes import installed_classes
-from pipeline.config.model_dir import read_json
-from pipeline.config.model_files import read_tensors
+from pipeline.config.model_files import read_json, read_tensors
+from pipeline.config.trainable import _COUNTS, weight_doubts, why_other_depth
 from pipeline.config.update import Precision
 from stages.context import UserError
 from stages.models.loading import load_causal_lm, load_reward_model

@@ -10,13 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM
 
-from pipeline.config.algorithm import (
-    GROUP_ESTIMATORS,
-    Estimator,
-    KLConfig,
-    KLController,
-    LossAggregation,
-)
+from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, KLConfig, KLController
 from pipeline.config.conversion import converted
 from pipeline.config.update import Precision
 from pipeline.run.commits import read_record
@@ -26,10 +20,10 @@ from stages.ppo.critics import load_critic
 from stages.ppo.math.masked import NoValidTokens
 from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.metrics import mean_kl
+from stages.ppo.minibatches import StepPosition, split_epoch
 from stages.ppo.resuming import unlike
 from stages.ppo.state.learned import Learned, TrainerState, resumed
 from stages.ppo.targets import token_rewards
-from stages.ppo.training import StepPosition, split_epoch
 from stages.ppo.update import learned
 from tests.support import tiny
 from tests.support.learning import (
@@ -50,19 +44,6 @@ def test_the_first_ratio_is_exactly_one_however_rows_are_batched(make, budget, h
     metrics = metrics_of(make(f"update.tokens_per_micro_batch={budget}"), experience(holes=holes))
     assert metrics["policy/ratio_error_first"] == 0.0
     assert metrics["policy/ratio"] != 1.0
-
-
-@pytest.mark.parametrize("aggregation", list(LossAggregation))
-def test_the_update_does_not_depend_on_the_micro_batch_budget(make, aggregation):
-    seen = []
-    for budget in (64, 130, 4096):
-        learner = make(f"update.tokens_per_micro_batch={budget}", f"algorithm.loss_aggregation={aggregation}")
-        metrics = metrics_of(learner, experience(holes=True))
-        seen.append((weights(learner), metrics))
-    for other, metrics in seen[1:]:
-        assert difference(seen[0][0], other) < 1e-6
-        for name in ("policy/loss", "value/loss", "policy/grad_norm", "policy/entropy"):
-            assert metrics[name] == pytest.approx(seen[0][1][name], rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +229,8 @@ def test_the_only_step_of_an_iteration_gives_the_old_log_probabilities_itself(
     assert expected.pop("policy/ratio_error_first") == 0
     assert measured == expected
     assert measured["mismatch/k3"] > 0
-    assert (2 * fewer, is_told, is_told_again) == (more, True, False)
+    trial = 2  # passes that show whether logits may be made a part at a time
+    assert (2 * (fewer - trial), is_told, is_told_again) == (more - trial, True, False)
 
 
 @pytest.mark.parametrize(

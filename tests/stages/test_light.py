@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.run.commits import read_record
-from pipeline.run.directory import Run, load_run
+from pipeline.run.directory import Run
 from pipeline.run.plan import state_of
 from pipeline.run.schemas import PROMPTS, ROLLOUT
 from pipeline.run.shards import read_shard
@@ -20,7 +20,7 @@ from stages.context import Context
 from stages.generation.responding import requests_of
 from stages.training import read_shards
 from tests.support import ROOT, light_training, processes, tiny
-from tests.support.killing import wait_for
+from tests.support.waiting import wait_for
 
 UPDATE = Task(2, Stage.UPDATE)
 HEAVY = {"torch", "transformers", "deepspeed", "vllm", "httpx", "hydra", "wandb"}
@@ -34,12 +34,6 @@ def modules_of(*arguments: object) -> set[str]:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split())
-
-
-@pytest.fixture
-def run(complete_run, tmp_path) -> Run:
-    """A complete run of a test's own, which still names the shared one."""
-    return load_run(Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True)))
 
 
 @pytest.mark.parametrize("stage", ["rollout", "reward", "update", "evaluate"])
@@ -230,7 +224,7 @@ def test_what_is_no_trainer_is_named(inputs, environment, tmp_path):
     for stage, iteration, code in (("prepare", 0, 0), ("update", 1, 2)):
         done = processes.python_m_stages(processes.stage_arguments(run, stage, iteration), environment)
         assert done.code == code, done.log
-    assert "builtins:repr made str, not a stages.engines.base.Trainer" in done.log
+    assert "builtins:repr made str, not a stages.engines.base.PolicyTrainer" in done.log
 
 
 def test_the_update_counts_responses(complete_run):

@@ -19,8 +19,7 @@ from pipeline.config.model_files import read_header
 from pipeline.config.schema import Config
 from pipeline.run.tasks import PREPARE
 from stages.context import UserError
-from stages.trials import weights
-from stages.trials.models import tried_tokenizer, try_models
+from stages.trials.models import is_finite, tried_tokenizer, try_models
 from tests.support.processes import config_of, make_run, stage
 
 P, R, C, REF = "model.policy", "reward.components.rm.path", "model.critic", "model.reference"
@@ -160,7 +159,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_named(models, config, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int32])
 def test_every_number_of_a_weight_is_looked_at(tmp_path, monkeypatch, dtype):
     """The last one of several pieces as well; the largest number there is is one."""
-    monkeypatch.setattr(weights, "_PIECE", 64)
+    monkeypatch.setattr("stages.trials.models._PIECE", 64)
     is_float = dtype.is_floating_point
     tensor = torch.full((101,), torch.finfo(dtype).max if is_float else 2**31 - 1, dtype=dtype)
     for value in (1, *((math.nan, math.inf, -math.inf) if is_float else ())):
@@ -168,7 +167,7 @@ def test_every_number_of_a_weight_is_looked_at(tmp_path, monkeypatch, dtype):
         save_file({"other": torch.ones(3), "weight": tensor}, tmp_path / "file.safetensors")
         described = read_header(tmp_path / "file.safetensors")["weight"]
         with (tmp_path / "file.safetensors").open("rb") as file:
-            assert weights.is_finite(file, described) == math.isfinite(value)
+            assert is_finite(file, described) == math.isfinite(value)
 
 
 def test_prepare_gives_up_at_once(models, tmp_path):

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from stages.workers.noticing import Notices
+from stages.workers.noticing import FolderEvents
 from stages.workers.surroundings import Bell
 
 
-def is_told(notices: Notices) -> bool:
+def is_told(notices: FolderEvents) -> bool:
     """Whether something is told of, which is then taken as read."""
     told = bool(select.select(notices.descriptors, [], [], 0)[0])
     notices.forget()
@@ -18,8 +18,8 @@ def is_told(notices: Notices) -> bool:
 
 
 @pytest.fixture
-def notices() -> Notices:
-    return Notices()
+def notices() -> FolderEvents:
+    return FolderEvents()
 
 
 def test_a_name_that_is_new_in_a_watched_folder_is_told_of(tmp_path, notices):
@@ -77,7 +77,7 @@ def test_a_folder_that_came_after_another_of_its_name_is_watched(tmp_path, notic
 @pytest.mark.parametrize("libc", [SimpleNamespace(), SimpleNamespace(inotify_init1=lambda flags: -1)])
 def test_where_nothing_is_told_it_says_so(tmp_path, monkeypatch, libc):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
-    notices = Notices()
+    notices = FolderEvents()
     assert notices.descriptors == ()
     assert not notices.watch([tmp_path])
 

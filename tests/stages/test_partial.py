@@ -43,8 +43,15 @@ from stages.models.loading import load_causal_lm
 from stages.process.preemption import StoppedOnWarning
 from tests.support import ROOT, processes
 from tests.support.damage import cut, flip_bit
-from tests.support.partials import asked, saving_always, stopping
-from tests.support.processes import fork_server, in_process_of_its_own, make_run, stage, stage_arguments
+from tests.support.processes import (
+    fork_server,
+    in_process_of_its_own,
+    make_run,
+    stage,
+    stage_arguments,
+    stopping,
+)
+from tests.support.waiting import wait_for
 
 ROLLOUT = Task(1, Stage.ROLLOUT)
 EVALUATE = Task(0, Stage.EVALUATE)
@@ -71,6 +78,10 @@ def undisturbed(models, tmp_path_factory) -> Run:
         done = stage(run, *task)
         assert done.code == 0, done.log
     return run
+
+
+def asked(count: int = 9) -> list[Request]:
+    return [Request([2 + i] * (1 + 5 * i % 7), 12, seed=i) for i in range(count)]
 
 
 @pytest.fixture
@@ -107,19 +118,20 @@ def continued_from(log: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def wait_for(holds: Callable[[], object], seconds: float = 60) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 def stop_after(run: Run, steps: int, name: str = "rollout", iteration: int = 1) -> tuple[int | None, str]:
     """Exit code and log of an attempt that is warned after some token steps."""
     log = run.paths.root / f"stopped-{os.urandom(4).hex()}.log"
     arguments = [*stage_arguments(run, name, iteration), *more(run)]
     code = in_process_of_its_own(stopping, arguments, str(log), steps)
     return code, log.read_text()
+
+
+def saving_always(arguments: list[str], log: str) -> None:
+    """A rollout that saves after each batch."""
+    from stages.tasks import rollout
+
+    rollout.run = functools.partial(rollout.run, save_every=0.0)  # type: ignore[assignment]
+    processes._main(arguments, log, str(ROOT))
 
 
 def signalled_at(arguments: list[str], log: str, number: int, step: int) -> None:
@@ -171,7 +183,7 @@ def test_killed_without_a_warning_it_goes_on_from_the_last_save(run, undisturbed
         log = run.paths.root / f"{attempt}.log"
         process = fork_server().Process(target=saving_always, args=(arguments, str(log)))
         process.start()
-        wait_for(lambda n=attempt: len(list(folder.glob("*.partial.*.json"))) > n)
+        wait_for(lambda n=attempt: len(list(folder.glob("*.partial.*.json"))) > n, "a save")
         time.sleep(moments.uniform(0, 0.1))
         process.kill()
         process.join()

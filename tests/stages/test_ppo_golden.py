@@ -22,7 +22,7 @@ from pipeline.config.algorithm import (
     KLEstimator,
     LossAggregation,
 )
-from stages.ppo.logprobs import token_outputs
+from stages.ppo.logits import AskedTokens, token_outputs
 from stages.ppo.math.advantages import (
     gae,
     grpo,
@@ -196,7 +196,9 @@ def test_kl_controllers(controller):
 
 def test_log_probabilities_and_entropy_with_its_gradient(precision, more):
     logits, tokens = more.logits.requires_grad_(), more.tokens.long().flatten()
-    found = token_outputs(logits.flatten(0, 1), torch.arange(len(tokens)), tokens, entropy_grad=True)
+    found = token_outputs(
+        logits.flatten(0, 1), AskedTokens(torch.arange(len(tokens)), tokens, entropy_grad=True)
+    )
     (gradient,) = torch.autograd.grad(found.entropy.sum(), logits)
     precision.check(found.entropy.view(2, 3).detach(), MORE["entropy"])
     precision.check(gradient, MORE["entropy_gradient"])

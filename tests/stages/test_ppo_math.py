@@ -14,7 +14,7 @@ from pipeline.config.algorithm import (
     KLPlacement,
     LossAggregation,
 )
-from stages.ppo.logprobs import token_outputs
+from stages.ppo.logits import AskedTokens, token_outputs
 from stages.ppo.math.kl import kl_loss_per_token, kl_per_token, next_kl_coef
 from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.math.masked import EPSILON, NoValidTokens, masked_mean, masked_sum, masked_var, masked_whiten
@@ -311,7 +311,7 @@ def test_log_probabilities_and_entropy_are_those_of_the_tempered_distribution(se
     logits = (5 * numbers((6, 11), seed)).requires_grad_()
     tokens = torch.randint(0, 11, (4,), generator=torch.Generator().manual_seed(seed))
     positions = torch.tensor([5, 0, 3, 2])
-    found = token_outputs(logits, positions, tokens, temperature, entropy_grad=True)
+    found = token_outputs(logits, AskedTokens(positions, tokens, temperature, entropy_grad=True))
     exact = torch.distributions.Categorical(logits=logits[positions] / temperature)
     weights = numbers((2, 4), seed + 1)
     for ours, theirs in ((found.log_probs, exact.log_prob(tokens)), (found.entropy, exact.entropy())):
@@ -328,7 +328,7 @@ def test_ids_that_cannot_be_sampled_add_nothing_to_log_probability_entropy_or_gr
     logits, seen = numbers((1, 5), seed), []
     for given in (logits, torch.nn.functional.pad(logits, (0, 1), value=-torch.inf)):
         leaf = given.clone().requires_grad_()
-        found = token_outputs(leaf, torch.tensor([0]), torch.tensor([2]), entropy_grad=True)
+        found = token_outputs(leaf, AskedTokens(torch.tensor([0]), torch.tensor([2]), entropy_grad=True))
         (gradient,) = torch.autograd.grad((found.log_probs + found.entropy).sum(), leaf)
         seen.append((found.log_probs, found.entropy, torch.nn.functional.pad(gradient, (0, 6))[:, :6]))
     torch.testing.assert_close(*seen)
@@ -338,7 +338,9 @@ def test_ids_that_cannot_be_sampled_add_nothing_to_log_probability_entropy_or_gr
 def test_logits_of_nan_at_a_token_without_loss_get_gradients_of_0(mask, seed):
     valid = mask.flatten()
     logits = torch.where(valid.unsqueeze(1), numbers((len(valid), 5), seed), NAN).requires_grad_()
-    found = token_outputs(logits, torch.arange(len(valid)), torch.full((len(valid),), 3), entropy_grad=True)
+    found = token_outputs(
+        logits, AskedTokens(torch.arange(len(valid)), torch.full((len(valid),), 3), entropy_grad=True)
+    )
     loss = torch.where(valid, found.log_probs + found.entropy, 0.0).sum()
     (gradient,) = torch.autograd.grad(loss, logits)
     assert bool(torch.isfinite(gradient[valid]).all())

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.algorithm import ShapingConfig
 from stages.ppo.math.shaping import (
-    Outcome,
     RunningMoments,
+    ShapingInput,
     flat_groups,
     missing_eos_penalty,
     overlong_penalty,
@@ -45,7 +45,7 @@ def test_a_deviation_that_is_not_known_or_is_0_divides_nothing(parts):
 def test_normalising_does_not_take_rounding_for_a_difference_of_equal_scores():
     scores = torch.full((7,), 0.1)
     moments = RunningMoments().including(scores).including(scores)
-    outcome = Outcome(scores, torch.ones(7), torch.ones(7, dtype=torch.bool))
+    outcome = ShapingInput(scores, torch.ones(7), torch.ones(7, dtype=torch.bool))
     assert bool((shaped_scores(outcome, moments, ShapingConfig(normalize=True), 8) == 0).all())
 
 
@@ -74,7 +74,7 @@ ALL = ShapingConfig(
 def test_shaped_scores_follow_their_rows_and_stay_within_clip_and_penalties(rows, seed, random):
     scores, order = 10 * numbers(rows, seed), list(range(rows))
     random.shuffle(order)
-    outcome = Outcome(scores, torch.arange(rows).double() + 2, numbers(rows, seed + 1) > 0)
+    outcome = ShapingInput(scores, torch.arange(rows).double() + 2, numbers(rows, seed + 1) > 0)
     moments = RunningMoments().including(scores)
     found = shaped_scores(outcome, moments, ALL, max_new_tokens=9)
     assert torch.equal(shaped_scores(outcome.select(order), moments, ALL, 9), found[order])
@@ -83,7 +83,7 @@ def test_shaped_scores_follow_their_rows_and_stay_within_clip_and_penalties(rows
 
 def test_shaping_that_nobody_asked_for_leaves_scores_as_they_are():
     scores = torch.tensor([-3.0, 0.0, 7.5])
-    outcome = Outcome(scores, torch.full((3,), 99.0), torch.zeros(3, dtype=torch.bool))
+    outcome = ShapingInput(scores, torch.full((3,), 99.0), torch.zeros(3, dtype=torch.bool))
     assert torch.equal(shaped_scores(outcome, RunningMoments(), ShapingConfig(), 9), scores)
 
 

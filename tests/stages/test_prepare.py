@@ -45,14 +45,12 @@ def listed(run: Run) -> dict[str | None, str]:
     return {row["prompt_id"]: row["reason"] for row in rows}
 
 
-def policy_with(models: Path, folder: Path, **changes: object) -> Path:
-    """The policy with another tokenizer configuration."""
-    tiny.make_policy(folder, chat_template=changes.pop("chat_template", None))
+def policy_with(folder: Path, chat_template: str | None = None, added: tuple[str, ...] = ()) -> Path:
+    """The policy with another tokenizer, to which a tilde is nothing."""
+    tiny.make_policy(folder, chat_template=chat_template)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    if "added" in changes:
-        tokenizer.add_tokens([changes["added"]])
-    if "normalizer" in changes:
-        tokenizer.backend_tokenizer.normalizer = changes["normalizer"]
+    tokenizer.add_tokens(list(added))
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -64,33 +62,126 @@ BAD = [
     {"id": "twice", "prompt": "one"},
     {"id": "twice", "prompt": "two"},
     {"id": "null", "prompt": None},
+    {"id": "tilde", "prompt": "~~"},
 ]
 
 
-def test_unusable_rows_are_left_out_counted_and_listed(models, tmp_path):
-    run, done = prepared(models, tmp_path, BAD)
+@pytest.fixture(scope="module")
+def usual(models, tmp_path_factory) -> tuple[Run, Done]:
+    rows = [{"id": "a", "prompt": "hello", "answer": 42, "tags": ["x", "y"]}, *BAD]
+    folder = tmp_path_factory.mktemp("usual")
+    run, done = prepared(models, folder, rows, f"model.policy={policy_with(folder / 'policy')}")
     assert done.code == 0, done.log
-    assert table(run)["prompt_id"].to_pylist() == ["just", "twice", *(f"good{i}" for i in range(8))]
-    assert listed(run) == {"empty": "empty", "long": "too_long", "twice": "duplicate_id", "null": "null"}
-    assert "4 rows cannot be used" in done.log
-    assert read_record(run.paths, PREPARE).metrics["rejected"] == 4
+    return run, done
 
 
-def test_unusable_rows_can_be_fatal(models, tmp_path):
-    run, done = prepared(models, tmp_path, BAD, "data.bad_rows=fatal")
+def test_unusable_rows_are_left_out_counted_and_listed(usual):
+    run, done = usual
+    assert table(run)["prompt_id"].to_pylist() == ["a", "just", "twice", *(f"good{i}" for i in range(8))]
+    reasons = {"empty": "empty", "long": "too_long", "twice": "duplicate_id", "null": "null"}
+    assert listed(run) == reasons | {"tilde": "no_tokens"}
+    assert "5 rows cannot be used" in done.log
+    assert read_record(run.paths, PREPARE).metrics["rejected"] == 5
+
+
+def test_the_users_own_columns_are_kept(usual):
+    row = table(usual[0]).slice(0, 1).to_pylist()[0]
+    policy = usual[0].config.model.policy
+    assert (row["answer"], row["tags"]) == (42, ["x", "y"])
+    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(policy)("hello")["input_ids"]
+
+
+def test_what_the_run_was_made_from_is_recorded_with_its_hash(models, usual):
+    run, _ = usual
+    recorded = read_record(run.paths, PREPARE).inputs
+    policy = Path(run.config.model.policy) / "model.safetensors"
+    for path in (Path(run.config.data.prompts), policy, models / "reward_model/config.json"):
+        digest, size, _ = recorded[f"file:{path}"].split(":")
+        assert (len(digest), int(size)) == (32, path.stat().st_size)
+
+
+def test_preparing_twice_gives_the_same_prompts(models, usual, tmp_path):
+    words = (f"data.prompts={usual[0].config.data.prompts}", f"model.policy={usual[0].config.model.policy}")
+    run = make_run(models, tmp_path / "run", *words)
+    assert stage(run, "prepare").code == 0
+    first, second = (read_record(made.paths, PREPARE).outputs for made in (usual[0], run))
+    arrow = [[one.xxh3_128 for one in outputs if ".arrow" in one.path] for outputs in (first, second)]
+    assert arrow[0] == arrow[1]
+
+
+STOPPING = {
+    # rows beside the good ones, settings, what the log says
+    "too few": (
+        BAD[:1],
+        ("data.prompts_per_iteration=10",),
+        ("has 8 usable rows, fewer than data.prompts_per_iteration=10", "unusable rows are listed in"),
+    ),
+    "chats without a template": (
+        [{"id": "c", "prompt": [{"role": "user", "content": "hi"}]}],
+        (),
+        ("tokenizer has no chat template",),
+    ),
+    "another tokenizer than the model's": (
+        [{"id": f"a{i}", "prompt": f"an <extra> word {i}"} for i in range(9)],
+        ("model.policy=FOLDER/policy",),
+        ("in 9 prompts its tokenizer gives ids that the model has no embedding for",),
+    ),
+    "nothing held out": (
+        [],
+        ("data.heldout=FOLDER/heldout.jsonl", "evaluate.every=1"),
+        ("/heldout.jsonl has no usable row",),
+    ),
+    "columns named as a rule's arguments": (
+        [{"id": "a", "prompt": "a", "prompts": "x", "responses": "x"}],
+        ("+reward.components.r={kind: rule, function: 'operator:add'}",),
+        ("reserved names: 'prompts', 'responses'",),
+    ),
+    "a rule that cannot be imported": (
+        [],
+        ("+reward.components.r={kind: rule, function: 'json:no_such'}",),
+        ("reward.components.r.function=json:no_such", "has no 'no_such'"),
+    ),
+    "adapters of other layers": (
+        [],
+        ("+update.lora={target_modules: [q_proj, c_attn]}",),
+        ("update.lora.target_modules: the policy has no linear layer 'c_attn'; it has down_proj",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STOPPING)
+def test_what_stops_a_run_before_its_first_rollout(name, models, tmp_path):
+    rows, words, said = STOPPING[name]
+    if "FOLDER/policy" in "".join(words):
+        policy_with(tmp_path / "policy", added=("<extra>",))
+    tiny.write_jsonl(tmp_path / "heldout.jsonl", [{"id": "h", "prompt": " "}])
+    _, done = prepared(models, tmp_path, rows, *(word.replace("FOLDER", str(tmp_path)) for word in words))
     assert done.code == 2
+    assert [part for part in said if part not in done.log] == [], done.log
     assert "Traceback" not in done.log
-    assert "4 rows cannot be used" in done.log
-    assert "data.bad_rows=fatal" in done.log
-    assert set(listed(run)) == {"empty", "long", "twice", "null"}
-    assert read_record(run.paths, PREPARE) is None
 
 
-def test_a_prompt_of_no_tokens_cannot_be_used(models, tmp_path):
-    policy = policy_with(models, tmp_path / "policy", normalizer=normalizers.Replace("~", ""))
-    run, done = prepared(models, tmp_path, [{"id": "tilde", "prompt": "~~"}], f"model.policy={policy}")
+def test_chat_messages_go_through_the_templates_of_the_policy_and_of_reward_models(models, tmp_path):
+    """A row that one of them refuses is left out: else the run would end in its first reward task."""
+    policy = policy_with(tmp_path / "policy", CHAT)
+    judge = tiny.make_reward_model(tmp_path / "judge", chat_template=CHAT.replace("system", "tool"))
+    asked = {"role": "user", "content": "hi"}
+    rows = [{"id": role, "prompt": [{"role": role, "content": "42"}, asked]} for role in ("system", "tool")]
+    rows += [{"id": f"c{i}", "prompt": [{"role": "user", "content": str(i)}]} for i in range(8)]
+    words = (f"model.policy={policy}", f"reward.components.rm.path={judge}")
+    prompts = tiny.write_jsonl(tmp_path / "mine.jsonl", rows)
+    run = make_run(models, tmp_path / "run", f"data.prompts={prompts}", *words)
+    done = stage(run, "prepare")
     assert done.code == 0, done.log
-    assert listed(run) == {"tilde": "no_tokens"}
+    row = table(run).slice(0, 1).to_pylist()[0]
+    assert row["prompt_text"] == "<user>0<assistant>"
+    assert json.loads(row["prompt_messages"]) == rows[2]["prompt"]
+    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(policy)("<user>0<assistant>")["input_ids"]
+    assert listed(run) == {"system": "bad_message", "tool": "bad_message"}
+    (path,) = run.paths.data.glob("prompts.rejected.*.jsonl")
+    said = path.read_text()
+    assert "the policy's chat template refuses it: no system here" in said
+    assert f"the chat template of reward.components.rm.path={judge} refuses it: no tool here" in said
 
 
 def test_tools_calls_and_arguments_reach_the_policy_and_what_was_read_otherwise_is_counted(models, tmp_path):
@@ -99,7 +190,7 @@ def test_tools_calls_and_arguments_reach_the_policy_and_what_was_read_otherwise_
         "<{{ m.role }}>{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
         "{% endfor %}{% endfor %}{{ mode }}"
     )
-    policy = policy_with(models, tmp_path / "policy", chat_template=template)
+    policy = policy_with(tmp_path / "policy", template)
     called = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     said = [{"role": "user", "name": "Ann", "content": [{"type": "text", "text": "q"}]}]
     rows = [
@@ -120,112 +211,6 @@ def test_tools_calls_and_arguments_reach_the_policy_and_what_was_read_otherwise_
     assert metrics["left_out"] == 2 + 2 + 1 + 1  # the name, and what a model without a template does not read
 
 
-def test_too_few_usable_rows_stop_the_run(models, tmp_path):
-    _, done = prepared(models, tmp_path, BAD[:1], "data.prompts_per_iteration=10")
-    assert done.code == 2
-    assert "has 8 usable rows, fewer than data.prompts_per_iteration=10" in done.log
-    assert "unusable rows are listed in" in done.log
-
-
-def test_the_users_own_columns_are_kept(models, tmp_path):
-    run, done = prepared(models, tmp_path, [{"id": "a", "prompt": "hello", "answer": 42, "tags": ["x", "y"]}])
-    assert done.code == 0, done.log
-    row = table(run).slice(0, 1).to_pylist()[0]
-    assert (row["answer"], row["tags"]) == (42, ["x", "y"])
-    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(models / "policy")("hello")["input_ids"]
-
-
-def test_chat_messages_go_through_the_policys_template(models, tmp_path):
-    policy = policy_with(models, tmp_path / "policy", chat_template=CHAT)
-    messages = [{"role": "user", "content": "hi"}]
-    rows = [{"id": "chat", "prompt": messages}]
-    path = tiny.write_jsonl(tmp_path / "mine.jsonl", rows * 1)
-    run = make_run(
-        models,
-        tmp_path / "run",
-        f"data.prompts={path}",
-        f"model.policy={policy}",
-        "data.prompts_per_iteration=1",
-        "rollout.num_shards=1",
-        "update.minibatches=1",
-    )
-    done = stage(run, "prepare")
-    assert done.code == 0, done.log
-    (row,) = table(run).to_pylist()
-    assert row["prompt_text"] == "<user>hi<assistant>"
-    assert json.loads(row["prompt_messages"]) == messages
-    assert row["prompt_tokens"] == AutoTokenizer.from_pretrained(policy)("<user>hi<assistant>")["input_ids"]
-
-
-def test_messages_that_the_template_refuses_are_unusable_rows(models, tmp_path):
-    policy = policy_with(models, tmp_path / "policy", chat_template=CHAT)
-    turns = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
-    good = [{"id": f"c{i}", "prompt": [{"role": "user", "content": str(i)}]} for i in range(8)]
-    path = tiny.write_jsonl(tmp_path / "mine.jsonl", [{"id": "system", "prompt": turns}, *good])
-    run = make_run(models, tmp_path / "run", f"data.prompts={path}", f"model.policy={policy}")
-    done = stage(run, "prepare")
-    assert done.code == 0, done.log
-    assert listed(run) == {"system": "bad_message"}
-    (path,) = run.paths.data.glob("prompts.rejected.*.jsonl")
-    assert "no system here" in path.read_text()
-
-
-SCORED = (
-    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
-    "[{{ m.role }}]{{ m.content }}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize("bad_rows", ["drop", "fatal"])
-def test_messages_that_a_reward_models_template_refuses_are_unusable_rows(models, tmp_path, bad_rows):
-    """Else the run would end in its first reward task, after a rollout."""
-    policy = policy_with(models, tmp_path / "policy", chat_template=CHAT)
-    judge = tiny.make_reward_model(tmp_path / "judge")
-    tokenizer = AutoTokenizer.from_pretrained(judge)
-    tokenizer.chat_template = SCORED
-    tokenizer.save_pretrained(judge)
-    turns = [{"role": "tool", "content": "42"}, {"role": "user", "content": "hi"}]
-    good = [{"id": f"c{i}", "prompt": [{"role": "user", "content": str(i)}]} for i in range(8)]
-    path = tiny.write_jsonl(tmp_path / "mine.jsonl", [{"id": "tool", "prompt": turns}, *good])
-    words = [f"model.policy={policy}", f"reward.components.rm.path={judge}", f"data.bad_rows={bad_rows}"]
-    run = make_run(models, tmp_path / "run", f"data.prompts={path}", *words)
-    done = stage(run, "prepare")
-    assert done.code == (2 if bad_rows == "fatal" else 0), done.log
-    assert listed(run) == {"tool": "bad_message"}
-    (path,) = run.paths.data.glob("prompts.rejected.*.jsonl")
-    assert (
-        f"the chat template of reward.components.rm.path={judge} refuses it: no tools here"
-        in path.read_text()
-    )
-
-
-def test_chat_messages_without_a_template_stop_the_run(models, tmp_path):
-    path = tiny.write_jsonl(
-        tmp_path / "mine.jsonl", [{"id": "c", "prompt": [{"role": "user", "content": "hi"}]}]
-    )
-    run = make_run(models, tmp_path / "run", f"data.prompts={path}")
-    done = stage(run, "prepare")
-    assert done.code == 2
-    assert "tokenizer has no chat template" in done.log
-
-
-def test_a_prompt_with_an_id_beyond_the_models_vocabulary_is_left_out(models, tmp_path):
-    policy = policy_with(models, tmp_path / "policy", added="<extra>")
-    run, done = prepared(
-        models, tmp_path, [{"id": "a", "prompt": "an <extra> word"}], f"model.policy={policy}"
-    )
-    assert done.code == 0, done.log
-    assert listed(run) == {"a": "unknown_token"}
-
-
-def test_a_tokenizer_that_is_not_the_models_own_stops_the_run(models, tmp_path):
-    policy = policy_with(models, tmp_path / "policy", added="<extra>")
-    rows = [{"id": f"a{i}", "prompt": f"an <extra> word {i}"} for i in range(9)]
-    _, done = prepared(models, tmp_path, rows, f"model.policy={policy}")
-    assert done.code == 2
-    assert "in 9 prompts its tokenizer gives ids that the model has no embedding for" in done.log
-
-
 def test_heldout_prompts_are_prepared_too(models, tmp_path):
     heldout = tiny.write_jsonl(
         tmp_path / "heldout.jsonl", [{"id": f"h{i}", "prompt": f"h {i}"} for i in range(5)]
@@ -235,46 +220,6 @@ def test_heldout_prompts_are_prepared_too(models, tmp_path):
     )
     assert done.code == 0, done.log
     assert table(run, "heldout")["prompt_id"].to_pylist() == ["h0", "h1", "h2"]
-
-
-def test_heldout_prompts_of_which_none_can_be_used_stop_the_run(models, tmp_path):
-    heldout = tiny.write_jsonl(tmp_path / "heldout.jsonl", [{"id": "h", "prompt": " "}])
-    _, done = prepared(models, tmp_path, [], f"data.heldout={heldout}", "evaluate.every=1")
-    assert done.code == 2
-    assert f"data.heldout={heldout} has no usable row" in done.log
-
-
-@pytest.mark.parametrize("name", ["prompts", "responses"])
-def test_a_column_that_would_clash_with_a_rules_arguments_is_refused(models, tmp_path, name):
-    rule = ("+reward.components.r={kind: rule, function: 'operator:add'}",)
-    _, done = prepared(models, tmp_path, [{"id": "a", "prompt": "a", name: "x"}], *rule)
-    assert done.code == 2
-    assert f"reserved names: {name!r}" in done.log or f"reserved names: {name}" in done.log
-
-
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        ("no_such_module:f", "no module 'no_such_module'"),
-        ("json:no_such", "has no 'no_such'"),
-        ("json:__doc__", "not a function"),
-    ],
-)
-def test_a_rule_that_cannot_be_imported_stops_the_run_before_the_first_rollout(
-    models, tmp_path, function, why
-):
-    _, done = prepared(models, tmp_path, [], f"+reward.components.r={{kind: rule, function: '{function}'}}")
-    assert done.code == 2
-    assert f"reward.components.r.function={function}" in done.log
-    assert why in done.log
-    assert "Traceback" not in done.log
-
-
-def test_lora_of_layers_that_the_policy_lacks_stops_the_run_before_the_first_rollout(models, tmp_path):
-    _, done = prepared(models, tmp_path, [], "+update.lora={target_modules: [q_proj, c_attn]}")
-    assert done.code == 2
-    assert "update.lora.target_modules: the policy has no linear layer 'c_attn'; it has down_proj" in done.log
-    assert "Traceback" not in done.log
 
 
 @pytest.mark.parametrize("targets", ["all-linear", "[q_proj, mlp.up_proj]"])
@@ -292,35 +237,9 @@ def test_without_peft_a_run_with_lora_stops_before_the_first_rollout(models, tmp
         prepare.run(PREPARE, Context(run.paths, run.config, PREPARE, "1-ab"))
 
 
-def test_what_the_run_was_made_from_is_recorded_with_its_hash(models, tmp_path):
-    run, done = prepared(models, tmp_path, [])
-    assert done.code == 0, done.log
-    recorded = read_record(run.paths, PREPARE).inputs
-    for path in (
-        tmp_path / "mine.jsonl",
-        models / "policy/model.safetensors",
-        models / "reward_model/config.json",
-    ):
-        digest, size, _ = recorded[f"file:{path}"].split(":")
-        assert (len(digest), int(size)) == (32, path.stat().st_size)
-
-
-def test_preparing_twice_gives_the_same_prompts(models, tmp_path):
-    tables = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        run, done = prepared(models, tmp_path / name, BAD)
-        assert done.code == 0, done.log
-        record = read_record(run.paths, PREPARE)
-        tables.append([(entry.bytes, entry.xxh3_128) for entry in record.outputs if ".arrow" in entry.path])
-    assert tables[0] == tables[1]
-
-
 def test_validate_says_what_prepare_says(models, tmp_path, slurm_ppo):
     """Counts, reasons and examples, of text and of chats; prepare has transformers, validate only files."""
-    policy = policy_with(
-        models, tmp_path / "policy", chat_template=CHAT, normalizer=normalizers.Replace("~", "")
-    )
+    policy = policy_with(tmp_path / "policy", CHAT)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     begin = processors.TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 1)])
     tokenizer.backend_tokenizer.post_processor = begin
@@ -380,18 +299,3 @@ def test_a_prompt_that_is_too_long_can_be_truncated_on_the_left(models, tmp_path
     assert "1 prompts truncated to their last 21 tokens" in done.log
     assert read_record(run.paths, PREPARE).metrics["truncated"] == 1
     assert listed(run) == {"empty": "empty"}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code"),
-    [
-        (("data.long_prompts=drop", "data.bad_rows=drop"), 0),
-        (("data.long_prompts=fatal", "data.bad_rows=drop"), 2),
-        (("data.bad_rows=fatal",), 2),
-    ],
-)
-def test_or_dropped_or_fatal(models, tmp_path, overrides, code):
-    run, done = prepared(models, tmp_path, LONG[:1], "data.max_prompt_tokens=21", *overrides)
-    assert done.code == code, done.log
-    assert listed(run) == {"long": "too_long"}
-    assert code == 0 or f"1 row cannot be used: 1 too_long ({overrides[0]}); listed in" in done.log

@@ -8,21 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.run.chunks import LISTING, listed, listing, write_in_chunks
 from pipeline.run.commits import CorruptData, Record, hash_file, publish, read_record, verify_outputs
 from pipeline.run.directory import Run, load_run
 from pipeline.run.schemas import PROMPTS, ROLLOUT
-from pipeline.run.shards import read_shard, write_shard
+from pipeline.run.shards import LISTING, listed, listing, read_shard, write_in_chunks, write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
 from stages.tasks import rollout
 from tests.support.damage import flip_bit
-
-
-@pytest.fixture
-def run(complete_run, tmp_path) -> Run:
-    """A complete run of a test's own."""
-    return load_run(Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True)))
 
 
 def prepared(run: Run) -> Record:

@@ -12,10 +12,12 @@ import os
 import shutil
 import socket
 import time
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -25,26 +27,27 @@ from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
 from stages import ranks
 from stages.context import NumericalError, UserError
+from stages.models import devices
+from stages.models.devices import DevicePlace, shared_device
 from stages.models.loading import load_causal_lm
 from stages.ppo.state import model_files
 from stages.ppo.state.saved_state import SavedState
 from stages.ppo.trainer import Trainer
-from stages.ranks import Meeting, Place, gpu_index
+from stages.ppo.zero import engine_settings
+from stages.ranks import Meeting, RankPlace, gpu_index
+from stages.workers.start import Following, Leading, meet
 from tests.support import processes
-from tests.support.processes import fork_server, make_run, stage_arguments
+from tests.support.processes import make_run
 from tests.support.ranks import (
     TIMING,
-    as_rank,
     assert_close,
     ended,
-    place_of,
     respond_and_score,
-    run_command,
     start_ranks,
     update_stage,
     updated,
 )
-from tests.support.trainers import same_bytes, save_state, state_of, whole_state
+from tests.support.trainers import advance, same_bytes, save_state, state_of, whole_state
 
 TRIAL = pytest.mark.trial(1 / 2)
 KINDS = {
@@ -58,9 +61,6 @@ KINDS = {
 }
 CASES = [("gae", 3), ("grpo", 2)]
 """Of the command; tests/stages/test_invariance.py has all ZeRO stages, by one rank and by two."""
-
-
-# processes
 
 
 # runs
@@ -145,27 +145,6 @@ def test_the_same_two_ranks_give_the_same_bytes(scored, first_update):
     assert first == second
 
 
-@pytest.fixture(scope="module")
-def second_update(new_run, first_update) -> Callable[[int, int], tuple[Run, Run, Record]]:
-    """A run that wants its second update after a first one by so many ranks, and that by as many again."""
-
-    @functools.cache
-    def call(zero_stage: int, size: int) -> tuple[Run, Run, Record]:
-        before = respond_and_score(new_run("gae", like=first_update("gae", zero_stage, size)[0]), 2)
-        run = new_run("gae", f"update.zero_stage={zero_stage}", like=before)
-        return before, run, updated(run, size, 2)
-
-    return call
-
-
-@pytest.mark.parametrize(("before", "after", "zero_stage"), [(1, 2, 2), (2, 1, 1)])
-def test_a_run_goes_on_with_another_number_of_ranks(new_run, second_update, before, after, zero_stage):
-    """And at another ZeRO stage: the first iteration is done without ZeRO by one, and at stage 3 by two."""
-    start, other, expected = second_update(0 if before == 1 else 3, before)
-    run = new_run("gae", f"update.zero_stage={zero_stage}", like=start)
-    assert_close(run, updated(run, after, 2), other, expected)
-
-
 @TRIAL
 def test_any_ranks_hold_exactly_what_one_wrote_and_write_the_same_policy(first_update):
     """The state of bf16 has fp32 weights in it; the policy is made of many files here."""
@@ -209,28 +188,6 @@ def read_and_write_state(root: Path, rank: int) -> None:
 
 
 # failures
-
-
-@TRIAL
-def test_ranks_meet_at_a_given_address(scored):
-    """The other way to meet, and a rank that comes too late finds the task done."""
-    run = scored("gae", 1)
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    given = stage_arguments(run, "update", 1)
-
-    def start_rank(rank: int, log: int) -> Any:
-        names = place_of(rank, 2, run.paths.root / "unused") | address
-        process = fork_server().Process(target=as_rank, args=(names, run_command, given, run.paths.root, log))
-        process.start()
-        return process
-
-    assert ended([start_rank(rank, rank) for rank in range(2)]) == [0, 0]
-    assert not (run.paths.root / "unused").exists()
-    assert ended([start_rank(1, 2)]) == [0]
-    assert "nothing to do" in (run.paths.root / "rank-2.log").read_text()
 
 
 @TRIAL
@@ -282,7 +239,7 @@ def test_a_file_that_leads_nowhere_is_an_error_with_a_limit(tmp_path):
         with pytest.raises(
             TimeoutError, match=r"rank 1 waited 1 s for rank 0 to answer at port .*file names"
         ):
-            ranks.find_store(tmp_path / "file", Place(1, 2, 1), limit=1)
+            ranks.find_store(tmp_path / "file", RankPlace(1, 2, 1), limit=1)
 
 
 def test_another_store_is_not_mistaken_for_rank_0(tmp_path):
@@ -292,6 +249,32 @@ def test_another_store_is_not_mistaken_for_rank_0(tmp_path):
     assert ranks.connect("localhost", meeting, limit=5) is not None
     assert ranks.connect("localhost", dataclasses.replace(meeting, token="other"), limit=5) is None
     assert any(ranks.connect(host, meeting, limit=5) for host in meeting.hosts)
+
+
+class Nothing:
+    """Source of a worker that is to leave at once."""
+
+    def next(self) -> None:
+        return None
+
+    def left(self) -> None:
+        pass
+
+
+def part(slow: int, rank: int) -> None:
+    """Meet as the ranks of a worker do, and leave; one of them asks for its first task late."""
+    store = meet(os.environ)
+    if rank == slow:
+        time.sleep(1)
+    source = Following(store, rank) if rank else Leading(Nothing(), store, 3)
+    assert source.next() is None
+    source.left()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_worker_that_leaves_before_one_of_its_ranks_has_begun_fails_in_none(tmp_path, slow):
+    assert ended(start_ranks(3, tmp_path / "meeting", part, slow)) == [0, 0, 0]
 
 
 def die_in_the_middle(folder: Path, rank: int) -> None:
@@ -359,6 +342,33 @@ def test_a_gradient_that_is_not_finite_on_one_rank_makes_all_skip_the_step_at_an
         assert seen == {str(zero_stage): [False, True, True] for zero_stage in range(4)}
 
 
+def overlap(policy: Path, folder: Path, rank: int) -> None:
+    """Three steps with and without communication beside the backward pass, and buckets that fill often."""
+    ranks.start_distributed()
+    seen = []
+    for zero_stage, overlaps in itertools.product((1, 2), (False, True)):
+
+        def rendered(config: UpdateConfig, number: int, backend: str, overlaps: bool = overlaps) -> dict:
+            settings = engine_settings(config, 3000, backend)
+            settings["zero_optimization"]["overlap_comm"] = overlaps
+            return settings
+
+        with unittest.mock.patch("stages.ppo.trainer.engine_settings", rendered):
+            model = load_causal_lm(policy, Precision.BF16, trust_remote_code=False)
+            config = UpdateConfig(zero_stage=zero_stage, precision=Precision.BF16)
+            trainer = Trainer("policy", model, 1e-3, config)
+        steps = advance(trainer, range(rank, rank + 3))  # other rows on each
+        seen.append((steps, state_of(trainer)))
+    for (steps, state), (other_steps, other) in (seen[:2], seen[2:]):
+        assert steps == other_steps
+        assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+@TRIAL
+def test_gradients_that_are_reduced_while_others_are_computed_are_the_same(models, tmp_path):
+    assert ended(start_ranks(2, tmp_path / "meeting", overlap, models / "policy", tmp_path)) == [0, 0]
+
+
 def spoil_one_score(policy: Path, folder: Path, rank: int) -> None:
     """An update in which the advantages of one row are not a number: one rank has it."""
     from tests.support.learning import experience, make_learner, updated
@@ -384,38 +394,84 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all_with_the_same_words(mod
     assert "shard 1: p2/" in first  # rows 4 and 5, which are compared with each other
 
 
+def meet_on(given: list[DevicePlace], folder: Path, rank: int) -> None:
+    """Meet, each rank on the GPU that it is given."""
+    ranks.start_distributed()
+    try:
+        ranks.check_own_devices(given[rank])
+    except UserError as error:
+        (folder / f"error-{rank}").write_text(str(error))
+        raise SystemExit(2) from None
+
+
+def test_two_ranks_that_were_given_one_gpu_both_refuse_to_begin(tmp_path):
+    same = [DevicePlace("node7", "GPU-8f1c"), DevicePlace("node7", "GPU-8f1c")]
+    assert ended(start_ranks(2, tmp_path / "meeting", meet_on, same, tmp_path)) == [2, 2]
+    first, second = ((tmp_path / f"error-{rank}").read_text() for rank in range(2))
+    assert first == second
+    assert first.startswith(
+        "ranks 0, 1 of the update on host node7 were all given the GPU GPU-8f1c; give each"
+    )
+    assert "\n" not in first
+
+
 # without processes
 
 
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        ([("a", "GPU-1"), ("a", "GPU-2"), ("b", "GPU-3")], None),
+        ([("a", "GPU-1"), ("b", "GPU-1")], None),
+        ([("a", ""), ("a", "")], None),
+        ([("a", "GPU-1")], None),
+        ([("a", "GPU-1"), ("b", "GPU-2"), ("b", "GPU-2")], "ranks 1, 2 of the update on host b were all"),
+        ([("a", "MIG-1"), ("a", "GPU-2"), ("a", "MIG-1")], "ranks 0, 2 of the update on host a were all"),
+        ([("a", "GPU-1")] * 4, "ranks 0, 1, 2, 3 of the update on host a were all given the GPU GPU-1;"),
+    ],
+)
+def test_each_rank_has_a_gpu_of_its_own(devices, said):
+    problem = shared_device([DevicePlace(*place) for place in devices])
+    assert problem is None if said is None else problem.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "shown"),
+    [("8f1c-2", "GPU-8f1c-2"), ("GPU-8f1c", "GPU-8f1c"), ("MIG-77", "MIG-77"), ("", ""), (devices._NIL, "")],
+)
+def test_the_gpu_of_a_rank_is_named_as_nvidia_smi_does(monkeypatch, uuid, shown):
+    properties = SimpleNamespace(uuid=uuid)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    assert devices.device_place(0) == DevicePlace(socket.gethostname(), shown)
+
+
 def test_the_place_of_a_process():
-    assert Place.of({}) == Place(0, 1, 0)
-    assert Place.of({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) == Place(0, 1, 0)
-    assert Place.of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == Place(5, 8, 1)
+    assert RankPlace.of({}) == RankPlace(0, 1, 0)
+    assert RankPlace.of({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) == RankPlace(0, 1, 0)
+    assert RankPlace.of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}) == RankPlace(5, 8, 1)
     with pytest.raises(UserError, match="each needs three numbers"):
-        Place.of({"WORLD_SIZE": "2", "RANK": "1"})
+        RankPlace.of({"WORLD_SIZE": "2", "RANK": "1"})
     with pytest.raises(UserError, match="there can be no rank"):
-        Place.of({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
-    with pytest.raises(UserError, match="need RENDEZVOUS_FILE, or MASTER_ADDR"):
-        ranks.meet(Place(0, 2, 0), {}, limit=1)
+        RankPlace.of({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"})
+    with pytest.raises(UserError, match="need RENDEZVOUS_FILE to find"):
+        ranks.meet(RankPlace(0, 2, 0), {}, limit=1)
 
 
 def test_the_gpu_of_a_rank():
-    assert gpu_index(Place(5, 8, 1), num_visible=4) == 1
-    assert gpu_index(Place(5, 8, 1), num_visible=1) == 0
+    assert gpu_index(RankPlace(5, 8, 1), num_visible=4) == 1
+    assert gpu_index(RankPlace(5, 8, 1), num_visible=1) == 0
     with pytest.raises(UserError, match="number 3 on its node"):
-        gpu_index(Place(3, 8, 3), num_visible=2)
+        gpu_index(RankPlace(3, 8, 3), num_visible=2)
 
 
 def test_the_interface_is_the_one_towards_rank_0_if_any_rank_is_elsewhere():
-    found = dict(ranks._interfaces())
-    assert found["lo"] == "127.0.0.1"
     assert ranks.interface_towards(["", "127.0.0.1", "::1"]) is None
-    for name, address in found.items():
-        if name != "lo":
-            assert ranks.interface_towards(["", "127.0.0.1", address]) == name
+    for address in filter(lambda address: "." in address, ranks.addresses()):
+        name = ranks.interface_towards(["", "127.0.0.1", address])
+        assert address in [entry.address for entry in psutil.net_if_addrs()[name]]
 
 
 def test_addresses_lead_to_this_machine_from_elsewhere():
     found = ranks.addresses()
     assert found
-    assert not any(address.startswith("127.") for address in found)
+    assert not any(address.startswith(("127.", "::1", "fe80")) for address in found)

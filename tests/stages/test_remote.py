@@ -20,23 +20,17 @@ from pipeline.config.rules import contradictions
 from pipeline.run.commits import read_record
 from pipeline.run.schemas import REWARD, ROLLOUT
 from pipeline.run.shards import read_shard
-from pipeline.run.tasks import PREPARE, Stage, Task
-from stages.context import Context, UserError
+from pipeline.run.tasks import Stage, Task
+from stages.context import UserError
 from stages.rewards.posting import RemoteFailed
 from stages.rewards.remote import ANSWERS, Unreadable, remote_scores
 from tests.support import ROOT, tiny
 from tests.support.processes import make_run, stage
-from tests.support.remote import table
+from tests.support.rollouts import asked_table as table
 from tests.support.services import Answer, service
 
 KEY = "sk-a-secret-that-nobody-may-see"
 FAST = {"backoff": 0.01, "max_backoff": 0.02}
-
-
-@pytest.fixture
-def context(models, tmp_path) -> Context:
-    run = make_run(models, tmp_path / "run")
-    return Context(run.paths, run.config, PREPARE, "test")
 
 
 @pytest.fixture
@@ -127,13 +121,13 @@ def test_what_the_policys_engine_refused_is_not_asked_about_and_scores_0(ask):
 
 
 def test_with_the_services_tokenizer_ids_are_sent_by_its_own_template(ask, tmp_path):
-    judge = tiny.make_reward_model(tmp_path / "judge")
-    tokenizer = AutoTokenizer.from_pretrained(judge)
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    tokenizer.save_pretrained(judge)
+    judge = tiny.make_reward_model(
+        tmp_path / "judge", chat_template="{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
     rows = table(["hi", "there"], messages=[json.dumps([{"role": "user", "content": "hello"}])] * 2)
     with service(lengths) as seen:
         _, metrics = ask(seen.url, rows, tokenizer=str(judge), max_model_len=26)
+    tokenizer = AutoTokenizer.from_pretrained(judge)
     sent = [tokenizer.decode(ids) for ids in seen.bodies[0]["input"]]
     assert sent == ["[user]hello[assistant]hi", "[user]hello[assistant]there"[-26:]]
     assert metrics == {"retries/far": 0.0, "truncated/far": 1.0}
@@ -432,7 +426,7 @@ def test_a_service_that_is_down_fails_the_task_and_one_that_refuses_is_the_users
 
 def test_the_command_line_needs_neither_httpx_nor_pebble_until_it_calls_them():
     code = (
-        "import pipeline.preflight.inputs, sys; "
+        "import pipeline.checks.settings, sys; "
         "print([m for m in ('httpx', 'pebble', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

@@ -18,12 +18,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pipeline.config.reward import RemoteConfig
-from pipeline.run.tasks import PREPARE
-from stages.context import Context, UserError
+from stages.context import UserError
 from stages.rewards.remote import remote_scores
 from tests.support import ROOT, tiny
-from tests.support.processes import make_run
-from tests.support.remote import table
+from tests.support.rollouts import asked_table as table
+from tests.support.tables import LONG
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 
@@ -39,10 +38,7 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory) -> Path:
-    folder = tiny.make_reward_model(tmp_path_factory.mktemp("served") / "judge")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
+    folder = tiny.make_reward_model(tmp_path_factory.mktemp("served") / "judge", chat_template=TEMPLATE)
     return folder
 
 
@@ -89,12 +85,6 @@ def wait_until_healthy(server: subprocess.Popen[bytes], port: int, log: Path) ->
     pytest.fail(f"vllm serve did not start within {START_SECONDS} s:\n{log.read_text()[-3000:]}")
 
 
-@pytest.fixture
-def context(models, tmp_path) -> Context:
-    run = make_run(models, tmp_path / "run")
-    return Context(run.paths, run.config, PREPARE, "test")
-
-
 def logit(judge: Path, text: str) -> float:
     model = AutoModelForSequenceClassification.from_pretrained(judge).eval()
     ids = AutoTokenizer.from_pretrained(judge)(text, return_tensors="pt")["input_ids"]
@@ -105,6 +95,7 @@ def logit(judge: Path, text: str) -> float:
 TEXTS = ["xyz", "a longer answer", "ü", "b", "and one more"]
 
 
+@LONG
 def test_text_scores_as_the_model_does(context, judge, url):
     config = RemoteConfig(url=url, model="judge", batch_size=2, max_concurrency=2)
     scores, metrics = remote_scores(context, "far", config, table(TEXTS))

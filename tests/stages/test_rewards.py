@@ -26,16 +26,9 @@ from tests.support import tiny
 from tests.support.processes import make_run, stage
 from tests.support.scoring import TEXTS, context, responses
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 SHARD = Task(1, Stage.ROLLOUT, 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def score_of_ids(directory: Path, ids: list[int]) -> float:
@@ -74,22 +67,12 @@ def test_a_reward_model_with_the_policys_tokenizer_reads_the_ids_as_they_are(mod
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def test_messages_go_through_the_reward_models_own_template(models, tmp_path):
-    judge = tiny.make_reward_model(tmp_path / "judge")
-    tokenizer = AutoTokenizer.from_pretrained(judge)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(judge)
-    rows = responses(models, [("<user>hello<assistant>", "hi")], [json.dumps(MESSAGES)])
-    scores, _ = component_scores(context(models, tmp_path, f"reward.components.rm.path={judge}"), rows)
-    assert scores["rm"] == pytest.approx([score_of_text(judge, "[user]hello[assistant]hi")], abs=1e-5)
-
-
 def test_a_reward_models_template_gets_the_tools_and_the_date_of_the_run(models, tmp_path, monkeypatch):
     """The same score in a task that is repeated after midnight, or on a node of another time zone."""
-    judge = tiny.make_reward_model(tmp_path / "judge")
-    tokenizer = AutoTokenizer.from_pretrained(judge)
-    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}{{ (tools or [])[0].name }}" + TEMPLATE
-    tokenizer.save_pretrained(judge)
+    judge = tiny.make_reward_model(
+        tmp_path / "judge",
+        chat_template="{{ strftime_now('%d %b %Y') }}{{ (tools or [])[0].name }}" + TEMPLATE,
+    )
     tools = [json.dumps([{"name": "w"}])]
     rows = responses(models, [("<user>hello", "hi")], [json.dumps(MESSAGES)], prompt_tools=tools)
     run = context(models, tmp_path, f"reward.components.rm.path={judge}")
@@ -117,26 +100,21 @@ TURNS = [
 ]
 
 
-def test_a_conversation_goes_through_the_reward_models_own_template_turn_by_turn(models, tmp_path):
-    judge = tiny.make_reward_model(tmp_path / "judge")
-    tokenizer = AutoTokenizer.from_pretrained(judge)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(judge)
-    texts = [("<user>hello<assistant>", "hi<tool>42<assistant>bye")]
-    rows = responses(models, texts, [json.dumps(MESSAGES)], [json.dumps(TURNS)])
+def test_messages_go_through_the_reward_models_own_template_turn_by_turn(models, tmp_path):
+    judge = tiny.make_reward_model(tmp_path / "judge", chat_template=TEMPLATE)
+    texts = [("<user>hello<assistant>", "hi"), ("<user>hello<assistant>", "hi<tool>42<assistant>bye")]
+    rows = responses(models, texts, [json.dumps(MESSAGES)] * 2, [None, json.dumps(TURNS)])
     scores, _ = component_scores(context(models, tmp_path, f"reward.components.rm.path={judge}"), rows)
-    expected = score_of_text(judge, "[user]hello[assistant]hi[tool]42[assistant]bye")
-    assert scores["rm"] == pytest.approx([expected], abs=1e-5)
+    said = ["[user]hello[assistant]hi", "[user]hello[assistant]hi[tool]42[assistant]bye"]
+    assert scores["rm"] == pytest.approx([score_of_text(judge, text) for text in said], abs=1e-5)
 
 
 def test_a_conversation_that_the_reward_models_template_refuses_is_named(models, tmp_path):
     """Prepare has tried the prompts; what tools add to conversations nobody knows before."""
-    judge = tiny.make_reward_model(tmp_path / "judge")
-    tokenizer = AutoTokenizer.from_pretrained(judge)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ {'user': 1, 'assistant': 2}[m.role] + 1 }}{% endfor %}"
+    judge = tiny.make_reward_model(
+        tmp_path / "judge",
+        chat_template=("{% for m in messages %}{{ {'user': 1, 'assistant': 2}[m.role] + 1 }}{% endfor %}"),
     )
-    tokenizer.save_pretrained(judge)
     texts = [("<user>hello<assistant>", "hi"), ("<user>hello<assistant>", "hi<tool>42<assistant>bye")]
     turns = [json.dumps(TURNS[:1]), json.dumps(TURNS)]
     rows = responses(models, texts, [json.dumps(MESSAGES)] * 2, turns)

@@ -8,13 +8,7 @@ import torch
 from pipeline.config.algorithm import KLEstimator
 from stages.ppo.experience import Experience
 from stages.ppo.targets import token_rewards
-from tests.support.learning import (
-    difference,
-    experience,
-    metrics_of,
-    updated,
-    weights,
-)
+from tests.support.learning import difference, experience, metrics_of, updated, weights
 
 GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=2")
 

@@ -19,7 +19,7 @@ from stages.attempts.execution import commit_state
 from stages.context import Context
 from stages.models.numerics import set_up_torch
 from tests.support import tiny
-from tests.support.damage import flip_bit
+from tests.support.damage import cut, flip_bit
 from tests.support.processes import (
     in_process_of_its_own,
     make_run,
@@ -114,7 +114,8 @@ def test_many_tasks_in_one_process_write_the_same_bytes_as_each_in_its_own(model
 def test_of_two_attempts_at_one_task_one_commits_and_both_succeed(copy):
     for task in (("rollout", 1, 0), ("update", 1, 0)):
         expected = digests(copy, *task)
-        uncommit(copy, *task)
+        for old in copy.paths.root.glob(f"iterations/00001/{task[0]}/shard-00000.*"):
+            old.unlink()
         logs = [copy.paths.root / f"racer-{i}.log" for i in range(2)]
         racers = [start_stage(stage_arguments(copy, *task), log) for log in logs]
         for racer in racers:
@@ -122,18 +123,7 @@ def test_of_two_attempts_at_one_task_one_commits_and_both_succeed(copy):
             assert racer.exitcode == 0
         assert sum(": committed: " in log.read_text() for log in logs) == 1
         assert digests(copy, *task) == expected
-
-
-def test_files_of_an_attempt_that_lost_are_removed(copy):
-    task = ("rollout", 1, 0)
-    folder = copy.paths.task(Task(1, Stage.ROLLOUT, 0)).folder
-    uncommit(copy, *task)
-    for old in folder.glob("shard-00000.*"):
-        old.unlink()
-    racers = [start_stage(stage_arguments(copy, *task), copy.paths.root / f"r{i}.log") for i in range(2)]
-    for racer in racers:
-        racer.join(timeout=60)
-    assert len(list(folder.glob("shard-00000.*.arrow"))) == 1
+    (_,) = copy.paths.root.glob("iterations/00001/rollout/shard-00000.*.arrow")  # the loser's is removed
 
 
 def test_input_that_is_not_committed_is_named(copy):
@@ -146,36 +136,38 @@ def test_input_that_is_not_committed_is_named(copy):
     assert "Traceback" not in log
 
 
-def test_input_that_is_corrupt_is_named(copy):
-    (shard,) = copy.paths.task(Task(1, Stage.ROLLOUT, 1)).folder.glob("shard-00001.*.arrow")
-    flip_bit(shard)
-    uncommit(copy, "update", 1, 0)
-    code, log, why = failed(copy, "update", 1)
-    assert code == 4
-    assert (why["kind"], why["suspect"]) == ("inputs", "1/rollout/1")
-    assert "xxh3_128" in why["message"]
-    assert "Traceback" not in log
-    assert read_record(copy.paths, Task(1, Stage.UPDATE)) is None
-
-
-def test_input_that_is_gone_or_cut_is_named(copy):
-    (shard,) = copy.paths.task(Task(1, Stage.REWARD, 0)).folder.glob("shard-00000.*.arrow")
-    shard.write_bytes(shard.read_bytes()[:-8])
-    uncommit(copy, "update", 1, 0)
-    assert failed(copy, "update", 1)[2]["suspect"] == "1/reward/0"
-    shard.unlink()
-    code, _, why = failed(copy, "update", 1)
-    assert (code, why["suspect"]) == (4, "1/reward/0")
-
-
-def test_a_damaged_policy_is_never_rolled_out(copy):
-    (weights,) = copy.paths.policies.glob("00001.*/model.safetensors")
-    data = bytearray(weights.read_bytes())
+def flip_a_weight(path: Path) -> None:
+    """Of its last numbers: a header that is spoilt is no longer one."""
+    data = bytearray(path.read_bytes())
     data[-5] ^= 1
-    weights.write_bytes(data)
-    code, _, why = failed(copy, "rollout", 2, 0)
-    assert (code, why["suspect"]) == (4, "1/update/0")
-    assert "model.safetensors" in why["message"]
+    path.write_bytes(data)
+
+
+ROLLED_OUT = "iterations/00001/rollout/shard-00001"
+SCORED = "iterations/00001/reward/shard-00000.*.arrow"
+WEIGHTS = "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "damage", "task", "suspect", "said"),
+    [
+        (f"{ROLLED_OUT}.*.arrow", flip_bit, ("update", 1, 0), "1/rollout/1", "xxh3_128"),
+        (f"{ROLLED_OUT}.json", cut, ("reward", 1, 1), "1/rollout/1", "is corrupt"),
+        (SCORED, cut, ("update", 1, 0), "1/reward/0", "bytes instead of"),
+        (SCORED, Path.unlink, ("update", 1, 0), "1/reward/0", "is gone"),
+        (f"policy/00001.*/{WEIGHTS}", flip_a_weight, ("rollout", 2, 0), "1/update/0", WEIGHTS),
+    ],
+)
+def test_input_that_is_corrupt_is_named_and_nothing_is_committed(copy, pattern, damage, task, suspect, said):
+    (path,) = copy.paths.root.glob(pattern)
+    damage(path)
+    record = copy.paths.task(Task(task[1], Stage(task[0]), task[2])).record
+    record.unlink(missing_ok=True)
+    code, log, why = failed(copy, *task)
+    assert (code, why["kind"], why["suspect"]) == (4, "inputs", suspect)
+    assert said in why["message"]
+    assert "Traceback" not in log
+    assert not record.exists()
 
 
 def test_scores_of_responses_that_were_since_computed_anew_are_stale(models, copy, tmp_path):
@@ -195,13 +187,6 @@ def test_scores_of_responses_that_were_since_computed_anew_are_stale(models, cop
     assert (code, why["kind"]) == (4, "inputs")
     assert why["suspect"] == "1/reward/0"
     assert "is stale" in why["message"]
-
-
-def test_a_record_that_cannot_be_read_is_corrupt(copy):
-    copy.paths.task(Task(1, Stage.ROLLOUT, 0)).record.write_text("{")
-    uncommit(copy, "reward", 1, 0)
-    code, _, why = failed(copy, "reward", 1, 0)
-    assert (code, why["suspect"]) == (4, "1/rollout/0")
 
 
 def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path):
@@ -250,6 +235,7 @@ def make_tensors_like_a_task() -> None:
     set_up_torch(num_threads=2, seed=0)
     assert torch.get_num_threads() == 2
     assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     before = torch.zeros(1 << 10)
     del before  # its memory is what comes next
     assert not any(bool(torch.empty(1 << 10).isnan().all()) for _ in range(3))

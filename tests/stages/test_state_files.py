@@ -21,7 +21,7 @@ from stages.ppo.state.saved_state import SavedState, files_of, write_slices
 from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice, share_of
 from stages.ppo.state.sums import contradiction
 from stages.ppo.state.tensor_files import Described, TensorFile, read_part
-from stages.ppo.state.writer import Part, free_device
+from stages.ppo.state.writer import StatePart, free_device
 from tests.support import tiny
 
 KINDS = (*MOMENTS, WEIGHT)
@@ -187,7 +187,7 @@ def test_sums_tell_another_state_from_the_same_added_up_otherwise():
 def test_what_lies_in_the_hosts_memory_already_needs_no_room_there(place, needed):
     """The optimizer's part does with update.offload_optimizer, but not what another device has."""
     parts = {kind: torch.empty(3, device=place) for kind in KINDS}
-    assert Part("policy", [Slice("a", 0, parts)], MOMENTS).nbytes == needed
+    assert StatePart("policy", [Slice("a", 0, parts)], MOMENTS).nbytes == needed
 
 
 def test_a_rank_without_room_for_a_copy_gathers_for_the_others_to_the_end():

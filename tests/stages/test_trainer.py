@@ -30,7 +30,7 @@ from stages.context import NumericalError, UserError
 from stages.models.loading import DTYPES, load_causal_lm
 from stages.ppo.critics import load_critic
 from stages.ppo.math.rates import learning_rate
-from stages.ppo.trainer import Step, Trainer
+from stages.ppo.trainer import StepOutcome, Trainer
 from stages.ranks import start_distributed
 from tests.support import ROOT, tiny
 from tests.support.processes import in_process_of_its_own
@@ -87,7 +87,7 @@ def skip(trainer: Trainer, spoil: float) -> dict:
     }
 
 
-def skip_at_lowest_scale(trainer: Trainer) -> Step:
+def skip_at_lowest_scale(trainer: Trainer) -> StepOutcome:
     scaler = trainer._scaler_state()
     trainer._set_scaler_state({"cur_scale": 1.0})
     accumulate_spoiled(trainer, 9, math.nan)

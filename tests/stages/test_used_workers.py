@@ -11,7 +11,7 @@ from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, load_run
 from tests.support import processes
 from tests.support.processes import make_run, stage
-from tests.support.staying import memory_of_updates, scored_run
+from tests.support.updates import memory_of_updates, scored_run
 from tests.support.used import commit_policy, done_by_each, done_by_one, outputs, task_of
 
 TRIAL = pytest.mark.trial(1 / 2)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import random
 
 import pyarrow as pa
 import pytest
@@ -11,11 +10,10 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from pipeline.config.compose import compose
 from pipeline.config.model_rules import model_problems
-from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, FinishReason, conform
+from pipeline.run.schemas import GREEDY_SAMPLE, FinishReason
 from pipeline.run.tasks import PREPARE
 from stages.context import Context
 from stages.engines.base import BadAnswer
-from stages.evaluation.numbers import Sampled, evaluation_numbers
 from stages.generation.episodes import Episode
 from stages.generation.responding import check_known
 from stages.models.hidden import hide_unknown_ids
@@ -23,33 +21,17 @@ from stages.models.loading import load_causal_lm
 from stages.ppo.batching import Row, collate
 from stages.ppo.experience import build_experience
 from stages.ppo.forward import policy_outputs
-from stages.ppo.targets import Scores, estimate
+from stages.ppo.targets import TargetScores, estimate
 from stages.rewards.components import component_scores
+from stages.tasks.evaluate import Sampled, evaluation_numbers
 from stages.tasks.reward import num_left_out, reward_table
-from tests.support import crossed, tiny
-from tests.support.forty_tokenizers import CASES, KINDS, VARIANTS
+from tests.support import tiny
 from tests.support.processes import make_run
+from tests.support.rollouts import reward_table as reward_table_of
+from tests.support.rollouts import rollout_table
 from tests.support.scoring import TEXTS, context, responses
 
-_DRAW = random.Random(30)
-SAMPLE = [f"{kind}-{_DRAW.randrange(len(VARIANTS))}" for kind in _DRAW.sample(KINDS, 2)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("case", SAMPLE)
-def test_everyone_who_reads_a_rollout_reads_what_was_written(case, tmp_path):
-    """All forty tokenizers are checked by ``python -m tests.support.crossed``."""
-    variant = CASES[case][1]
-    kinds = (False, True) if variant.template else (False,)
-    for made in crossed.rolled_out(tmp_path, case, "transformers", kinds):
-        crossed.check(made, variant)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ids that no token has
@@ -138,21 +120,9 @@ def test_a_response_that_a_reward_model_cannot_take_has_no_score(models, tmp_pat
 
 def scored(rewards: list[float | None], samples: list[int], prompt_id: str = "p") -> tuple:
     """Responses to one prompt, and their reward table."""
-    names = {"prompt_id": [prompt_id] * len(rewards), "sample_index": samples}
-    columns = {
-        "prompt_tokens": [[5, 6]] * len(rewards),
-        "response_tokens": [[7, 8]] * len(rewards),
-        "response_mask": [[True, True]] * len(rewards),
-        "rollout_logprobs": [[-1.0, -1.0]] * len(rewards),
-        "finish_reason": ["stop"] * len(rewards),
-        "num_turns": [1] * len(rewards),
-        "prompt_text": ["q"] * len(rewards),
-        "prompt_messages": [None] * len(rewards),
-        "response_text": ["a"] * len(rewards),
-        "response_messages": [None] * len(rewards),
-    }
-    rollout = conform(names | columns, ROLLOUT)
-    return rollout, conform(names | {"reward": rewards, "reference_logprobs": [None] * len(rewards)}, REWARD)
+    count = len(rewards)
+    rollout = rollout_table([[7, 8]] * count, prompt_id=[prompt_id] * count, sample_index=samples)
+    return rollout, reward_table_of(rollout, rewards)
 
 
 def test_the_update_leaves_it_out_and_compares_no_other_with_it():
@@ -175,7 +145,7 @@ def test_the_last_of_a_group_has_nothing_to_be_compared_with(models, tmp_path, e
     found = build_experience(rollout, rewards, [0] * 4)
     rewarded = torch.zeros(3, 2)
     rewarded[:, 1] = found.outcome.scores
-    scores = Scores(found.outcome.scores, None)
+    scores = TargetScores(found.outcome.scores, None)
     advantages, _ = estimate(config, found, rewarded, scores, None)
     assert advantages[0].tolist() == [0.0, 0.0]
     assert advantages[1, 0] > 0 > advantages[2, 0]

@@ -1,47 +1,21 @@
 """One process does task after task: the same bytes as processes of their own, and no more memory."""
 
 import importlib
-import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from pipeline.run.commits import read_record
-from pipeline.run.directory import load_run
 from pipeline.run.failures import FailureKind
-from pipeline.run.plan import state_of
-from pipeline.run.tasks import PREPARE
 from stages.attempts.runner import AttemptEnd
+from stages.process import imported
 from stages.process.imported import imported_files, is_changed
 from stages.workers.loop import is_spoilt
-from tests.support import ROOT, processes
+from tests.support import processes
+from tests.support.tables import LONG
+from tests.support.used import done_by_one
 
 
-def done_by_one_worker(run_dir: Path, too_early: int = 0) -> list[dict]:
-    """What it says of each attempt."""
-    command = [sys.executable, "-m", "tests.support.light_worker", str(run_dir), str(too_early)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def test_one_worker_that_has_failed_before_ends_in_the_bytes_of_fresh_processes(
-    inputs, complete_run, tmp_path
-):
-    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
-    run = processes.make_run(inputs, tmp_path / "run", *heldout)
-    attempts = done_by_one_worker(run.paths.root, too_early=2)
-    assert [one["code"] for one in attempts] == [4, 4] + [0] * (len(attempts) - 2)
-    assert len({one["pid"] for one in attempts}) == 1
-    complete = load_run(complete_run)
-    tasks = [PREPARE, *(task for iteration in (1, 2) for task in run.plan.tasks(iteration))]
-    for task in (*tasks, state_of(1), state_of(2)):
-        mine, other = (read_record(one.paths, task) for one in (run, complete))
-        assert mine.fingerprint == other.fingerprint, task
-
-
+@LONG
 def test_two_hundred_iterations_in_one_worker_take_no_more_memory(inputs, tmp_path):
     few = (
         "iterations=200",
@@ -50,8 +24,9 @@ def test_two_hundred_iterations_in_one_worker_take_no_more_memory(inputs, tmp_pa
         "rollout.max_new_tokens=2",
     )
     run = processes.make_run(inputs, tmp_path / "run", *few)
-    attempts = done_by_one_worker(run.paths.root)
-    sizes = [one["bytes"] for one in attempts if "/update/" in one["task"]]
+    tasks = [f"{task.stage} {task.iteration}" for k in range(1, 201) for task in run.plan.tasks(k)]
+    said = done_by_one(run.paths.root, ["prepare 0", *tasks])["bytes"]
+    sizes = [size for size, task in zip(said[1:], tasks, strict=True) if task.startswith("update")]
     assert len(sizes) == 200
     assert max(sizes) <= 1.05 * sizes[4]
 
@@ -84,3 +59,22 @@ def test_code_of_the_user_that_has_changed_is_seen(tmp_path, monkeypatch):
     assert is_changed(files)
     own.unlink()
     assert is_changed(files)
+
+
+def test_a_forked_worker_sees_changes_of_what_it_has_imported_itself_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(imported, "_newest", None)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [f"{which}_rule_of_test_worker" for which in ("inherited", "early", "late")]
+    files = [tmp_path / f"{name}.py" for name in names]
+    for file in files:
+        file.write_text("def score(): return 1\n")
+    importlib.import_module(names[0])
+    imported.note_inherited()
+    own = imported.OwnCode()
+    for name in names[1:]:
+        importlib.import_module(name)
+        own.note()
+    files[0].write_text("def score(): return 10\n")
+    assert not own.has_changed(), "a new process would be forked from what has the old code, too"
+    files[1].write_text("def score(): return 10\n")
+    assert own.has_changed()

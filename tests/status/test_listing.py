@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.evaluate import EvaluateConfig
 from pipeline.run import journal
+from pipeline.run.benchmarks import leave_out
 from pipeline.run.control import Control, write_control
 from pipeline.run.directory import Run
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.identity import Parent
 from pipeline.run.lease import hold
-from pipeline.status.listing import Entry, find_places, last_row, read_entries
+from pipeline.run.tasks import Stage, Task
+from pipeline.status.listing import Entry, find_places, last_row, read_entries, setting
 from pipeline.status.listing_text import describe
 from slurm.errors import UserError
 from tests.support import ROOT
@@ -84,6 +88,16 @@ def test_each_cluster_is_asked_for_the_runs_whose_settings_name_it(tmp_path):
     states = [entry.state for entry in entries(tmp_path, asked.pop).values()]
     assert states == ["stopped", "running"]
     assert not asked, "once each"
+
+
+def test_a_setting_is_found_at_its_place_alone():
+    config = "kind: none\nscheduler:\n  check_minutes: 5\n  options:\n    clusters: 'a,b'\n  kind: slurm\n"
+    config += "evaluate:\n  command:\n  - kind\n  best: null\n"
+    assert [
+        setting(config, *keys) for keys in (("scheduler", "kind"), ("scheduler", "options", "clusters"))
+    ] == ["slurm", "'a,b'"]
+    assert setting(config, "evaluate", "command") == "- kind"
+    assert setting(config, "evaluate", "clusters") == setting(config, "iterations", "kind") == ""
 
 
 def test_what_a_line_says(tmp_path):
@@ -228,3 +242,53 @@ def test_json_has_stable_keys(tmp_path, slurm_ppo):
     keys = "run state name iteration iterations reward best best_metric gpu_hours age idle bytes sweep note"
     assert list(found["runs"][0]) == keys.split()
     assert found["runs"][0]["idle"] < time.time()
+
+
+# --- odd folders, and by which number policies are the best ---
+
+MEASURED = EvaluateConfig(command=("measure", "{policy}", "{output}"), command_every=10)
+
+
+def leave_policy_out(run: Run, iteration: int) -> None:
+    """As the driver does where the program has failed too often: a commit without numbers."""
+    failure = Failure(Task(iteration, Stage.BENCHMARK), 1, FailureKind.CONFIG, "no numbers", "log")
+    leave_out(run.paths, failure, [], {})
+
+
+def test_a_run_is_complete_when_the_last_policy_was_measured_or_left_out(tmp_path):
+    run = with_rows(make_run(tmp_path / "run", evaluate=MEASURED), *range(1, 21))
+    for iteration in (0, 10):
+        leave_policy_out(run, iteration)
+    assert entries(tmp_path)["run"].state == "incomplete"
+    leave_policy_out(run, 20)
+    assert entries(tmp_path)["run"].state == "complete"
+
+
+def test_a_link_to_itself_is_no_run_and_hides_none(tmp_path):
+    make_run(tmp_path / "run")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("nowhere")
+    assert list(entries(tmp_path)) == ["run"]
+
+
+def test_of_a_manifest_in_which_a_letter_has_flipped_the_runs_that_are_there_are_listed(tmp_path):
+    make_sweep(tmp_path / "lr", ["1e-6"], 2)
+    manifest = tmp_path / "lr/sweep.json"
+    manifest.write_text(manifest.read_text().replace('-seed_1"', '-seed_3"', 1))
+    found = {name: entry.state for name, entry in entries(tmp_path / "lr").items()}
+    assert found == {"learning_rate_1e-6-seed_0": "complete", "learning_rate_1e-6-seed_1": "incomplete"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "title"),
+    [([None, None], "held-out"), (["eval/loss", "eval/loss"], "eval/loss"), ([None, "eval/loss"], "best")],
+)
+def test_the_column_of_best_values_says_what_they_are_of(tmp_path, metrics, title):
+    for number, metric in enumerate(metrics):
+        best = {"iteration": 9, "reward": 0.5, "policy": "policy/00009.1-a"}
+        best |= {"metric": metric} if metric else {}
+        make_run(tmp_path / f"run{number}").paths.best.write_text(json.dumps(best))
+    found = list(entries(tmp_path).values())
+    assert [(entry.best, entry.best_metric) for entry in found] == [(0.5, metric) for metric in metrics]
+    titles = describe(found, tmp_path).splitlines()[0].split()
+    assert titles[titles.index("reward") + 1] == title

@@ -4,7 +4,6 @@ import io
 import shutil
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,18 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage, Task
 from pipeline.status import logs
-from pipeline.status.failure import describe_failure, render_block, state_in_words, where
-from pipeline.status.log_files import Choice, Log, Reader, find_logs, parse_choice
-from pipeline.status.logs import Follower, describe_failed
+from pipeline.status.log_files import Log, LogChoice, Reader, find_logs, parse_choice
+from pipeline.status.logs import (
+    Follower,
+    describe_failed,
+    describe_failure,
+    render_block,
+    state_in_words,
+    where,
+)
 from slurm.query import Element
 from slurm.states import SlurmState
+from tests.support.jobs import element
 
 PLAN = Plan(iterations=2, num_shards=4, evaluate_every=0)
 
@@ -51,7 +57,7 @@ def names(found: list[Log]) -> list[str]:
 
 
 def test_logs_have_short_names(paths):
-    assert names(find_logs(paths, Choice())) == [
+    assert names(find_logs(paths, LogChoice())) == [
         *("guard", "passes", "prepare", "driver@1", "rollout@1 0"),
         *("rollout@2 0", "rollout@2 3", "rollout@2 3 #2"),
     ]
@@ -79,11 +85,11 @@ def test_what_slurm_printed_of_jobs_is_a_log(paths):
     assert names(find_logs(paths, parse_choice("slurm", PLAN))) == []
     paths.slurm_log.write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n")
     assert names(find_logs(paths, parse_choice("slurm", PLAN))) == ["slurm"]
-    assert names(find_logs(paths, Choice("driver"))) == ["guard", "passes", "driver@1"]
+    assert names(find_logs(paths, LogChoice("driver"))) == ["guard", "passes", "driver@1"]
 
 
 def test_older_iterations_are_left_out_when_following(paths):
-    assert names(find_logs(paths, Choice("driver"), since=2)) == ["guard", "passes"]
+    assert names(find_logs(paths, LogChoice("driver"), since=2)) == ["guard", "passes"]
 
 
 @pytest.mark.parametrize(
@@ -109,16 +115,14 @@ def failed(task: str, attempt: int, seconds: float, **more: object) -> dict[str,
     } | more
 
 
-def test_failed_attempts_come_newest_first_with_the_end_of_their_logs(paths, monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
+def test_failed_attempts_come_newest_first_with_the_end_of_their_logs(paths, utc):
     events = [
         failed("2/rollout/3", 1, 0.0, job="36_3", node="gpu07"),
         {"event": "submitted", "time": 1.0},
         failed("1/reward/0", 1, 60.0, kind="lost", message="its node failed (NODE_FAIL)"),
     ]
     assert (
-        "\n".join(describe_failed(paths, events, Choice(), 20))
+        "\n".join(describe_failed(paths, events, LogChoice(), 20))
         == f"""\
 ==> 1970-01-01 00:01:00 iteration 1 reward shard 0, attempt 1 (lost): its node failed (NODE_FAIL)
 it left no log: {paths.root}/logs/00001-reward/attempt-1/shard-00000.log
@@ -129,19 +133,19 @@ job 36_3 on node gpu07
   | of 00002-rollout/attempt-1/shard-00003.log
 """
     )
-    assert list(describe_failed(paths, events, Choice("update"), 20)) == ["no failed attempt of update"]
-    assert list(describe_failed(paths, [], Choice(), 20)) == ["no attempt has failed"]
+    assert list(describe_failed(paths, events, LogChoice("update"), 20)) == ["no failed attempt of update"]
+    assert list(describe_failed(paths, [], LogChoice(), 20)) == ["no attempt has failed"]
 
 
 def test_of_many_failures_some_are_shown(paths):
     events = [failed("2/rollout/3", number, 0.0) for number in range(1, 15)]
-    text = list(describe_failed(paths, events, Choice(), 0))
+    text = list(describe_failed(paths, events, LogChoice(), 0))
     assert sum(line.startswith("==>") for line in text) == 10
     assert text[-1] == f"and 4 earlier; all are in {paths.events}"
 
 
 def ending(state: SlurmState, exit_code: int = 0, signal: int = 0) -> Element:
-    return Element("34", 1, "n", state, "", "gpu07", "p", 0.0, 0.0, 0.0, exit_code, signal, 0, None)
+    return element(1, state, array_id="34", exit_code=exit_code, signal=signal)
 
 
 @pytest.mark.parametrize(
@@ -219,12 +223,11 @@ def test_a_line_without_end_is_not_kept_for_ever(tmp_path):
 
 
 @pytest.fixture
-def running(complete_run, tmp_path):
+def running(copied_run):
     """A run of which the last update is not committed."""
-    copy = Path(shutil.copytree(complete_run, tmp_path / "run", symlinks=True))
-    (copy / "iterations/00002/update/shard-00000.json").unlink()
-    (copy / "iterations/00002/evaluate/shard-00000.json").unlink()
-    return load_run(copy)
+    (copied_run / "iterations/00002/update/shard-00000.json").unlink()
+    (copied_run / "iterations/00002/evaluate/shard-00000.json").unlink()
+    return load_run(copied_run)
 
 
 def test_following_shows_new_lines_of_new_logs_until_nobody_is_at_work(running, monkeypatch):
@@ -232,7 +235,7 @@ def test_following_shows_new_lines_of_new_logs_until_nobody_is_at_work(running, 
     out = io.StringIO()
     log = running.paths.task(Task(2, Stage.UPDATE)).log(7)
     with hold(running.paths.locks):
-        thread = threading.Thread(target=Follower(running, Choice(), out).follow, args=(1,))
+        thread = threading.Thread(target=Follower(running, LogChoice(), out).follow, args=(1,))
         thread.start()
         log.parent.mkdir(parents=True)
         log.write_text("loss 1\nloss")
@@ -253,7 +256,7 @@ def test_following_shows_new_lines_of_new_logs_until_nobody_is_at_work(running, 
 
 def test_following_a_complete_run_ends_at_once(complete_run):
     out = io.StringIO()
-    Follower(load_run(complete_run), Choice("reward"), out).follow(1)
+    Follower(load_run(complete_run), LogChoice("reward"), out).follow(1)
     assert out.getvalue().splitlines()[-1] == "the run is complete"
 
 

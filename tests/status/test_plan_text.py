@@ -1,18 +1,24 @@
 """A plan on a screen, however long the run is."""
 
 import json
+import os
 import re
+import subprocess
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.noop import make_record
 from pipeline.config.scheduler import LocalConfig
 from pipeline.run.directory import Run
+from pipeline.run.lease import hold
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.plan import describe_plan, every_task
+from pipeline.status.snapshot import StatusReader
+from pipeline.workers.beats import Doing, process_space
 from tests.support import reportrun
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck
+from tests.support.beats import beat, write_beats
+from tests.support.toyworld import Luck, make_world
 
 
 def make_run(root, shards: int, scheduler=None) -> Run:
@@ -45,6 +51,23 @@ def test_a_plan_says_on_a_screen_what_is_done_at_hand_and_due(tmp_path):
     ]
 
 
+def test_what_workers_of_this_machine_do_is_not_due_while_their_driver_and_they_live(tmp_path):
+    run = make_run(tmp_path / "run", 4)
+    doing = [beat(f"local-1-{shard}r0", task=f"8/rollout/{shard}") for shard in range(3)]
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = {"host": os.uname().nodename, "process_space": process_space()}
+    dead = beat("local-1-3r0", task="8/rollout/3", pid=ended.pid, **here)
+    write_beats(run.paths, *doing[:2], replace(doing[2], doing=Doing.STARTING), dead)
+    with hold(run.paths.locks):
+        lines = list(describe_plan(run))
+        assert "  iteration 8 rollout: 0 of 4 committed, 3 being done" in lines
+        assert "  iteration 8 rollout shard 3: not committed" in lines
+        rollouts = next(lane.progress for lane in StatusReader(run).read().lanes)
+        assert (rollouts.running, rollouts.waiting, rollouts.failed) == (2, 1, 0)
+    assert "  iteration 8 rollout shard 0 to 3: not committed" in list(describe_plan(run))
+
+
 def test_on_slurm_where_the_queue_is_not_known_that_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     run = make_run(tmp_path / "run", 4, reportrun.SLURM)
@@ -66,7 +89,7 @@ def test_what_does_not_stand_is_to_be_made_again_and_of_many_some_are_named(tmp_
 
 
 def test_what_is_in_the_queue_is_not_due(tmp_path, monkeypatch, clock):
-    world = make_worker_world(tmp_path / "run", monkeypatch, 0, Luck())
+    world = make_world(tmp_path / "run", monkeypatch, 0, Luck())
     world.submit()
     lines = list(describe_plan(world.run))
     assert "  prepare: 0 of 1 committed, 1 in the queue" in lines

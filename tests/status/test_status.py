@@ -7,64 +7,31 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.update import UpdateConfig
-from pipeline.executors.slurm.queue import Queue
+from pipeline.executors.slurm.queue import RunQueue
 from pipeline.run.commits import Record
 from pipeline.run.control import ByHand, Control
-from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import Stage, Task
-from pipeline.status.journal_end import how_it_stopped, machine_state
-from pipeline.status.lanes import StageProgress, TaskState, lanes_of
-from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match, state_of
+from pipeline.status.journal_end import how_it_stopped, machine_state, slurm_state
+from pipeline.status.lanes import Lane, StageProgress, TaskState, lanes_of
+from pipeline.status.slurm import DriverJob, SlurmStatus, drivers_of, match
 from pipeline.status.snapshot import finish_of, read_status
 from pipeline.status.state import Status
-from pipeline.status.text import describe, describe_slurm, job_details
+from pipeline.status.text import describe, describe_lanes, job_details, said, to_json
 from pipeline.status.trainer_state import Missing, Writer, in_words, missing_state
 from slurm.query import Element
 from slurm.states import SlurmState
 from tests.support.committed import commit
+from tests.support.jobs import element as some_element
+from tests.support.jobs import submission
 from tests.support.reportrun import make_run
 
 NOW = 1000.0
 
 
-def submission(job_kind: str = "rollout", number: int = 1, job: str = "36", **more: object) -> Submission:
-    given = Submission(
-        name=f"run.abc.2.{job_kind}.{number}.0",
-        iteration=2,
-        job_kind=job_kind,
-        number=number,
-        chunk=0,
-        chunk_size=1000,
-        invocation=1,
-        created=900.0,
-        module="stages",
-        arguments=(),
-        elements={"0": (), "1": (), "2": (), "3": ()},
-        max_restarts=20,
-        state=State(job),
-    )
-    return replace(given, **more)
-
-
 def element(index: int, state: SlurmState, job: str = "36", **more: object) -> Element:
-    is_running = state is SlurmState.RUNNING
-    given = Element(
-        array_id=job,
-        index=index,
-        name="slurm-ppo.run.rollout.iter2.abc.1.0",
-        state=state,
-        reason="None" if is_running else "Priority",
-        node="gpu07" if is_running else "",
-        partition="gpu",
-        submitted=900.0,
-        started=970.0 if is_running else None,
-        ended=None,
-        exit_code=None,
-        signal=None,
-        restarts=0,
-        time_limit=3600.0,
-    )
-    return replace(given, **more)
+    started = 970.0 if state is SlurmState.RUNNING else None
+    given = {"reason": "Priority", "submitted": 900.0, "started": started, "restarts": 0}
+    return some_element(index, state, array_id=job, **given | more)
 
 
 def record(shard: int, attempt: str = "1-36_0r0", started: float = 940.0, ended: float = 960.0) -> Record:
@@ -119,20 +86,17 @@ def test_the_reason_is_that_of_those_in_front(reasons, shown):
 
 
 def test_of_two_elements_of_a_task_the_live_one_counts():
-    old, new = submission(), submission(number=2, job="40")
-    queue = Queue(
-        [
-            element(0, SlurmState.RUNNING, "40", name=new.name),
-            element(0, SlurmState.FAILED, submitted=2000.0),
-        ]
+    old, new = submission(iteration=2, job="36"), submission(iteration=2, number=2, job="40")
+    queue = RunQueue(
+        [element(0, SlurmState.RUNNING, "40", name=new.name), element(0, SlurmState.FAILED, submitted=2000.0)]
     )
     assert match([old, new], queue)[Task(2, Stage.ROLLOUT, 0)].array_id == "40"
 
 
 def test_driver_jobs_are_told_apart_from_stages():
-    driver = submission("driver", job="46", elements={"0": ()})
-    queue = Queue([element(0, SlurmState.PENDING, "46", name=driver.name, reason="Dependency")])
-    assert list(drivers_of([driver, submission()], queue)) == [
+    driver = submission("driver", 2, job="46", elements={"0": ()})
+    queue = RunQueue([element(0, SlurmState.PENDING, "46", name=driver.name, reason="Dependency")])
+    assert list(drivers_of([driver, submission(iteration=2, job="36")], queue)) == [
         DriverJob("46", False, "waiting for the jobs it depends on", is_timed=False)
     ]
 
@@ -158,12 +122,8 @@ def test_stages_come_in_the_order_of_the_plan():
     ],
 )
 def test_the_state_of_a_run(is_complete, control, unanswered, live, expected):
-    queue = Queue([element(index, SlurmState.PENDING) for index in range(live)], unanswered)
-    assert state_of(is_complete, control, queue) == expected
-
-
-def test_a_run_whose_queue_was_not_read_yet_is_unknown():
-    assert state_of(False, Control(), None) == "unknown"
+    queue = RunQueue([element(index, SlurmState.PENDING) for index in range(live)], unanswered)
+    assert slurm_state(is_complete, control, queue.has_jobs) == expected
 
 
 def test_the_end_is_expected_by_the_last_rows_pace():
@@ -194,66 +154,54 @@ STAGES = (
         ("gpu07", "gpu08"),
     ),
     StageProgress(
-        2,
-        Stage.REWARD,
-        16,
-        0,
-        0,
-        16,
-        0,
-        "waiting for the jobs it depends on",
-        None,
-        None,
-        16,
-        0,
-        ("37",),
-        (),
+        2, Stage.REWARD, 16, 0, 0, 16, 0, "waiting for the jobs it depends on", None, None, 16, 0, ("37",), ()
     ),
     StageProgress(2, Stage.UPDATE, 1, 0, 0, 0, 0, None, None, None, 0, 0, (), ()),
 )
 DRIVERS = (DriverJob("46", False, "x", is_timed=False), DriverJob("61", True, None))
 RUNNING = SlurmStatus(None, 5, 20, STAGES, DRIVERS, None)
 
-TABLE = """\
+TEXT = """\
+/runs/a b: running, 1/3 iterations
 in the queue: 5 running, 20 waiting
 estimated finish: known once an iteration is done
+driver jobs: 46 when jobs end, 61 at work
 
-iter stage        done  running  waiting  failed       waited          ran again
-   2 rollout      9/16        4        2       1    1 h 6 min      1 d 1 h     4
+iter  stage    done  running  waiting  failed     waited      ran  again
+   2  rollout  9/16        4        2       1  1 h 6 min  1 d 1 h      4
       job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 4 of
       them again
-   2 reward       0/16        -       16       -            -            -     -
+   2  reward   0/16        -       16       -          -        -      -
       job 37; waiting for the jobs it depends on
-   2 update        0/1        -        -       -            -            -     -
+   2  update    0/1        -        -       -          -        -      -
 
-driver jobs: 46 when jobs end, 61 at work"""
-
-
-def test_the_table_fits_80_columns():
-    lines = describe_slurm(RUNNING, "running")
-    assert "\n".join(lines) == TABLE
-    assert max(map(len, lines)) <= 80
+last failure: 1970-01-01 00:00:00 iteration 2 reward shard 3, attempt 3 (job 37_3 on gpu9): boom
+next: slurm-ppo logs '/runs/a b' --follow"""
 
 
-def test_an_estimate_names_day_and_time_left():
-    (line,) = (
-        line for line in describe_slurm(replace(RUNNING, finish=4e9), "running") if "estimated" in line
-    )
-    assert re.fullmatch(r"estimated finish: 2096-10-0\d \d\d:\d\d, in \d+ d \d+ h", line)
+def test_a_status_as_text_fits_80_columns(utc):
+    assert describe(status("running", RUNNING)) == TEXT
+    assert max(map(len, describe_lanes(status("running", RUNNING).lanes))) <= 80
 
 
-def test_a_run_that_is_late_says_so():
-    lines = describe_slurm(replace(RUNNING, finish=4e8), "running")
-    (line,) = (line for line in lines if "estimated" in line)
-    assert re.fullmatch(r"estimated finish: 1982-09-0\d \d\d:\d\d, \d+ d \d+ h ago: it is late", line)
+@pytest.mark.parametrize(
+    ("finish", "words"),
+    [
+        (4e9, r"estimated finish: 2096-10-0\d \d\d:\d\d, in \d+ d \d+ h"),
+        (-4e8, r"estimated finish: 1957-04-\d\d \d\d:\d\d, \d+ d \d+ h ago: it is late"),
+    ],
+)
+def test_an_estimate_names_day_and_time_left_or_says_that_it_is_late(finish, words):
+    (line,) = (one.text for one in said(status("running", RUNNING, finish=finish)) if one.about == "finish")
+    assert re.fullmatch(words, line)
 
 
 def test_a_run_that_nobody_advances_says_so():
-    lines = describe_slurm(replace(RUNNING, drivers=()), "running")
-    assert "no driver job is in the queue: what is queued will be done, and then nothing" in lines
+    text = describe(status("running", replace(RUNNING, drivers=())))
+    assert "no driver job is in the queue: what is queued will be done, and then" in text
 
 
-def status(state: str, slurm: SlurmStatus) -> Status:
+def status(state: str, slurm: SlurmStatus, **more: object) -> Status:
     failure = {
         "time": 0.0,
         "task": "2/reward/3",
@@ -271,6 +219,8 @@ def status(state: str, slurm: SlurmStatus) -> Status:
         evaluations=0,
         last_failure=failure,
         slurm=slurm,
+        lanes=tuple(Lane(stage, ()) for stage in STAGES),
+        **more,
     )
 
 
@@ -326,7 +276,8 @@ def test_held_shards_name_the_command_that_lets_them_start():
 
 
 def test_the_keys_of_json_are_an_interface():
-    found = status("running", RUNNING).to_json()
+    found = to_json(status("running", RUNNING))
+    assert found["said"][1] == {"about": "queue", "text": "in the queue: 5 running, 20 waiting"}
     assert list(found["slurm"]) == [
         "unanswered",
         "jobs_running",

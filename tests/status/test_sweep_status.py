@@ -11,8 +11,9 @@ from pipeline.run.lease import hold
 from pipeline.status.listing import Entry
 from pipeline.status.sweep import SweepStatus, describe_sweep, find_best, read_sweep_status
 from pipeline.sweep.manifest import locks_of, write_sweep
-from pipeline.sweep.measure import Measure
-from pipeline.watch.sweep import SeenSweep, SweepReading, sweep_changes, sweep_screen
+from pipeline.sweep.points import Measure
+from pipeline.watch.loop import Seen
+from pipeline.watch.sweep import SweepReading, sweep_changes, sweep_screen
 from tests.support.sweeps import make_sweep
 
 SWEEP = Path("/s")
@@ -130,14 +131,14 @@ def test_while_its_command_is_at_work_a_sweep_is_running_between_two_runs_too(ro
 
 def test_lines_say_what_changed_and_nothing_twice():
     before = status_of(entry("a", "running", reward=0.5), entry("b", "not begun"))
-    first = sweep_changes(None, before, 0.0)
+    first = sweep_changes(None, before)
     assert [line[9:] for line in first] == [
         f"{SWEEP}: running, a sweep of 2 runs: 1 running, 1 not begun",
         "a: running, 3/9 iterations, reward 0.500",
     ]
-    assert sweep_changes(before, before, 0.0) == []
+    assert sweep_changes(before, before) == []
     after = status_of(entry("a", reward=0.5), entry("b", "running", reward=0.75))
-    assert [line[9:] for line in sweep_changes(before, after, 0.0)] == [
+    assert [line[9:] for line in sweep_changes(before, after)] == [
         "a: complete, 3/9 iterations, reward 0.500",
         "b: running, 3/9 iterations, reward 0.750",
         "best so far: b, the best of 2 by mean reward of the newest iteration (0.750)",
@@ -147,7 +148,7 @@ def test_lines_say_what_changed_and_nothing_twice():
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 12), (120, 50)])
 def test_a_screen_is_filled_and_never_exceeded_and_all_runs_can_be_reached(width, height):
     runs = [entry(f"run-{i:02d}", "running", reward=i / 9) for i in range(30)]
-    seen = SeenSweep(status_of(*runs), 5.0)
+    seen = Seen(status_of(*runs))
     shown = set()
     for first in range(30):
         lines = [line.plain for line in sweep_screen(seen, first, width, height)]
@@ -155,7 +156,7 @@ def test_a_screen_is_filled_and_never_exceeded_and_all_runs_can_be_reached(width
         assert max(map(len, lines)) <= width
         shown |= {line.split()[0] for line in lines if line.startswith("run-")}
     assert len(shown) == 30
-    assert len(sweep_screen(SeenSweep(), 0, width, height)) == height
+    assert len(sweep_screen(Seen(), 0, width, height)) == height
 
 
 def test_what_cannot_be_read_for_now_is_said_and_what_was_seen_stays(root, monkeypatch):

@@ -5,22 +5,23 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.noop import make_record
-from pipeline.executors.slurm.queue import Queue, look_at_queue
+from pipeline.executors.slurm.queue import RunQueue, look_at_queue
 from pipeline.run.endings import Ending, Endings
 from pipeline.run.failures import FailureKind
-from pipeline.run.submissions import State, Submission
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.status.lanes import ShardState, lanes_of
+from pipeline.status.lanes import ShardState, lanes_of, local_task_states
 from pipeline.status.plan import look_ahead
+from pipeline.status.slurm import JobsShown, task_states, writer_of
 from pipeline.status.snapshot import StatusReader
-from pipeline.status.worker_tasks import Crew, task_states, writer_of
 from pipeline.workers.beats import Beat, Doing
 from slurm.query import Element
 from slurm.states import SlurmState
 from tests.support.beats import beat
+from tests.support.jobs import element as some_element
+from tests.support.jobs import submission
 from tests.support.scripted import imagined_run
-from tests.support.toyworkers import make_worker_world
-from tests.support.toyworld import Luck
+from tests.support.tables import LONG
+from tests.support.toyworld import Luck, make_world
 
 NOW = 1000.0
 PLAN = imagined_run(scheduler={}).plan
@@ -31,48 +32,30 @@ DONE = {task: replace(make_record(task), ended=800.0) for task in (PREPARE, Task
 
 def element(index: int, state: SlurmState = SlurmState.RUNNING, **more: object) -> Element:
     """Of an array that was submitted for the first iteration, unless ``name`` says otherwise."""
-    times: dict = dict.fromkeys(("submitted", "ended", "exit_code", "signal", "restarts", "time_limit"))
-    given = {"name": "slurm-ppo.r.rollout.iter1.id.1.0", "reason": "Resources", "started": 700.0} | more
-    return Element("47", index, state=state, node="gpu07", partition="gpu", **times | given)
+    return some_element(index, state, **{"array_id": "47", "reason": "Resources", "started": 700.0} | more)
 
 
-def submission(iteration: int, job_kind: str = "rollout", **more: object) -> Submission:
-    given = Submission(
-        name=f"slurm-ppo.r.{job_kind}.iter{iteration}.id.1.0",
-        iteration=iteration,
-        job_kind=job_kind,
-        number=1,
-        chunk=0,
-        chunk_size=1000,
-        invocation=1,
-        created=600.0,
-        module="stages.workers",
-        arguments=(),
-        elements={str(index): () for index in range(PLAN.num_shards)},
-        max_restarts=20,
-        state=State("47"),
-    )
-    return replace(given, **more)
+FIRST = submission(job="47", created=600.0)
 
 
 def busy(worker: str, task: str, number: int = 1) -> Beat:
     return beat(worker, doing=Doing.BUSY, task=task, attempt=f"{number}-{worker}.5")
 
 
-def lane(crew: Crew, records=DONE):
+def lane(crew: JobsShown, records=DONE):
     (found,) = lanes_of(task_states(PLAN, ROLLOUTS, crew, records, NOW), NOW)
     return found
 
 
 def test_a_lane_counts_what_workers_do_and_not_those_who_wait():
-    jobs = Queue([element(0), element(1), element(2), element(3)])
+    jobs = RunQueue([element(0), element(1), element(2), element(3)])
     beats = [
         busy("47_0r0", "2/rollout/2"),
         beat("47_1r0", doing=Doing.WAITING, task="2/rollout/1"),
         busy("47_2r0", "2/rollout/3", number=2),
         busy("46_0r0", "2/rollout/0"),  # its job has ended
     ]
-    found = lane(Crew([submission(1)], jobs, beats))
+    found = lane(JobsShown([FIRST], jobs, beats))
     idle, running = ShardState.IDLE, ShardState.RUNNING
     assert found.shards == (idle, idle, running, running), "a second claim alone says of no failure"
     progress = found.progress
@@ -83,7 +66,7 @@ def test_a_lane_counts_what_workers_do_and_not_those_who_wait():
 
 def test_a_worker_of_rollouts_that_measures_a_policy_is_in_the_lane_of_that():
     plan, first, second = replace(PLAN, evaluate_every=1), Task(0, Stage.EVALUATE), Task(1, Stage.EVALUATE)
-    crew = Crew([submission(1)], Queue([element(0), element(1)]), [busy("47_0r0", "1/evaluate/0")])
+    crew = JobsShown([FIRST], RunQueue([element(0), element(1)]), [busy("47_0r0", "1/evaluate/0")])
     records = DONE | {first: replace(make_record(first), ended=850.0)}
     (found,) = lanes_of(task_states(plan, [second], crew, records, NOW), NOW)
     assert found.shards == (ShardState.RUNNING,)
@@ -92,9 +75,10 @@ def test_a_worker_of_rollouts_that_measures_a_policy_is_in_the_lane_of_that():
 
 
 def test_a_job_that_starts_early_is_at_nothing_until_its_input_is_there():
-    early = {"name": "slurm-ppo.r.rollout.iter2.id.1.0", "reason": "BeginTime"}
-    jobs = Queue([element(0, **early), element(1, SlurmState.PENDING, **early)])
-    crew = Crew([submission(2, begins=900.0)], jobs, [beat("47_0r0", doing=Doing.STARTING)])
+    second = submission(iteration=2, job="47", created=600.0, begins=900.0)
+    early = {"name": second.name, "reason": "BeginTime"}
+    jobs = RunQueue([element(0, **early), element(1, SlurmState.PENDING, **early)])
+    crew = JobsShown([second], jobs, [beat("47_0r0", doing=Doing.STARTING)])
     before = lane(crew, {PREPARE: DONE[PREPARE]})
     assert before.shards[:2] == (ShardState.IDLE, ShardState.WAITING)
     assert (before.progress.queue_seconds, before.progress.run_seconds) == (None, None)
@@ -106,37 +90,33 @@ def test_a_job_that_starts_early_is_at_nothing_until_its_input_is_there():
 def test_a_task_whose_attempts_failed_is_shown_as_failed_until_somebody_takes_it():
     ending = Ending("1-47_1r0", "2/rollout/1", 1, 1, FailureKind.ERROR, message="boom")
     endings = Endings({ending.attempt: ending})
-    crew = Crew([submission(1)], Queue([element(0)]), [], endings)
+    crew = JobsShown([FIRST], RunQueue([element(0)]), [], endings)
     assert lane(crew).shards[1] is ShardState.FAILED
-    crew = Crew([submission(1)], Queue([element(0)]), [busy("47_0r0", "2/rollout/1", number=2)], endings)
+    crew = JobsShown([FIRST], RunQueue([element(0)]), [busy("47_0r0", "2/rollout/1", number=2)], endings)
     assert lane(crew).shards[1] is ShardState.AGAIN
     for kind in (None, FailureKind.CANCELLED):
         ours = Endings({ending.attempt: replace(ending, kind=kind)})
-        assert lane(Crew([submission(1)], Queue([element(0)]), [], ours)).shards[1] is ShardState.IDLE
+        assert lane(JobsShown([FIRST], RunQueue([element(0)]), [], ours)).shards[1] is ShardState.IDLE
 
 
 @pytest.mark.parametrize(
     ("at", "asked", "is_at_work"),
-    [
-        ("1-47_0r0.1", NOW, True),
-        ("2-47_0r0.9", NOW, False),
-        ("", NOW, False),
-        ("", None, None),
-    ],
+    [("1-47_0r0.1", NOW, True), ("2-47_0r0.9", NOW, False), ("", NOW, False), ("", None, None)],
     ids=["writes it", "repeats it", "has gone on", "not asked"],
 )
 def test_a_state_is_written_by_the_worker_that_committed_the_policy(at, asked, is_at_work):
     update = replace(make_record(Task(2, Stage.UPDATE)), attempt="1-47_0r0.1", ended=900.0)
     doing = {"task": "2/update/0", "attempt": at} if at else {"doing": Doing.WAITING, "task": "3/update/0"}
-    crew = Crew([], Queue([element(0)]), [beat("47_0r0", "update", **doing)])
+    crew = JobsShown([], RunQueue([element(0)]), [beat("47_0r0", "update", **doing)])
     assert writer_of(update, crew, asked).is_at_work is is_at_work
 
 
+@LONG
 def test_whatever_happens_a_view_shows_as_running_what_somebody_computes(tmp_path, monkeypatch, clock):
     """On the toy Slurm, at every step of some runs."""
     seen = 0
     for seed in range(3):
-        world = make_worker_world(tmp_path / str(seed), monkeypatch, seed, Luck(mishaps=4, disturbances=4))
+        world = make_world(tmp_path / str(seed), monkeypatch, seed, Luck(mishaps=4, disturbances=4))
         world.submit()
         reader = StatusReader(world.run)
         while world.outcome is None and world.happen():
@@ -150,3 +130,20 @@ def test_whatever_happens_a_view_shows_as_running_what_somebody_computes(tmp_pat
             assert computed.isdisjoint(launch.task for launch in look_ahead(world.run).actions.launch)
         world.check_is_complete()
     assert seen > 10
+
+
+def test_of_a_run_of_this_machine_who_works_waits_or_has_failed_is_shown():
+    four = [Task(1, Stage.ROLLOUT, shard) for shard in range(4)]
+    first = Beat("local-1-00001r0", "rollout", "here", 7, 5.0, Doing.BUSY, since=6.0, task="1/rollout/0")
+    beats = [first, replace(first, doing=Doing.STARTING, task="1/rollout/1")]
+    failed = [
+        Ending(f"1-{shard}", f"1/rollout/{shard}", 1, 1, FailureKind.KILLED, time=4.0) for shard in (0, 2)
+    ]
+    states = list(local_task_states(four, {}, beats, Endings().adding(failed)))
+    found = [(state.shard_state, state.attempts, state.started) for state in states]
+    assert found == [
+        (ShardState.AGAIN, 2, 6.0),
+        (ShardState.WAITING, 1, None),
+        (ShardState.FAILED, 1, 4.0),
+        (ShardState.IDLE, 0, None),
+    ]

@@ -1,41 +1,31 @@
 """What people see of workers: from the files in which they say what they do, to lines and findings."""
 
 import json
-import time
 from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.doctor.findings import Verdict
-from pipeline.doctor.workers import judge_workers
-from pipeline.executors.slurm.queue import Queue
+from pipeline.checks.finding import Verdict
+from pipeline.checks.workers import judge_workers
+from pipeline.executors.slurm.queue import RunQueue
 from pipeline.run.paths import RunPaths
 from pipeline.status.slurm import SlurmStatus, running_workers
 from pipeline.status.state import Status
-from pipeline.status.text import describe, workers_in_words
-from pipeline.watch.plain import changes
-from pipeline.watch.screen import View, screen
-from pipeline.workers.beats import Beat, Doing, Reason
-from pipeline.workers.reading import BeatReader, parse, read_beats
+from pipeline.status.text import describe, to_json, workers_in_words
+from pipeline.watch.run import changes
+from pipeline.watch.screen import ScreenState, screen
+from pipeline.workers.beats import Beat, BeatReader, Doing, Reason, parse, read_beats
 from pipeline.workers.summary import REASONS, spent_by, workers_of
-from slurm.query import Element
 from slurm.states import SlurmState
+from tests.support import jobs
 from tests.support.beats import beat, write_beats
 
 NOW = 1100.0
+pytestmark = pytest.mark.usefixtures("utc")
 WAITING = {"doing": Doing.WAITING, "task": "8/rollout/2", "until": 1300.0}
 THREE = (beat("47_0r0"), beat("47_1r0"), beat("47_2r0", **WAITING))
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch):
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 # --- reading ---
@@ -151,47 +141,42 @@ def test_status_and_watch_show_waiting_apart_from_work():
     line = "rollout 3 workers: 2 busy, 1 waiting for policy 7 (leaves 00:21)"
     look = status(*THREE)
     assert line in describe(look).splitlines()
-    assert line in [row.plain.rstrip() for row in screen(look, View(), 100, 30)]
+    assert line in [row.plain.rstrip() for row in screen(look, ScreenState(), 100, 30)]
     assert any(line in said for said in changes(None, look))
     later = status(*(replace(one, beat=NOW, until=one.until and 1400.0) for one in THREE))
     assert not any("worker" in said for said in changes(look, later)), "waiting longer is no news"
     gone = status(*(replace(one, doing=Doing.LEAVING) for one in THREE))
     assert "worker" not in describe(gone)
-    found = look.to_json()["workers"]
+    found = to_json(look)["workers"]
     assert found[0]["waits_for"] == "policy 7"
     json.dumps(found)
 
 
-def test_status_and_watch_say_in_80_columns_what_starts_cost_while_it_runs_and_after():
+def test_text_and_screen_say_in_80_columns_what_starts_cost_while_it_runs_and_after():
     made = replace(beat("", doing=Doing.LEAVING), reason=Reason.NEEDED, busy_seconds=0.0)
     evicted = [replace(made, worker=f"46_{i}r0") for i in range(9)]
-    line = "rollout: 9 of 12 starts did no task, 9 evicted"
-    more = "start-up 2 min 0 s, work 3 min 20 s"
-    key = "change scheduler.rollout.array_parallelism"
-    for state, beats in (("running", [*THREE, *evicted]), ("complete", [*THREE, *evicted])):
-        lines = describe(status(*beats, state=state)).splitlines()
-        place = lines.index(line)
-        assert max(map(len, lines)) <= 80
-        assert lines[place + 1 : place + 3] == [f"      {more}", f"      {key}"]
-        shown = [row.plain for row in screen(status(*beats, state=state), View(), 80, 24)]
-        assert max(map(len, shown)) <= 80
-        place = shown.index(f"starts without a task: rollout 9/12; {more}")
-        assert shown[place + 1] == key
-    quiet = status(*THREE)
-    assert "did no task" not in describe(quiet)
-    (said,) = status(*THREE, *evicted).to_json()["workers"]
+    cost = "9 of 12 starts did no task, 9 evicted; start-up 2 min 0 s, work 3 min 20 s"
+    for state in ("running", "complete"):
+        look = status(*THREE, *evicted, state=state)
+        for lines in (
+            describe(look).splitlines(),
+            [row.plain for row in screen(look, ScreenState(), 80, 24)],
+        ):
+            assert max(map(len, lines)) <= 80
+            said = " ".join(word for line in lines for word in line.split())
+            assert f"rollout: {cost}; change scheduler.rollout.array_parallelism" in said
+    assert "did no task" not in describe(status(*THREE))
+    (said,) = to_json(status(*THREE, *evicted))["workers"]
     assert (said["without_task"], said["reasons"]["needed"], said["spent"]["startup"]) == (9, 9, 120.0)
 
 
 def test_a_queue_names_its_workers():
-    queue = Queue((element(3, restarts=2), element(4, state=SlurmState.PENDING)))
+    queue = RunQueue((element(3, restarts=2), element(4, state=SlurmState.PENDING)))
     assert running_workers(queue) == {"47_3r2"}
 
 
 def element(index: int, state: SlurmState = SlurmState.RUNNING, kind: str = "rollout", **more: object):
-    times: dict = dict.fromkeys(("submitted", "ended", "exit_code", "signal", "restarts", "time_limit"))
-    name = f"slurm-ppo.r.{kind}.iter1.id.1.0"
-    return Element("47", index, name, state, "None", "gpu07", "cpu", **times | {"started": 100.0} | more)
+    return jobs.element(index, state, kind, **{"array_id": "47", "started": 100.0} | more)
 
 
 def test_the_doctor_finds_workers_that_say_nothing():

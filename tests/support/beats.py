@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Beat, Doing
-from slurm.sealing import sealed
+from slurm.sharedfiles import sealed
 
 
 def beat(worker: str, job_kind: str = "rollout", doing: Doing = Doing.BUSY, **more: object) -> Beat:

@@ -1,4 +1,4 @@
-"""Copies of run directories, as people make them."""
+"""Copies of run directories, as people make them, and whether a command has changed one."""
 
 import shutil
 import subprocess
@@ -20,5 +20,14 @@ def copied(source: Path, target: Path, tool: str) -> Path:
     if not shutil.which(tool.split()[0]):
         pytest.skip(f"there is no {tool}")
     command = TOOLS[tool].format(source=source, target=target)
-    assert subprocess.run(command, shell=True, check=False).returncode in (0, MAY_CHANGE)
-    return target
+    for _ in range(3):  # on a network filesystem a file that is replaced while it is read fails a tool: again
+        if subprocess.run(command, shell=True, check=False).returncode in (0, MAY_CHANGE):
+            return target
+        shutil.rmtree(target, ignore_errors=True)
+    raise AssertionError(f"{command} failed three times")
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of all that lies below a folder, by path."""
+    states = {str(path): path.lstat() for path in sorted(root.rglob("*"))}
+    return {path: (state.st_size, state.st_mtime_ns) for path, state in states.items()}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 
-from slurm.sealing import sealed
+from slurm.sharedfiles import sealed
 
 
 def flip_bit(path: Path) -> None:

@@ -31,71 +31,31 @@ class Kind(StrEnum):
     ELSEWHERE = "elsewhere"
 
 
-IMAGES = "tests/end_to_end/test_images.py"
-BROWSER = "tests/report/test_report_browser.py"
-INSTALLS = "tests/end_to_end/test_installs.py"
-PACKED = "tests/end_to_end/test_packed_environment.py"
-COLLEAGUES = "tests/cluster/test_other_users.py"
-PEOPLE = "tests/cli/test_people.py"
-COPIES = "tests/cluster/test_copies.py"
 ELSEWHERE = {
-    "make quickstart": "tests/end_to_end/test_quickstart.py",
-    "make quickstart RUN_DIR=runs/quickstart": "tests/end_to_end/test_quickstart.py",
-    "make test": ".ci/run",
-    "make docs": "tests/end_to_end/test_docs.py",
-    "make quickstart_vllm": "tests/end_to_end/test_quickstart.py",
-    "sbatch examples/slurm/allocation.sh runs/night scheduler=allocation --config-dir my experiment=first": (
-        "tests/cluster/test_allocation.py"
-    ),
-    "exec slurm-ppo sweep --config-dir my experiment=first name=rates scheduler=allocation "
-    "update.learning_rate=1e-6,3e-6": "tests/sweep/test_carrying_out.py",
-    "slurm-ppo completion install": "tests/cli/test_completion.py",
-    "slurm-ppo sync RUN": "tests/tracking/test_sync.py",
-    "srun slurm-ppo export runs/lora exported/merged": "tests/end_to_end/test_lora_run.py",
-    "slurm-ppo export runs/lora exported/adapter --adapter": "tests/end_to_end/test_lora_run.py",
-    "slurm-ppo dashboard push runs/first": "tests/tracking/test_dashboard.py",
-    "sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
-    "sudo slurm-ppo devcluster up --host update0=twin --host update1=twin --clock reward0=90": (
-        "tests/cluster/test_machines.py"
-    ),
-    "sudo slurm-ppo devcluster kill update1": "tests/cluster/test_machines.py",
-    "sudo slurm-ppo devcluster revive update1": "tests/cluster/test_machines.py",
-    "slurm-ppo cancel runs/first": "tests/run/test_inside.py",
-    "mv runs/first /project/runs/ && ln -s /project/runs/first runs/first": "tests/run/test_inside.py",
-    "slurm-ppo resume runs/first": "tests/run/test_inside.py",
-    "slurm-ppo resume runs/first --take-over": COLLEAGUES,
-    "mkdir /scratch/lab/runs": COLLEAGUES,
-    "chgrp lab /scratch/lab/runs": COLLEAGUES,
-    "chmod 2775 /scratch/lab/runs": COLLEAGUES,
-    "chmod -R g+rwX /scratch/lab/runs/first": PEOPLE,
-    "find /scratch/lab/runs/first -type d -exec chmod g+s {} +": PEOPLE,
-    "slurm-ppo fork /scratch/lab/runs/first@7 runs/mine scheduler.account=my_account": PEOPLE,
-    "cp -a runs/first /archive/first": COPIES,
-    "rsync -a runs/first/ /archive/first/": COPIES,
-    "tar -C runs -cf /archive/first.tar first": COPIES,
-    "chromium --headless --print-to-pdf=report.pdf runs/first/report.html": BROWSER,
-    "chromium --headless --window-size=1200,8000 --screenshot=report.png runs/first/report.html": BROWSER,
-    "source .venv/bin/activate": "Makefile",
-    "apptainer build --build-arg EXTRA=vllm /images/ppo.sif examples/containers/slurm-ppo.def": IMAGES,
-    "podman build -f examples/containers/Containerfile --build-arg EXTRA=vllm -t slurm-ppo .": IMAGES,
-    "python3.11 -m venv /scratch/venv": PACKED,
-    "/scratch/venv/bin/pip install -c constraints-cuda.txt '.[vllm]'": INSTALLS,
-    "tar -C /scratch/venv -cf /scratch/ppo-env.tar .": PACKED,
-    "cp examples/environment/unpack.sh /scratch/": PACKED,
-    "pip download -c constraints-cuda.txt -d wheels hatchling '.[vllm]'": INSTALLS,
-    "hf download Qwen/Qwen2.5-0.5B-Instruct --local-dir models/my-sft": IMAGES,
-    "pip install --no-index --find-links wheels -c constraints-cuda.txt '.[vllm]'": INSTALLS,
-    "pip install -c constraints.txt -e '.[train]'": INSTALLS,
-    "pip install -c constraints-cuda.txt -e '.[vllm]'": INSTALLS,
+    r"make quickstart.*": "tests/end_to_end/test_quickstart.py",
+    r"make test": ".ci/run",
+    r"sbatch examples/slurm/allocation.sh .*": "tests/cluster/test_allocation.py",
+    r"exec slurm-ppo sweep .* scheduler=allocation .*": "tests/sweep/test_carrying_out.py",
+    r"slurm-ppo completion install": "tests/cli/test_completion.py",
+    r"slurm-ppo sync RUN.*|wandb sync DIR/wandb": "tests/tracking/test_mirror.py",
+    r"slurm-ppo dashboard push .*": "tests/tracking/test_dashboard.py",
+    r"(srun )?slurm-ppo export runs/lora .*": "tests/end_to_end/test_lora_run.py",
+    r"sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
+    r"sudo slurm-ppo devcluster (up --host|kill|revive) .*": "tests/cluster/test_machines.py",
+    r"(slurm-ppo cancel|slurm-ppo resume|mv) runs/first( /.*)?": "tests/run/test_inside.py",
+    r".* --take-over|(mkdir|chgrp lab|chmod 2775) /scratch/lab/runs": "tests/cluster/test_other_users.py",
+    r"(chmod -R|find|slurm-ppo fork) .*/scratch/lab/.*": "tests/cli/test_people.py",
+    r"(cp -a|rsync -a|tar -C) runs.*": "tests/cluster/test_copies.py",
+    r"slurm-ppo rehearse.*": "tests/checks/test_rehearsal.py",
+    r"chromium .*": "tests/report/test_report_browser.py",
+    r"source .venv/bin/activate": "Makefile",
+    r"(apptainer|podman|hf) .*": "tests/end_to_end/test_images.py",
+    r"(python3.11 -m venv|tar -C|cp) .*/scratch/.*": "tests/end_to_end/test_packed_environment.py",
+    r"(/scratch/venv/bin/)?pip .*": "tests/end_to_end/test_installs.py",
 }
-"""Commands that take minutes, or change the environment of the tests -> what covers them."""
+"""Commands (regular expressions) that take minutes, or change the tests' environment -> what covers them."""
 
-PLACES = {
-    "/models/": "models/",
-    "/data/": "data/",
-    "/scratch/": "scratch/",
-    "/path/to/": "",
-}
+PLACES = {"/models/": "models/", "/data/": "data/", "/scratch/": "scratch/", "/path/to/": ""}
 """Folders that the pages pretend -> theirs in the sandbox."""
 
 PARTITIONS = {"a100": "rollout", "l40s": "reward"}
@@ -192,14 +152,6 @@ def commands(block: Block) -> Iterator[Command]:
 
 def all_commands() -> list[Command]:
     return [command for block in all_blocks() for command in commands(block)]
-
-
-def inline_commands() -> Iterator[tuple[str, str]]:
-    """``slurm-ppo ...`` in running text and tables: where, and the words."""
-    for page in pages():
-        text = re.sub(r"^\s*```.*?^\s*```", "", page.read_text(), flags=re.M | re.S)
-        for found in re.finditer(r"`(slurm-ppo [^`]+)`", text):
-            yield str(page.relative_to(ROOT)), found[1]
 
 
 # --- the sandbox ---

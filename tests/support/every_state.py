@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,10 @@ from pipeline.run.place import settle
 from pipeline.run.tasks import Stage
 from tests.support import light_training, tiny
 from tests.support.damage import cut, flip_bit
-from tests.support.killing import hooked, wait_for
+from tests.support.killing import hooked
 from tests.support.processes import make_run
 from tests.support.typed import SETTINGS
+from tests.support.waiting import wait_for
 
 RUNNING = "running"
 """A run whose second update waits until the test is over: nothing of it moves."""
@@ -39,7 +41,8 @@ class Entry:
 
 
 def entries(folder: Path) -> dict[str, Entry]:
-    """By path below a folder, all that lies in it but leases; names as the system has them."""
+    """By path below a folder, all that lies in it but leases and heartbeats; names as the system has
+    them."""
     return dict(_entries(folder, ""))
 
 
@@ -48,7 +51,7 @@ def _entries(folder: Path, above: str) -> Iterator[tuple[str, Entry]]:
         inner = list(found)
     holds_leases = any(one.name in ("locks", "run.json") for one in inner)
     for one in inner:
-        if holds_leases and one.name == "locks":
+        if (holds_leases and one.name == "locks") or f"{above}{one.name}".endswith("slurm/workers"):
             continue
         is_folder, name = one.is_dir(follow_symlinks=False), f"{above}{one.name}"
         state = one.stat(follow_symlinks=False)
@@ -186,6 +189,12 @@ def things_that_are_no_runs(folder: Path) -> None:
     (folder / "looped").symlink_to("looped")
 
 
+def _is_quiet(root: Path) -> bool:
+    before = entries(root)
+    time.sleep(1)
+    return not differences(before, entries(root))
+
+
 @contextlib.contextmanager
 def _at_work(
     root: Path, gate: Path, inputs: Path, slurm_ppo: Callable, environment: Mapping[str, str]
@@ -200,6 +209,7 @@ def _at_work(
     try:
         log = root / "logs/00002-update/attempt-1/shard-00000.log"
         wait_for(lambda: log.exists() and "responses" in log.read_text(), "an update that waits")
+        wait_for(lambda: _is_quiet(root), "a driver that waits")
         yield
     finally:
         gate.touch()

@@ -104,33 +104,3 @@ def _add_affixes(made: Tokenizer, variant: Variant) -> None:
         before, after = ("<s>:0 " * variant.adds_begin), (" </s>:0" * variant.adds_end)
         ids = [(token, made.token_to_id(token)) for token in wanted]
         made.post_processor = processors.TemplateProcessing(f"{before}$A:0{after}", None, ids)
-
-
-def make_models(folder: Path, kind: str, variant: Variant, padding: int = 7, seed: int = 0) -> None:
-    """A policy whose head has more rows than its tokenizer has ids, and a reward model and a reference of the
-    same tokenizer that have not."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
-
-    torch.manual_seed(seed)
-    for name, made, more in (
-        ("policy", LlamaForCausalLM, padding),
-        ("reference", LlamaForCausalLM, 0),
-        ("own", LlamaForSequenceClassification, 0),
-    ):
-        size = save_tokenizer(folder / name, kind, variant)
-        config = LlamaConfig(
-            vocab_size=size + more,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            max_position_embeddings=CONTEXT,
-            pad_token_id=0,
-            eos_token_id=None,
-            bos_token_id=None,
-            initializer_range=0.3,
-            num_labels=1,
-        )
-        made(config).save_pretrained(folder / name)

@@ -1,13 +1,46 @@
-"""Ends of runs that were killed: their bytes, rows and events compared."""
+"""Killing at a step of a function, and the ends of runs that were killed: bytes, rows and events compared."""
 
+import itertools
 import json
-import time
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+
+import pytest
 
 from tests.support import ROOT
 
 HOOKS = ROOT / "tests/support/hooks"
+
+
+class Killed(BaseException):
+    """kill -9."""
+
+
+def killed_at(step: int, names: Collection[str], act: Callable[[], Iterable[object]]) -> tuple[bool, int]:
+    """Go through all that ``act`` yields, killed at the ``step``-th call of functions of ``os`` (from 1).
+
+    Returns:
+        Whether it was killed, and how many calls there were.
+    """
+    counter = itertools.count(1)
+
+    def dying(real: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            if next(counter) == step:
+                raise Killed
+            return real(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in names:
+            patched.setattr(os, name, dying(getattr(os, name)))
+        try:
+            list(act())
+        except Killed:
+            return True, step
+    return False, next(counter) - 1
 
 
 def policy_bytes(run_dir: Path) -> bytes:
@@ -57,10 +90,3 @@ def events(run_dir: Path, kind: str) -> list[dict]:
 def data_file(run_dir: Path, task: str) -> Path:
     record = json.loads((run_dir / f"iterations/{task}.json").read_text())
     return run_dir / record["outputs"][0]["path"]
-
-
-def wait_for(holds: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, f"waited {seconds:g} s for {what}"
-        time.sleep(0.02)

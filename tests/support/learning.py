@@ -6,11 +6,10 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import torch
 
 from pipeline.config.algorithm import Estimator
-from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, conform
+from pipeline.run.schemas import GREEDY_SAMPLE
 from stages.context import Stopwatch
 from stages.models.loading import load_causal_lm
 from stages.ppo.critics import load_critic
@@ -22,6 +21,7 @@ from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
 from stages.ranks import start_distributed
 from tests.support.processes import config_of
+from tests.support.rollouts import reward_table, rollout_table
 
 
 @contextlib.contextmanager
@@ -68,36 +68,26 @@ def experience(
     tokens = [torch.randint(2, 258, (p + r,), generator=draw).tolist() for p, r in lengths]
     noise = [(torch.randn(r, generator=draw) / 3 - 5).tolist() for _, r in lengths]
     masks = [[not holes or not r // 3 <= t < 2 * r // 3 for t in range(r)] for _, r in lengths]
-    ids = {
-        "prompt_id": [f"p{i // samples}" for i in range(rows)],
-        "sample_index": [
+    rollout = rollout_table(
+        [t[p:] for t, (p, _) in zip(tokens, lengths, strict=True)],
+        prompt_id=[f"p{i // samples}" for i in range(rows)],
+        sample_index=[
             GREEDY_SAMPLE if greedy and i % samples == samples - 1 else i % samples for i in range(rows)
         ],
-    }
-    rollout = {
-        **ids,
-        "prompt_tokens": [
+        prompt_tokens=[
             [10**6] * p if i in refused else t[:p]
             for i, (t, (p, _)) in enumerate(zip(tokens, lengths, strict=True))
         ],
-        "response_tokens": [t[p:] for t, (p, _) in zip(tokens, lengths, strict=True)],
-        "response_mask": masks,
-        "rollout_logprobs": noise,
-        "finish_reason": [
+        response_mask=masks,
+        rollout_logprobs=noise,
+        finish_reason=[
             "refused" if i in refused else "length" if i % 4 == 3 else "stop" for i in range(rows)
         ],
-        "num_turns": [int(i not in refused) for i in range(rows)],
-        "prompt_text": [""] * rows,
-        "prompt_messages": [None] * rows,
-        "response_text": [""] * rows,
-        "response_messages": [None] * rows,
-    }
-    scores = rewards or torch.randn(rows, generator=draw).tolist()
-    reward = {**ids, "reward": scores, "reference_logprobs": noise if with_kl else pa.nulls(rows)}
-    extra = pa.table({"reward/rm": pa.array(scores, pa.float32())})
-    return build_experience(
-        conform(rollout, ROLLOUT), conform(reward, REWARD, extra=extra), [i // 4 for i in range(rows)]
+        num_turns=[int(i not in refused) for i in range(rows)],
     )
+    scores = rewards or torch.randn(rows, generator=draw).tolist()
+    reward = reward_table(rollout, scores, reference_logprobs=noise if with_kl else None, rm=scores)
+    return build_experience(rollout, reward, [i // 4 for i in range(rows)])
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:

@@ -6,6 +6,9 @@ over policy, critic and trainer state before it and every column of every shard.
 that was lost, doubled or taken from elsewhere, shows in the bytes of the last policy, as with real models.
 Runner, commits, lineage, progress and verification are the real ones; torch is not imported.
 
+With ``LIGHT_DICE`` in the environment nothing is a function of its inputs: each response, score and update is
+another each time it is made, so that no two attempts at a task give the same bytes.
+
 ``LIGHT_SECONDS`` in the environment makes every response, score or update take so long; of several numbers
 each takes the next one's time, and the last is for all that come later. While the file is there that
 ``LIGHT_HOLD`` names, none of them ends but the first of a process, so that there is something to save; a
@@ -25,7 +28,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pipeline.run.schemas import FinishReason
-from stages.engines.base import Generator, Limits, Response, Scorer, takes_ranks, without_torch
+from stages.engines.base import Generator, Response, Scorer, SequenceLimits, takes_ranks, without_torch
 
 CONTEXT = 64
 SPECIALS = ("<pad>", "<eos>")
@@ -37,7 +40,7 @@ WORDS = (
     "algorithm.kl.reference_in=update",
 )
 """What makes a run's tasks light."""
-SECONDS, HOLD, DEAF = "LIGHT_SECONDS", "LIGHT_HOLD", "LIGHT_DEAF"
+SECONDS, HOLD, DEAF, DICE = "LIGHT_SECONDS", "LIGHT_HOLD", "LIGHT_DEAF", "LIGHT_DICE"
 HEAD = "score.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -69,6 +72,11 @@ def is_held() -> bool:
 def digest(*parts: object) -> bytes:
     """16 bytes of parts that print the same in every process."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def dice() -> tuple[str, ...]:
+    """A part of a hash that is another each time; none where tasks are to be functions of their inputs."""
+    return (os.urandom(8).hex(),) if DICE in os.environ else ()
 
 
 def fraction(*parts: object) -> float:
@@ -113,7 +121,7 @@ class LightGenerator(Generator):
 
     def __init__(self, policy: bytes, config) -> None:
         self._policy = policy
-        self.limits = Limits(config.model.context_length, len(SPECIALS) + 256)
+        self.limits = SequenceLimits(config.model.context_length, len(SPECIALS) + 256)
 
     def _stream(self, requests, sampling, done, should_stop, turns):
         for index, request in enumerate(requests):
@@ -129,7 +137,7 @@ class LightGenerator(Generator):
 
     def _respond(self, request, sampling):
         how = "greedy" if request.greedy else (request.seed, sampling.temperature)
-        given = digest(self._policy, list(request.prompt_tokens), how)
+        given = digest(self._policy, list(request.prompt_tokens), how, *dice())
         room = self.room(request)
         is_stopped = number(3, given, "stop") == 0
         length = 1 + number(room, given, "length") if is_stopped else room
@@ -144,7 +152,7 @@ class LightGenerator(Generator):
 class LightScorer(Scorer):
     """Scores in [-1, 1)."""
 
-    limits = Limits(CONTEXT, 2**31)
+    limits = SequenceLimits(CONTEXT, 2**31)
 
     def __init__(self, model: bytes) -> None:
         self._model = model
@@ -153,7 +161,7 @@ class LightScorer(Scorer):
         scores = []
         for sequence in sequences:
             take_time()
-            scores.append(2 * fraction(self._model, list(sequence)) - 1)
+            scores.append(2 * fraction(self._model, list(sequence), *dice()) - 1)
         return scores
 
 

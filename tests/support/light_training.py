@@ -16,10 +16,12 @@ from pipeline.run.durable import fsync_path
 from pipeline.run.plan import policy_maker
 from pipeline.run.schemas import FinishReason, component_column, is_sampled
 from pipeline.run.tasks import Stage, Task
-from stages.context import Context, Result, StateWriter
-from stages.engines.base import Trainer
+from stages.context import Context, StageResult, StateWriter
+from stages.engines.base import PolicyTrainer
 from stages.training import hash_folders, read_shards, save_tokenizer
 from tests.support.light import (
+    DICE,
+    dice,
     digest,
     fraction,
     seeds_digest,
@@ -48,7 +50,7 @@ class Learnt(NamedTuple):
     """Responses rolled out so far."""
 
 
-class LightTrainer(Trainer):
+class LightTrainer(PolicyTrainer):
     """Each version's weights are a hash of the version before it and of all that it learns from.
 
     Its state, critic and moments, is committed behind the policy; one that was lost is learnt again, from the
@@ -81,7 +83,7 @@ class LightTrainer(Trainer):
         metrics = learning_metrics(chain) | reward_metrics(config, responses, rewards)
         metrics |= {"samples": float(count), "objective/kl_coef": config.algorithm.kl.coef}
         metrics["seconds/update/steps"] = context.compute_seconds
-        return Result(outputs, responses.num_rows, "trainer/1", iteration, metrics)
+        return StageResult(outputs, responses.num_rows, "trainer/1", iteration, metrics)
 
 
 def learn(context, iteration, learnt):
@@ -93,18 +95,20 @@ def learn(context, iteration, learnt):
         take_time()
         wait_at_gate(iteration)
         parts = [weights_digest(policy), *learnt.digests]
-        chain = digest(iteration, parts, contents(responses), contents(rewards), list(shards))
+        chain = digest(iteration, parts, contents(responses), contents(rewards), list(shards), *dice())
     return chain, learnt.count + responses.filter(is_sampled(responses)).num_rows, responses, rewards
 
 
 def learn_again(context, iteration, learnt):
-    """Where what it was learnt from is spoilt too, go on from what its commit says."""
+    """Go on from what the commit says where its inputs are spoilt too, or give another policy each time."""
     try:
-        return learn(context, iteration, learnt)[:2]
+        chain, count = learn(context, iteration, learnt)[:2]
+        if DICE not in os.environ:
+            return chain, count
     except BadCommit as error:
         print(f"iteration {iteration} cannot be learnt again ({error})", flush=True)
-        said = context.json(policy_maker(iteration), "learned")
-        return bytes.fromhex(said["chain"]), said["responses"]
+    said = context.json(policy_maker(iteration), "learned")
+    return bytes.fromhex(said["chain"]), said["responses"]
 
 
 def wait_at_gate(iteration: int) -> None:

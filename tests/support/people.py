@@ -8,7 +8,6 @@ import codecs
 import importlib
 import io
 import os
-import pkgutil
 import pwd
 import re
 import shutil
@@ -20,19 +19,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.config.issue import ConfigError
+from pipeline.checks.finding import Finding, problem
 from pipeline.orchestrate.driver import Outcome, Pass
-from pipeline.watch.plain import changes
-from pipeline.watch.reading import Reading
+from pipeline.watch.run import Readers, changes
 from slurm.commands import SlurmError
-from tests.support import ROOT
+from tests.support.warm import import_commands
 
 HOUSE, LAB = 62000, 62001
 """Groups: who may enter the folder that holds the runs, and who may write to them."""
 GOLD, SILVER = "gold", "silver"
 PARTITIONS = {GOLD: ("cpu", "gpu", "small", "big"), SILVER: ("long",)}
-_NEVER = ("pipeline.tracking.mirror", "pipeline.tracking.client", "pipeline.tracking.push")
-_LATER = ("pandas", "plotext", "plotly.offline", "multiprocessing.popen_fork", "multiprocessing.connection")
+_LATER = ("submitit", "importlib.readers", "multiprocessing.popen_fork", "multiprocessing.connection")
 _SECONDS = 20
 
 
@@ -148,10 +145,8 @@ class Clusters:
 
 def import_all() -> None:
     """Import the command line: a fork of somebody else may not be able to read the package."""
-    for module in pkgutil.walk_packages([str(ROOT / "pipeline")], "pipeline."):
-        if module.name not in _NEVER:
-            importlib.import_module(module.name)
-    for name in ("submitit", "importlib.readers", *_LATER):
+    import_commands()
+    for name in _LATER:
         importlib.import_module(name)
     codecs.lookup("unicode-escape")  # which templates are read with
 
@@ -220,22 +215,24 @@ class Desk:
         time.time = lambda: self.now
         shutil.which = lambda name, *_: f"/usr/bin/{name}"
         importlib.import_module("pipeline.cli.errors")._acts.clear()  # of commands that this process typed
-        importlib.import_module("pipeline.preflight.cluster").check_cluster = self._check_cluster
-        importlib.import_module("pipeline.watch.command").look_on = _look_once
+        for module in ("cluster", "suites"):
+            importlib.import_module(f"pipeline.checks.{module}").check_cluster = self._look_at_cluster
+        importlib.import_module("pipeline.watch.run").look_on = _look_once
         # Of this machine and its disk, and of a run whose models nobody has made.
-        importlib.import_module("pipeline.doctor.examine").machine_checks = lambda trains_here: []
-        importlib.import_module("pipeline.doctor.examine").file_checks = lambda folder, is_shared: []
-        importlib.import_module("pipeline.doctor.health").missing_paths = lambda config: ()
+        importlib.import_module("pipeline.checks.suites").machine_checks = lambda config: []
+        importlib.import_module("pipeline.checks.suites").file_checks = lambda folder, is_shared: []
+        importlib.import_module("pipeline.checks.health").missing_paths = lambda config: ()
         queue = importlib.import_module("pipeline.cli.queue")
         make_pass = queue.make_pass
-        queue.follow = lambda run, watcher, _: _once(make_pass, run, watcher)
+        queue.follow = lambda run, watcher: _once(make_pass, run, watcher)
         os.environ.clear()
         os.environ.update({"HOME": "/", "COLUMNS": "80", "NO_COLOR": "1", "PATH": "/usr/bin:/bin"})
         os.chdir("/")
 
-    def _check_cluster(self, config: object) -> list[str]:
+    def _look_at_cluster(self, config: object) -> list[Finding]:
         if self.is_refused:
-            raise ConfigError("scheduler.rollout.account=theirs: not one of yours; legal: none")
+            why = "scheduler.rollout.account=theirs: not one of yours; legal: none"
+            return [problem("jobs of rollout", why, "")]
         return []
 
 
@@ -245,10 +242,10 @@ def _once(make_pass: Callable[..., object], run: object, watcher: object) -> Pas
     return Pass(Outcome.INTERRUPTED)
 
 
-def _look_once(reading: Reading, draw: Callable[[], bool], tell: Callable[[], bool]) -> bool:
+def _look_once(reading: Readers, *ignored: object) -> bool:
     """What looking on does until Ctrl-C: one look, with Slurm's answer."""
     reading._take(reading._ask(reading.run))
-    reading.seen = reading._read()
+    reading.look()
     assert reading.seen.look
     print("\n".join(changes(None, reading.seen.look)))
     return reading.seen.is_settled

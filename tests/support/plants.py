@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pipeline.config.types import Linger
 from pipeline.run.plan import Plan
-from pipeline.simulate.plant import Kind, Node, Partition, Plant, Request, Slurm
+from pipeline.simulate.plant import Plant, PlantKind, PlantNode, PlantPartition, PlantRequest, Slurm
 
 SECONDS = {"prepare": 1.0, "rollout": 5.0, "reward": 5.0, "update": 30.0, "evaluate": 10.0}
 
@@ -18,17 +18,17 @@ def plant_with(
     seconds: Mapping[str, float] = SECONDS,
     linger: Linger = "auto",
     every: int = 0,
-    request: Request = Request(gpus=1),  # noqa: B008
+    request: PlantRequest = PlantRequest(gpus=1),  # noqa: B008
     **more: object,
 ) -> Plant:
     """Return a plant of one node with so many GPUs, which all job kinds share."""
-    once = Kind(seconds["prepare"], ("all",), request, startup, linger=0, start_early=False)
-    kinds = {name: Kind(took, ("all",), request, startup, linger) for name, took in seconds.items()}
-    driver = Kind(0.0, ("all",), Request(), 2.0, linger=0, start_early=False)
+    once = PlantKind(seconds["prepare"], ("all",), request, startup, linger=0, start_early=False)
+    kinds = {name: PlantKind(took, ("all",), request, startup, linger) for name, took in seconds.items()}
+    driver = PlantKind(0.0, ("all",), PlantRequest(), 2.0, linger=0, start_early=False)
     return Plant(
         Plan(iterations, shards, every),
-        (Node("node", 8 * places, places),),
-        (Partition("all", ("node",)),),
+        (PlantNode("node", 8 * places, places),),
+        (PlantPartition("all", ("node",)),),
         {**kinds, "prepare": once, "driver": driver},
         slurm=Slurm(queue),
         **more,

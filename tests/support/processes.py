@@ -127,6 +127,15 @@ def _main(arguments: list[str], log: str, cwd: str, environment: Mapping[str, st
     sys.exit(code)
 
 
+def stopping(arguments: list[str], log: str, steps: int) -> None:
+    """A task that is warned before a certain token."""
+    from stages.generation import responding
+
+    asked = iter(range(10**6))
+    responding.warned = lambda: next(asked) >= steps  # type: ignore[assignment]
+    _main(arguments, log, str(ROOT))
+
+
 @contextlib.contextmanager
 def _output_to(log: str) -> Iterator[None]:
     """Standard output and error of this process, also of what it starts."""

@@ -11,24 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.run import bookkeeping
+from pipeline.run import pass_requests
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run, load_run
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Task, task_key
-from pipeline.workers.afterwards import Afterwards
-from pipeline.workers.beats import Beat, Doing, process_space
-from pipeline.workers.outside import Outside, Queue
-from pipeline.workers.reading import read_beats
+from pipeline.workers.beats import Beat, Doing, process_space, read_beats
+from pipeline.workers.outside import CommitHooks, Queue, WorkerHost
 from stages.attempts.arguments import Arguments
 from stages.logs import set_up_log
 from stages.workers import loop, surroundings
 from stages.workers.pulling import Pulling
 from stages.workers.pulse import Pulse
 from tests.support import ROOT
-from tests.support.killing import wait_for
 from tests.support.passes import take_turn
 from tests.support.processes import fork_server
+from tests.support.waiting import wait_for
 
 
 def start_worker(run: Run, first: Task, **environment: str) -> Any:
@@ -97,8 +95,8 @@ def _tends(run: Run) -> Callable[[], None]:
         with (run.paths.root / "passes.txt").open("a") as lines:
             lines.write(f"{os.getpid()}\n")
 
-    bookkeeping.start_pass = lambda paths: take_turn(paths, make_pass) and None
-    return Afterwards(run, "4711_0r0", began=0.0).waits
+    pass_requests.start_pass = lambda paths: take_turn(paths, make_pass) and None
+    return CommitHooks(run, "4711_0r0", began=0.0).waits
 
 
 def source_of(run: Run, first: Task, settings: ResourcesConfig, **outside: Any) -> Pulling:
@@ -107,7 +105,7 @@ def source_of(run: Run, first: Task, settings: ResourcesConfig, **outside: Any) 
     pulse = Pulse(run.paths, Beat(**{**vars(beat), "process_space": process_space()}))
     pulse.start()
     arguments = Arguments(first, run.paths.root, "1", None)
-    return Pulling(run, arguments, Outside(name, new_attempt, **outside), settings, pulse)
+    return Pulling(run, arguments, WorkerHost(name, new_attempt, **outside), settings, pulse)
 
 
 def beat_of(paths: RunPaths, process: Any) -> Beat | None:

@@ -3,10 +3,7 @@
 import subprocess
 import sys
 
-from pipeline.run.commits import (
-    FileEntry,
-    Record,
-)
+from pipeline.run.commits import FileEntry, Record
 from pipeline.run.tasks import Stage, Task
 from tests.support import ROOT
 

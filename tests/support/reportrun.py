@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
 from pipeline.config.reward import RewardConfig, RewardModelConfig, RuleConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
@@ -16,9 +14,9 @@ from pipeline.run.commits import Record, publish
 from pipeline.run.directory import Run, load_run, write_run
 from pipeline.run.identity import Parent
 from pipeline.run.paths import RunPaths
-from pipeline.run.schemas import REWARD, ROLLOUT, conform
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Stage, Task
+from tests.support.rollouts import reward_table, rollout_table
 
 START = 1_790_000_000.0
 ITERATION_SECONDS = 100.0
@@ -186,30 +184,20 @@ def commit_shard(
     """Rollout and reward shard of an iteration. A token for each letter; every third is a tool's."""
     count = len(responses)
     tokens = [[ord(letter) for letter in text] for text in responses]
-    common = {
-        "prompt_id": list(prompt_ids or [f"{iteration}-{shard}-{i}" for i in range(count)]),
-        "sample_index": list(sample_index or [0] * count),
-    }
-    rollout = common | {
-        "prompt_tokens": [[1]] * count,
-        "response_tokens": tokens,
-        "response_mask": [[i % 3 != 2 for i in range(len(row))] for row in tokens],
-        "rollout_logprobs": [[-0.5] * len(row) for row in tokens],
-        "finish_reason": list(reasons or ["stop"] * count),
-        "num_turns": [1] * count,
-        "prompt_messages": [None] * count,
-        "response_messages": list(messages or [None] * count),
-        "prompt_text": list(prompts or [f"prompt {i}" for i in range(count)]),
-        "response_text": list(responses),
-    }
-    reward = common | {"reward": list(rewards), "reference_logprobs": reference or [None] * count}
-    scores = pa.table(
-        {
-            "reward/rm": pa.array(rewards, pa.float32()),
-            "reward/brevity": pa.array([value / 2 for value in rewards], pa.float32()),
-        }
+    rollout = rollout_table(
+        tokens,
+        prompt_id=prompt_ids or [f"{iteration}-{shard}-{i}" for i in range(count)],
+        sample_index=sample_index,
+        response_mask=[[i % 3 != 2 for i in range(len(row))] for row in tokens],
+        rollout_logprobs=[[-0.5] * len(row) for row in tokens],
+        finish_reason=reasons,
+        response_messages=messages,
+        prompt_text=prompts or [f"prompt {i}" for i in range(count)],
+        response_text=responses,
     )
-    tables = {Stage.ROLLOUT: conform(rollout, ROLLOUT), Stage.REWARD: conform(reward, REWARD, scores)}
+    halves = [value / 2 for value in rewards]
+    reward = reward_table(rollout, rewards, reference_logprobs=reference, rm=rewards, brevity=halves)
+    tables = {Stage.ROLLOUT: rollout, Stage.REWARD: reward}
     for stage, table in tables.items():
         task = Task(iteration, stage, shard)
         entry = write_shard(run.paths, run.paths.task(task).data("one"), table)

@@ -1,5 +1,6 @@
-"""Entry point of the jobs that test_local_scheduler.py runs."""
+"""Entry point of the workers that test_processes.py starts."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -10,31 +11,12 @@ from pathlib import Path
 from pipeline.run.environment import BELL, COMMITTED, RELEASED
 
 
-def serve(orders) -> int:
-    """One job after the other, as :func:`stages.workers.loop.serve`."""
-    code = 0
-    while order := orders.next():
-        orders.begin(order)
-        code = main(order.arguments)
-        orders.ended(code)
-    return code
-
-
-def main(arguments: list[str]) -> int:
-    """What a job does: ``exit CODE``, ``signal N``, ``sleep SECONDS``, ``environment NAME``, ..."""
-    what, *values = arguments
-    print(f"{what} {' '.join(values)}", flush=True)
-    try:
-        return int(ACTIONS[what](*values) or 0)
-    finally:
-        os.environ["LEFT_BY_A_JOB"] = "still here"
-
-
-def mark(folder: str, name: str, seconds: str) -> None:
-    """Note start and end, so that overlaps can be counted."""
-    started = time.monotonic()
-    time.sleep(float(seconds))
-    (Path(folder) / name).write_text(f"{started} {time.monotonic()}")
+def main(words: list[str]) -> int:
+    """What a worker does: ``exit CODE``, ``signal N``, ``sleep SECONDS``, ``environment NAME``, ..."""
+    what, *values = words
+    if what != "quiet":
+        print(f"{what} {' '.join(values)}", flush=True)
+    return int(ACTIONS[what](*values) or 0)
 
 
 def note_pid(file: str, deaf: str = "") -> None:
@@ -82,26 +64,19 @@ def commit(file: str) -> None:
     after(file, "exit", "0")
 
 
-def say_pid(file: str) -> None:
-    """Append this process's number to a file."""
-    with Path(file).open("a") as pids:
-        pids.write(f"{os.getpid()}\n")
-
-
 ACTIONS = {
-    "self": say_pid,
+    "quiet": lambda: 0,
     "after": after,
     "release": release,
     "commit": commit,
-    "touch": lambda file: Path(file).touch(),
     "ranks": by_rank,
     "exit": int,
     "signal": lambda number: os.kill(os.getpid(), int(number)),
     "raise": lambda text: exec(f"raise RuntimeError({text!r})"),
     "sleep": lambda seconds: time.sleep(float(seconds)),
     "environment": lambda *names: print(*map(os.environ.get, names), sep="\n", flush=True),
+    "start method": lambda: print(multiprocessing.get_start_method(), flush=True),
     "stdin": lambda: print(repr(sys.stdin.read()), flush=True),
-    "mark": mark,
     "pid": note_pid,
     "leave": leave_child,
 }

@@ -8,9 +8,10 @@ import torch
 from benchmarks.noop import make_record
 from pipeline.run.commits import publish
 from pipeline.run.directory import Run
-from pipeline.run.schemas import REWARD, ROLLOUT, conform, version_of
+from pipeline.run.schemas import REWARD, ROLLOUT, version_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
+from tests.support.rollouts import reward_table, rollout_table
 
 ROWS = 4
 """Responses of a shard."""
@@ -46,23 +47,13 @@ def _tables(iteration: int, shard: int) -> dict[Stage, pa.Table]:
     tokens = [torch.randint(2, 258, (p + r,), generator=draw).tolist() for p, r in lengths]
     noise = [(torch.randn(r, generator=draw) / 3 - 5).tolist() for _, r in lengths]
     scores = torch.randn(ROWS, generator=draw).tolist()
-    ids = {"prompt_id": [f"p{i}" for i in numbers], "sample_index": [0] * ROWS}
-    rollout = {
-        **ids,
-        "prompt_tokens": [row[:p] for row, (p, _) in zip(tokens, lengths, strict=True)],
-        "response_tokens": [row[p:] for row, (p, _) in zip(tokens, lengths, strict=True)],
-        "response_mask": [[True] * r for _, r in lengths],
-        "rollout_logprobs": noise,
-        "finish_reason": ["stop"] * ROWS,
-        "num_turns": [1] * ROWS,
-        "prompt_text": [""] * ROWS,
-        "prompt_messages": [None] * ROWS,
-        "response_text": [""] * ROWS,
-        "response_messages": [None] * ROWS,
-    }
-    reward = {**ids, "reward": scores, "reference_logprobs": noise}
-    extra = pa.table({"reward/rm": pa.array(scores, pa.float32())})
+    rollout = rollout_table(
+        [row[p:] for row, (p, _) in zip(tokens, lengths, strict=True)],
+        prompt_id=[f"p{i}" for i in numbers],
+        prompt_tokens=[row[:p] for row, (p, _) in zip(tokens, lengths, strict=True)],
+        rollout_logprobs=noise,
+    )
     return {
-        Stage.ROLLOUT: conform(rollout, ROLLOUT),
-        Stage.REWARD: conform(reward, REWARD, extra=extra),
+        Stage.ROLLOUT: rollout,
+        Stage.REWARD: reward_table(rollout, scores, reference_logprobs=noise, rm=scores),
     }

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pipeline.run.schemas import ROLLOUT, conform
 from pipeline.run.tasks import PREPARE
 from stages.context import Context
 from tests.support.processes import make_run
+from tests.support.rollouts import rollout_table
 
 
 def responses(
@@ -18,7 +18,7 @@ def responses(
     following: list[str] | None = None,
     refused: Collection[int] = (),
     **extra: list,
-):
+) -> pa.Table:
     """A rollout table of (prompt, response) texts; each response ends in the end-of-sequence id. Rows that
     are refused have none, and a token in the prompt that no model has."""
     from transformers import AutoTokenizer
@@ -28,21 +28,15 @@ def responses(
     prompts = [tokenizer(prompt)["input_ids"] for prompt, _ in texts]
     for i in refused:
         ids[i], prompts[i] = [], [*prompts[i], 10**6]
-    columns = {
-        "prompt_id": [f"p{i}" for i in range(len(texts))],
-        "sample_index": [0] * len(texts),
-        "prompt_tokens": prompts,
-        "response_tokens": ids,
-        "response_mask": [[True] * len(row) for row in ids],
-        "rollout_logprobs": [[-1.0] * len(row) for row in ids],
-        "finish_reason": ["stop"] * len(texts),
-        "num_turns": [1] * len(texts),
-        "prompt_text": [prompt for prompt, _ in texts],
-        "prompt_messages": messages or [None] * len(texts),
-        "response_text": [response for _, response in texts],
-        "response_messages": following or [None] * len(texts),
-    }
-    return conform(columns, ROLLOUT, extra=pa.table(extra))
+    return rollout_table(
+        ids,
+        prompt_tokens=prompts,
+        prompt_text=[prompt for prompt, _ in texts],
+        prompt_messages=messages,
+        response_text=[response for _, response in texts],
+        response_messages=following,
+        **extra,
+    )
 
 
 TEXTS = [("say a", "xyz"), ("tell me", "a longer answer"), ("q", "ü")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.compose import from_mapping
-from pipeline.preflight.dry_run import scripts
+from pipeline.executors.slurm.dry_run import scripts
 from pipeline.run.directory import Run
 from pipeline.run.identity import Identity
 from pipeline.run.paths import RunPaths

@@ -10,7 +10,7 @@ from pipeline.config.schema import Config
 from pipeline.config.update import UpdateConfig
 from pipeline.run import journal
 from pipeline.run.directory import Run
-from pipeline.sweep.manifest import Point, Sweep, write_sweep
+from pipeline.sweep.manifest import Sweep, SweepPoint, write_sweep
 from pipeline.sweep.naming import point_name
 from tests.support.reportrun import START, commit_shard, make_row, make_run
 
@@ -18,18 +18,14 @@ RATE = "update.learning_rate"
 
 
 def make_sweep(
-    root: Path,
-    rates: Sequence[str],
-    seeds: int,
-    begun: int | None = None,
-    **more: object,
+    root: Path, rates: Sequence[str], seeds: int, begun: int | None = None, **more: object
 ) -> tuple[Sweep, list[Run]]:
     """A sweep of learning rates and seeds; the first ``begun`` runs have rows of 12 to 20 iterations.
 
     Args:
         more: further settings of all runs.
     """
-    points: list[Point] = []
+    points: list[SweepPoint] = []
     runs = []
     for rate in rates:
         for seed in range(seeds):
@@ -49,8 +45,8 @@ def make_sweep(
     return sweep, runs
 
 
-def point_of(name: str, settings: Mapping[str, str], config: Config) -> Point:
-    return Point(name, dict(settings), to_mapping(config))
+def point_of(name: str, settings: Mapping[str, str], config: Config) -> SweepPoint:
+    return SweepPoint(name, dict(settings), to_mapping(config))
 
 
 def write_rows(run: Run, number: int, count: int) -> None:

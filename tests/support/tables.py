@@ -1,7 +1,8 @@
 """Tables of cases: a sample of each is tried in the suite, all of it by ``make soak``.
 
 Which ones is said by the commit that is checked out, so that every row has its turn. Whole tests are rows
-where they have the mark ``trial``; whoever names files or tests gets all of these.
+where they have the mark ``trial``, of a table of their file or of one that is named, as those below. All run
+where files or tests are named.
 """
 
 import math
@@ -17,6 +18,10 @@ from tests.support import ROOT
 
 _Any = TypeVar("_Any")
 IS_SOAK = "SOAK_ROUNDS" in os.environ
+ON_CLUSTER = pytest.mark.trial(1 / 10, "cluster")
+"""Half a minute and more of the practice cluster: a fault, or a way of sharing it."""
+LONG = pytest.mark.trial(1 / 6, "long")
+"""Half a minute and more of both cores: real models that are killed, split or told apart."""
 
 
 def _commit() -> str:
@@ -44,23 +49,20 @@ def sample(table: Sequence[_Any], share: float, key: Callable[[_Any], str] = rep
 
 
 def without_trials_left_out(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the tests of the whole suite: of each file's trials a share. All rows of a chosen test stay."""
+    """Return the tests of the whole suite: of trials a share of each table. A test keeps all of its rows."""
     tables: dict[tuple[str, float], set[str]] = {}
     for item in items:
         if mark := item.get_closest_marker("trial"):
-            tables.setdefault((item.path.name, *mark.args), set()).add(name_of(item))
-    chosen = {
-        (file, name)
-        for (file, share), names in tables.items()
-        for name in sample(sorted(names), share, key=f"{file}/{{}}".format)
-    }
-    return [one for one in items if not is_trial(one) or (one.path.name, name_of(one)) in chosen]
+            share, table = (*mark.args, item.path.name)[:2]
+            tables.setdefault((table, share), set()).add(row_of(item))
+    chosen = {row for (_, share), rows in tables.items() for row in sample(sorted(rows), share)}
+    return [one for one in items if not is_trial(one) or row_of(one) in chosen]
 
 
 def is_trial(item: pytest.Item) -> bool:
     return item.get_closest_marker("trial") is not None
 
 
-def name_of(item: pytest.Item) -> str:
-    """Return the test's name without its row."""
-    return item.name.partition("[")[0]
+def row_of(item: pytest.Item) -> str:
+    """Return the file and name of a test, whose own rows stay together."""
+    return f"{item.path.name}/{item.name.partition('[')[0]}"

@@ -12,37 +12,17 @@ if TYPE_CHECKING:
 
 def byte_tokenizer(specials: tuple[str, ...], chat_template: str | None = None) -> "PreTrainedTokenizerFast":
     """One token per byte after the special tokens; other specials give other ids for the same text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from stages.rehearsal import models
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*specials, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", chat_template=chat_template
-    )
+    return models.byte_tokenizer(specials, chat_template)
 
 
 def llama_config(tokenizer: "PreTrainedTokenizerFast", **others: object) -> "LlamaConfig":
-    from transformers import LlamaConfig
+    """Half as wide as the models of a rehearsal, with half of their context."""
+    from stages.rehearsal import models
 
-    return LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,  # the smallest that vLLM computes on CPUs
-        max_position_embeddings=CONTEXT,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        initializer_range=0.2,
-        **others,
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": CONTEXT}
+    return models.llama_config(tokenizer, **sizes | others)
 
 
 def make_policy(folder: Path, seed: int = 0, chat_template: str | None = None) -> Path:
@@ -57,14 +37,17 @@ def make_policy(folder: Path, seed: int = 0, chat_template: str | None = None) -
 
 
 def make_reward_model(
-    folder: Path, seed: int = 1, specials: tuple[str, ...] = ("<eos>", "<x>", "<pad>")
+    folder: Path,
+    seed: int = 1,
+    specials: tuple[str, ...] = ("<eos>", "<x>", "<pad>"),
+    chat_template: str | None = None,
 ) -> Path:
     """By default its tokenizer gives other ids than the policy's."""
     import torch
     from transformers import LlamaForSequenceClassification
 
     torch.manual_seed(seed)
-    tokenizer = byte_tokenizer(specials)
+    tokenizer = byte_tokenizer(specials, chat_template)
     LlamaForSequenceClassification(llama_config(tokenizer, num_labels=1)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -100,3 +83,12 @@ def overrides(inputs: Path, run_dir: Path, *more: str) -> list[str]:
         "tracking=none",
         *more,
     ]
+
+
+def prompts(count: int, longest: int = 30) -> list[list[int]]:
+    """Tokens of prompts of very different lengths, from one token on."""
+    import torch
+
+    draw = torch.Generator().manual_seed(5)
+    lengths = [1 + (i * 7) % longest for i in range(count)]
+    return [torch.randint(2, 258, (n,), generator=draw).tolist() for n in lengths]

@@ -21,24 +21,14 @@ from slurm.states import Phase, SlurmState, phase_of
 CONFIG = "SLURM_VERSION = 22.05.8\nMaxArraySize = {size}\nMaxJobCount = {jobs}\nMinJobAge = 300 sec\n"
 
 
-@dataclass
-class Condition:
-    """One ``afterany:12``. What was decided once stays decided."""
-
-    kind: str
-    job: str
-    verdict: bool | None = None
-
-
 @dataclass(eq=False)
 class Element:
     """One element of an array."""
 
     job: "Job"
     index: int
-    waits_for: list[Condition]
-    is_either: bool
-    """One condition is enough (``?``)."""
+    waits_for: list["Job"]
+    """Arrays of which one has to end before it starts."""
     state: SlurmState = SlurmState.PENDING
     exit_code: int = 0
     restarts: int = 0
@@ -62,8 +52,7 @@ class Element:
     @property
     def is_free(self) -> bool:
         """Whether it waits for nothing but room."""
-        verdicts = [condition.verdict is True for condition in self.waits_for]
-        return self.is_pending and (not verdicts or (any if self.is_either else all)(verdicts))
+        return self.is_pending and (not self.waits_for or any(job.has_ended for job in self.waits_for))
 
     @property
     def reason(self) -> str:
@@ -72,8 +61,8 @@ class Element:
     @property
     def dependency(self) -> str:
         """What it still waits for, as squeue shows it."""
-        left = [f"{c.kind}:{c.job}_*(unfulfilled)" for c in self.waits_for if c.verdict is not True]
-        return ("?" if self.is_either else ",").join(left) or "(null)"
+        left = [f"afterany:{job.id}_*(unfulfilled)" for job in self.waits_for if not job.has_ended]
+        return "?".join(left) or "(null)"
 
     def __str__(self) -> str:
         return f"{self.job.id}_{self.index} {self.job.name} {self.state} {self.reason}"
@@ -131,10 +120,9 @@ class ToySlurm:
     forgotten: set[str] = field(default_factory=set)
 
     def run(self, arguments: Sequence[str], timeout: float = 0, input: str | None = None) -> str:
-        program, *words = arguments
-        self.before(program)
-        answer: str = getattr(self, f"_{program}")(words)
-        self.after(program)
+        self.before(arguments[0])
+        answer = self.run_quietly(arguments)
+        self.after(arguments[0])
         return answer
 
     def take_the_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,32 +149,17 @@ class ToySlurm:
     def elements(self, *states: SlurmState) -> list[Element]:
         return [e for job in self.jobs.values() for e in job.elements if not states or e.state in states]
 
-    def look(self) -> None:
-        """What the scheduler does now and then: decide on dependencies."""
-        for element in self.elements(SlurmState.PENDING):
-            for condition in element.waits_for:
-                if condition.verdict is None:
-                    condition.verdict = self._decide(condition)
-
-    def _decide(self, condition: Condition) -> bool | None:
-        job = self.jobs[condition.job]
-        return True if job.has_ended else None
-
     def forget_ended(self) -> None:
         """MinJobAge has passed."""
-        self.look()
         self.forgotten |= {job.id for job in self.jobs.values() if job.has_ended}
 
-    def _conditions(self, text: str) -> tuple[list[Condition], bool]:
-        found = []
-        for part in re.split("[?,]", text) if text else ():
-            kind, *ids = part.split(":")
-            assert kind == "afterany", text
-            assert all(job in self.jobs for job in ids), text
-            if self.refuses_unknown and set(ids) & self.forgotten:
-                raise refusal("Job dependency problem")
-            found += [Condition(kind, job) for job in ids if job not in self.forgotten]
-        return found, "?" in text
+    def _named_in(self, dependency: str) -> list[Job]:
+        """Arrays that ``afterany:12?afterany:13`` names, without those that are forgotten."""
+        ids = [part.removeprefix("afterany:") for part in dependency.split("?") if part]
+        assert set(ids) <= self.jobs.keys(), dependency
+        if self.refuses_unknown and set(ids) & self.forgotten:
+            raise refusal("Job dependency problem")
+        return [self.jobs[job] for job in ids if job not in self.forgotten]
 
     # --- its commands ---
 
@@ -199,14 +172,12 @@ class ToySlurm:
         if self.most_queued is not None and queued + len(indices) > self.most_queued:
             raise refusal("Job violates accounting/QOS policy (job submit limit)")
         assert max(indices) < self.max_array_size
-        conditions, is_either = self._conditions(given.get("dependency", ""))
+        waits_for = self._named_in(given.get("dependency", ""))
         (command,) = re.findall(r"^exec .*", text, re.MULTILINE)
         file = Path(shlex.split(command)[-1])
         id, work = str(100 + len(self.jobs)), json.loads(file.read_text())
         job = Job(id, given["job-name"], given.get("begin", ""), file, work, script=Path(words[-1]))
-        for index in indices:
-            copies = [Condition(c.kind, c.job) for c in conditions]
-            job.elements.append(Element(job, index, copies, is_either))
+        job.elements += [Element(job, index, waits_for) for index in indices]
         assert job.name not in {other.name for other in self.jobs.values()}
         self.jobs[job.id] = job
         return f"Submitted batch job {job.id}\n"
@@ -214,7 +185,7 @@ class ToySlurm:
     def _squeue(self, words: Sequence[str]) -> str:
         fields = re.findall(r"([\w-]+):\|", option(words, "--Format") or "")
         known = _SHOWN | (_TIMES if self.shows_times else {})
-        show = [known.get(name, _nothing) for name in fields]
+        show = [known.get(name, lambda element: "") for name in fields]
         names, jobs = ((option(words, name) or "").split(",") for name in ("--name", "--jobs"))
         states = {SlurmState.PENDING} if option(words, "--states") == "PENDING" else set(SlurmState)
         rows = (
@@ -253,14 +224,12 @@ class ToySlurm:
             for element in self._named([words[1].removeprefix("jobid=")]):
                 element.job.begin = ""
             return ""
-        conditions, is_either = self._conditions(words[2].removeprefix("dependency="))
-        missed = []
+        waits_for, missed = self._named_in(words[2].removeprefix("dependency=")), []
         for element in self._named([words[1].removeprefix("jobid=")]):
-            if not element.is_pending:
+            if element.is_pending:
+                element.waits_for = waits_for
+            else:
                 missed.append(element)
-                continue
-            element.waits_for = [Condition(c.kind, c.job) for c in conditions]
-            element.is_either = is_either
         if missed:
             raise SlurmError(["scontrol", "update"], 1, "Job is no longer pending execution")
         return ""
@@ -320,10 +289,6 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 def refusal(words: str) -> SlurmError:
     return SlurmError(["sbatch"], 1, f"sbatch: error: Batch job submission failed: {words}")
-
-
-def _nothing(element: Element) -> str:
-    return ""
 
 
 _SHOWN: dict[str, Callable[[Element], str]] = {

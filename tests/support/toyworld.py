@@ -1,15 +1,11 @@
-"""A run on the toy Slurm, with the real driver and its files: tasks and Slurm do what chance decides.
+"""A run with workers on the toy Slurm: driver, files and beats are the real ones; what Slurm, tasks and
+workers do is decided by chance, within the rules of workers."""
 
-What workers do is in tests/support/toyworkers.py.
-"""
-
-import contextlib
 import json
-import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +14,30 @@ import pytest
 
 from benchmarks.noop import make_record
 from pipeline.config.compose import from_mapping
-from pipeline.executors.slurm.exit_reasons import Accounts
-from pipeline.executors.slurm.passes import leased_pass, until_settled
-from pipeline.orchestrate.driver import Outcome, Pass
+from pipeline.config.conversion import plain
+from pipeline.config.scheduler import resources_of
+from pipeline.decide.choosing import is_only_by_pass
+from pipeline.executors.slurm.crew import wanted_by
+from pipeline.orchestrate.driver import Outcome
 from pipeline.run.commits import CorruptData, check_sizes, hash_file, read_record
-from pipeline.run.control import begin_invocation
+from pipeline.run.control import begin_invocation, read_control
 from pipeline.run.directory import Run, create_run
+from pipeline.run.endings import read_endings
 from pipeline.run.failures import FailureKind
-from pipeline.run.submissions import chunk_size_for, parse_job_name
+from pipeline.run.submissions import parse_job_name
 from pipeline.run.tasks import Stage, Task, parse_task, task_key
+from pipeline.workers.beats import Beat, Doing, Reason
+from pipeline.workers.claims import Claim
+from pipeline.workers.handover import read_instructions
 from pipeline.workers.looking import Look
+from pipeline.workers.outside import attempt_ids
 from slurm.commands import SlurmTimeout
 from slurm.query import QUEUE_FORMAT
-from slurm.signals import Errands
+from slurm.sharedfiles import sealed
 from slurm.states import SlurmState
 from slurm.submission import Refused
+from tests.support.passes import in_job, pass_over
+from tests.support.tables import IS_SOAK
 from tests.support.toyslurm import Element, ToySlurm
 
 MISHAPS = {
@@ -56,15 +61,11 @@ remembers jobs that have ended."""
 
 def trials(number: int) -> int:
     """Number of worlds to try, which chance decides; eight times as many in ``make soak``."""
-    return 8 * number if "SOAK_ROUNDS" in os.environ else number
+    return 8 * number if IS_SOAK else number
 
 
 class Killed(BaseException):
     """kill -9 of a driver."""
-
-
-class StandsStill(AssertionError):
-    """Nothing runs and nothing can start, but the run is not at its end."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,22 @@ class Luck:
 
 
 @dataclass
+class Worker:
+    """What a worker knows of itself."""
+
+    name: str
+    first: Task
+    beat: Beat
+    new_attempt: Callable[[int], str]
+    claim: Claim | None = None
+    has_begun: bool = False
+    is_warned: bool = False
+
+
+@dataclass
 class World:
-    """A run, the toy, and chance."""
+    """A run, the toy, and chance. Elements go on from task to task by claims; each that commits or leaves
+    asks for a pass."""
 
     run: Run
     slurm: ToySlurm
@@ -102,11 +117,17 @@ class World:
     """Looks at the queue that others have taken, of which passes may use one."""
     spent: Counter[str] = field(default_factory=Counter)
     story: list[str] = field(default_factory=list)
-
-    @property
-    def array_size(self) -> int:
-        """The longest array that a stage is cut into."""
-        return chunk_size_for(self.slurm.max_array_size)
+    workers: dict[Element, Worker] = field(default_factory=dict)
+    every_worker: list[Worker] = field(default_factory=list)
+    """Those too that have ended."""
+    claims: dict[Task, list[Claim]] = field(default_factory=dict)
+    kinds: dict[str, FailureKind | None] = field(default_factory=dict)
+    """What failed attempts said, by attempt."""
+    clock: float = 0.0
+    poison: Task | None = None
+    """Task that fails in every worker."""
+    most: Counter[str] = field(default_factory=Counter)
+    """Most workers that there were at once, by job kind."""
 
     # --- what people and drivers do ---
 
@@ -173,7 +194,132 @@ class World:
 
     def happen(self) -> bool:
         """One thing. False if nothing but a guard could go on."""
-        raise NotImplementedError
+        self.disturb()
+        self.look()
+        for element in [e for e in self.workers if e.state is not SlurmState.RUNNING]:
+            if claim := self.workers.pop(element).claim:
+                self.kinds.setdefault(claim.attempt, None)
+        running = list(self.workers)
+        free = [e for e in self.slurm.elements(SlurmState.PENDING) if e.is_free and not self.is_guard(e)]
+        if self.is_driving:
+            free = [e for e in free if not is_driver(e)]
+        if not running and not free:
+            return False
+        element = self.chance.choice(running + free)
+        self.start(element) if element in free else self.step(element)
+        return True
+
+    def start(self, element: Element) -> None:
+        if is_driver(element):
+            self.start_driver(element)
+            return
+        self.slurm.start(self.tell("starts", element))
+        name, first = f"{element.job.id}_{element.index}r{element.restarts}", task_of(self.run, element)
+        ids = attempt_ids(element.job.id, str(element.index), element.restarts)
+        worker = Worker(name, first, Beat(name, first.job_kind, "node", 1, self.now()), ids)
+        self.workers[element] = worker
+        self.every_worker.append(worker)
+        if self.chance.random() < 0.8:
+            self.say(worker, Doing.STARTING)
+
+    def now(self) -> float:
+        self.clock += 1.0
+        return self.clock + 4_000_000_000.0
+
+    def say(self, worker: Worker, doing: Doing, task: Task | None = None, **more: object) -> None:
+        now, key = self.now(), task_key(task) if task else ""
+        given = {"reason": None, "attempt": "", **more}
+        worker.beat = replace(worker.beat, doing=doing, since=now, beat=now, task=key, **given)
+        self.write_beat(worker)
+
+    def fall_silent(self, worker: Worker, seconds: float) -> None:
+        """A worker hangs: its last beat is so long ago."""
+        worker.beat = replace(worker.beat, beat=time.time() - seconds)
+        self.write_beat(worker)
+
+    def write_beat(self, worker: Worker) -> None:
+        path = self.run.paths.slurm / "workers" / f"{worker.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(sealed(plain(worker.beat)))
+
+    def step(self, element: Element) -> None:
+        """One step of a worker: it ends a task, takes one, waits or leaves."""
+        worker = self.workers[element]
+        if worker.claim is not None:
+            self.end_task(element, worker, worker.claim)
+        elif worker.is_warned:
+            self.leave(element, Reason.WARNED)
+        elif task := self.choose(worker):
+            self.take(worker, task)
+        elif worker.name in self.making_place():
+            self.leave(element, Reason.NEEDED)
+        elif self.is_done(worker) or self.chance.random() < 0.15:
+            self.leave(element, Reason.LONG)
+        elif worker.beat.doing is not Doing.WAITING:
+            self.say(worker, Doing.WAITING, worker.first)
+
+    def take(self, worker: Worker, task: Task) -> None:
+        of_task = self.claims.setdefault(task, [])
+        number = len(of_task) + 1
+        invocation = read_control(self.run.paths).invocation
+        claim = Claim(task, number, worker.new_attempt(number), worker.name, self.now(), invocation)
+        self.say(worker, Doing.BUSY, task, attempt=claim.attempt)
+        of_task.append(claim)
+        worker.claim, worker.has_begun = claim, True
+        self.story.append(f"{worker.name} takes {task} ({claim.number})")
+
+    def end_task(self, element: Element, worker: Worker, claim: Claim) -> None:
+        if self.may("rot", 0.05):
+            self.spoil()
+        if self.may("mishaps", 0.35):
+            what = self.chance.choice(sorted(MISHAPS))
+            state, code, said = MISHAPS[what]
+            self.story.append(f"mishap of {worker.name}: {what}")
+            self.say_failure(claim, said)
+            self.slurm.end(element, state, code)
+            return
+        missing = [s for s in self.run.plan.inputs(claim.task) if self.record(s) is None]
+        worker.claim = None
+        if missing:
+            self.say_failure(claim, FailureKind.INPUTS, missing[0])
+        elif claim.task == self.poison or (self.fails_benchmarks and claim.task.stage is Stage.BENCHMARK):
+            self.say_failure(claim, FailureKind.ERROR)
+        else:
+            if self.record(claim.task) is None:
+                self.commit(claim.task, claim.attempt)
+            measured = claim.task.job_kind != worker.first.job_kind
+            beat = worker.beat
+            worker.beat = replace(beat, tasks=beat.tasks + 1, measured=beat.measured + measured)
+        if resources_of(self.run.config.scheduler, worker.first.job_kind).does_one_task:
+            self.leave(element, Reason.ONE)
+            return
+        self.say(worker, Doing.WAITING, claim.task)
+        if not self.is_driving and self.chance.random() < 0.3:
+            self.advance(f"{worker.name} has done {claim.task}, and a pass", is_worker=True)
+
+    def say_failure(self, claim: Claim, said: FailureKind | None, suspect: Task | None = None) -> None:
+        self.kinds[claim.attempt] = said
+        if said is not None:
+            self.write_failure(claim.task, claim.number, said, suspect)
+
+    def leave(self, element: Element, reason: Reason) -> None:
+        """The beat first; then a pass that sees it; then the end."""
+        worker = self.workers.pop(element)
+        self.say(worker, Doing.LEAVING, reason=reason)
+        self.tell(f"leaves ({reason})", element)
+        if not self.is_driving:
+            self.advance(f"{worker.name} leaves, and a pass", is_worker=True)
+        self.slurm.end(element, SlurmState.COMPLETED)
+
+    def get_signal(self, element: Element, name: str) -> None:
+        """A warning: one that does nothing leaves, another one after its task. (A pass is at work.)"""
+        worker = self.workers.get(element)
+        if name != "USR2" or worker is None:
+            return
+        if worker.claim is None:
+            self.leave(element, Reason.WARNED)
+        else:
+            worker.is_warned = True
 
     def is_guard(self, element: Element) -> bool:
         """Whether it waits for its time, and not for a moment as what Slurm could not start."""
@@ -200,7 +346,7 @@ class World:
     def wake_guard(self) -> None:
         guards = [e for e in self.slurm.elements(SlurmState.PENDING) if self.is_guard(e)]
         if not self.luck.kills and not self.luck.may_need_guard:
-            raise StandsStill
+            raise AssertionError("nothing runs and nothing can start, but the run is not at its end")
         self.guards += 1
         self.start(guards[0]) if guards else self.submit()
 
@@ -208,8 +354,7 @@ class World:
         self.story.append(f"{what}: {element}")
         return element
 
-    def start(self, element: Element) -> None:
-        """A driver job starts."""
+    def start_driver(self, element: Element) -> None:
         self.slurm.start(self.tell("starts", element))
         with in_job(element):
             is_fine = self.advance(str(element.job.name))
@@ -268,11 +413,87 @@ class World:
         content = {"kind": said, "message": "made up", "suspect": suspect and task_key(suspect)}
         path.write_text(json.dumps(content))
 
+    # --- what workers see ---
+
+    def making_place(self) -> set[str]:
+        return {one.worker for one in read_instructions(self.run.paths).handovers}
+
+    def stays(self, element: Element) -> bool:
+        return element in self.workers and self.workers[element].name not in self.making_place()
+
+    def running_claims(self) -> set[Task]:
+        return {worker.claim.task for worker in self.workers.values() if worker.claim}
+
+    def choose(self, worker: Worker) -> Task | None:
+        candidates = [t for t in self.run.plan.all_tasks() if t.job_kind == worker.first.job_kind]
+        busy = self.running_claims()
+        ready = [t for t in candidates if t not in busy and not self.exists(t) and self.has_inputs(t)]
+        if not worker.has_begun and worker.first in ready:
+            return worker.first
+        free = [task for task in ready if not self.is_left(task)]
+        own = [task for task in free if task.shard == worker.first.shard]
+        return next(iter((*own, *free, *self.to_measure(worker))), None)
+
+    def to_measure(self, worker: Worker) -> list[Task]:
+        """What a worker of rollouts does besides, where the last pass has said so and nobody has tried it."""
+        if worker.first.stage is not Stage.ROLLOUT or not read_instructions(self.run.paths).measures:
+            return []
+        undone = [task for task in self.run.plan.evaluation_tasks() if not self.exists(task)][:1]
+        is_able = worker.has_begun and worker.name not in self.making_place()
+        return [t for t in undone if is_able and self.has_inputs(t) and t not in self.claims]
+
+    def exists(self, task: Task) -> bool:
+        return self.run.paths.task(task).record.exists()
+
+    def has_inputs(self, task: Task) -> bool:
+        return all(map(self.exists, self.run.plan.inputs(task)))
+
+    def is_left(self, task: Task) -> bool:
+        """As pipeline.decide.choosing decides, which does not know invocations."""
+        failed = [self.kinds.get(claim.attempt) for claim in self.claims.get(task, ())]
+        return is_only_by_pass(failed, self.run.config.attempts_of(task.job_kind))
+
+    def is_done(self, worker: Worker) -> bool:
+        """Whether no task of its kind is left in the run."""
+        if self.has_to_measure(worker):
+            return False
+        mine = (t for t in self.run.plan.all_tasks() if t.job_kind == worker.first.job_kind)
+        return all(map(self.exists, mine))
+
+    def has_to_measure(self, worker: Worker) -> bool:
+        """Whether it is the one that stays for the last evaluations."""
+        measures = worker.first.stage is Stage.ROLLOUT and read_instructions(self.run.paths).measures
+        first = min((w.name for w in self.workers.values() if w.first.stage is Stage.ROLLOUT), default="")
+        return measures and worker.name == first and not self.exists(self.run.plan.evaluation_tasks()[-1])
+
+    def tasks_with_retries(self, paths: object, tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if len(self.claims.get(task, ())) > 1]
+
+    def claims_of(
+        self, paths: object, tasks: Iterable[Task], known: object
+    ) -> Mapping[Task, tuple[Claim, ...]]:
+        return {task: tuple(self.claims[task]) for task in tasks if task in self.claims}
+
     # --- what must hold ---
 
+    def check_failures_are_told(self) -> None:
+        """Every attempt that failed was told of, whoever did its task meanwhile; and none that committed."""
+        endings = read_endings(self.run.paths, range(self.run.plan.iterations + 1))
+        assert set(self.kinds) <= endings.keys(), self.told()
+        records = filter(None, map(self.record, self.run.plan.all_tasks()))
+        assert endings.keys().isdisjoint(record.attempt for record in records), self.told()
+
     def check_once_at_a_time(self) -> None:
-        """Nothing is done twice at once."""
-        raise NotImplementedError
+        """Never more workers than wanted, but for those that have said that they leave, or make place: a pass
+        says so when it has submitted what they make it for."""
+        alive = [e for e in self.slurm.elements() if not e.has_ended and not is_driver(e)]
+        here = [e for e in alive if e.is_pending or self.stays(e)]
+        wanted = wanted_by(self.run.config.scheduler, self.run.plan)
+        for job_kind, count in Counter(str(task_of(self.run, e).job_kind) for e in here).items():
+            assert self.is_driving or count <= wanted[job_kind], self.told()
+            self.most[job_kind] = max(count, self.most[job_kind])
+        doing = [worker.claim.task for worker in self.workers.values() if worker.claim]
+        assert len(doing) == len(set(doing)), self.told()
 
     def check_is_complete(self) -> None:
         assert self.outcome is Outcome.COMPLETE, self.told()
@@ -285,25 +506,6 @@ class World:
         return "\n".join([*self.story[-60:], "--- queue", *queue])
 
 
-@contextlib.contextmanager
-def in_job(element: Element) -> Iterator[None]:
-    """Have the environment that Slurm gives an element."""
-    given = {
-        "SLURM_ARRAY_JOB_ID": element.job.id,
-        "SLURM_ARRAY_TASK_ID": str(element.index),
-        "SLURM_JOB_NAME": element.job.name,
-    }
-    before = {name: os.environ.pop(name, None) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
 def is_driver(element: Element) -> bool:
     return element.job.work["module"] == "pipeline"
 
@@ -314,36 +516,6 @@ def task_of(run: Run, element: Element) -> Task:
     assert name
     assert name.run_id == run.identity.id
     return parse_task(f"{name.iteration}/{name.job_kind}/{words[words.index('--shard') + 1]}")
-
-
-@dataclass
-class Watcher:
-    """Writes the story."""
-
-    story: list[str]
-
-    def note(self, text: str) -> None:
-        self.story.append(f"  {text}")
-
-    def progress(self, *_: object) -> None: ...
-
-    def row(self, row: object) -> None: ...
-
-
-class Lease:
-    def beat(self) -> None: ...
-
-
-def pass_over(run: Run, story: list[str], seen: Look | None = None) -> Pass:
-    """Make a pass, by a look at the queue, and others as they are due at once."""
-    watcher, looks = Watcher(story), [seen]
-    errands = Errands(watcher.note)
-
-    def make(accounts: Accounts) -> Pass:
-        look = looks.pop() if looks else None
-        return leased_pass(run, watcher, Lease(), errands, accounts, look)
-
-    return until_settled(make, watcher.note)
 
 
 def make_world(
@@ -388,17 +560,20 @@ def make_world(
     for name, value in (settings or {}).items():
         config[name] = {**config.get(name, {}), **value} if isinstance(value, Mapping) else value
     world = World(create_run(from_mapping(config)), slurm, chance, luck)
-    slurm.before, slurm.after = world.command_comes, world.command_went
+    slurm.before, slurm.after, slurm.on_signal = world.command_comes, world.command_went, world.get_signal
+    monkeypatch.setattr("pipeline.orchestrate.jobs.claims_of", world.claims_of)
+    monkeypatch.setattr("pipeline.orchestrate.jobs.tasks_with_retries", world.tasks_with_retries)
     return world
 
 
-def live_to_the_end(world: World) -> World:
+def live_to_the_end(world: World, is_submitted: bool = False) -> None:
     """Have a run go on until it is complete; where it does not, its story is told with the error."""
     try:
-        world.submit()
+        if not is_submitted:
+            world.submit()
         world.live_on()
         world.check_is_complete()
+        world.check_failures_are_told()
     except Exception as error:
         error.add_note(world.told())
         raise
-    return world

@@ -13,7 +13,7 @@ from pipeline.config.update import Precision, Schedule, UpdateConfig
 from stages import ranks
 from stages.ppo.state.saved_state import files_of, write_counters, write_slices
 from stages.ppo.state.tensor_files import read_metadata
-from stages.ppo.trainer import Step, Trainer
+from stages.ppo.trainer import StepOutcome, Trainer
 
 RATE = 1e-2
 
@@ -62,7 +62,7 @@ def accumulate(trainer: Trainer, step: int) -> None:
         trainer.backward(share_of_loss(trainer.engine, ids, tokens), is_last=number == len(batches) - 1)
 
 
-def advance(trainer: Trainer, steps: range) -> list[Step]:
+def advance(trainer: Trainer, steps: range) -> list[StepOutcome]:
     seen = []
     for step in steps:
         accumulate(trainer, step)

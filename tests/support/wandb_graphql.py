@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -36,13 +35,9 @@ class StoredRun:
     notes: str | None = None
     group: str | None = None
     job_type: str | None = None
-    commit: str | None = None
-    host: str | None = None
     summary: dict[str, Any] = field(default_factory=dict)
     streams: dict[str, dict[int, str]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
-    upserts: int = 0
-    """How often a client opened it or wrote its configuration."""
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -79,8 +74,6 @@ class Store:
         self.views: dict[str, dict[str, Any]] = {}
         """Saved workspaces by id."""
         self.artifacts: dict[str, dict[str, Any]] = {}
-        self.unknown: list[str] = []
-        """Operations that were answered with nothing."""
         self.lock = threading.RLock()
 
     def upload_url(self, *where: str) -> str:
@@ -116,24 +109,17 @@ class Store:
             return {"exitcode": None, "limits": {}}
 
     def graphql(self, query: str, given: dict[str, Any]) -> Answer:
-        """The ``data`` of the answer to one operation."""
-        name = operation(query)
+        """The ``data`` of the answer to one operation; nothing to one that is not known here."""
         with self.lock:
-            if answer := getattr(self, f"_on_{name}", None):
-                return answer(given)
-            self.unknown.append(name)
-            return {}
+            answer = getattr(self, f"_on_{operation(query)}", None)
+            return answer(given) if answer else {}
 
     def _on_Viewer(self, _: dict[str, Any]) -> Answer:
-        return {"viewer": {**VIEWER, "entity": ENTITY, "flags": "{}", "teams": {"edges": []}}}
-
-    def _on_GetViewer(self, _: dict[str, Any]) -> Answer:
         no_edges: dict[str, Any] = {"edges": []}
-        more = {"admin": False, "deletedAt": None, "apiKeys": no_edges, "teams": no_edges}
-        return {"viewer": {**VIEWER, **more, "entity": ENTITY, "flags": "{}"}}
+        more = {"admin": False, "deletedAt": None, "apiKeys": no_edges, "teams": no_edges, "flags": "{}"}
+        return {"viewer": {**VIEWER, **more, "entity": ENTITY}}
 
-    def _on_GetDefaultEntity(self, _: dict[str, Any]) -> Answer:
-        return {"viewer": {"id": VIEWER["id"], "entity": ENTITY}}
+    _on_GetViewer = _on_GetDefaultEntity = _on_Viewer
 
     def _on_ServerFeaturesQuery(self, _: dict[str, Any]) -> Answer:
         return {"serverInfo": {"features": []}}
@@ -148,14 +134,12 @@ class Store:
         key = self._key(given) if given.get("name") else _decoded(given["id"])
         inserted = key not in self.runs
         run = self.runs.setdefault(key, StoredRun(*key))
-        run.upserts += 1
         run.display_name = given.get("displayName") or run.display_name or run.id
         run.sent_config = json.loads(given["config"]) if given.get("config") else run.sent_config
         if given.get("tags") is not None:
             run.tags = given["tags"]
         for name, ours in {"notes": "notes", "groupName": "group", "jobType": "job_type"}.items():
             setattr(run, ours, given.get(name) or getattr(run, ours))
-        run.commit, run.host = given.get("commit") or run.commit, given.get("host") or run.host
         if given.get("summaryMetrics"):
             run.summary = json.loads(given["summaryMetrics"])
         if given.get("name"):  # by id it is the public API, which does not begin a run
@@ -172,45 +156,6 @@ class Store:
         return self._of_run(given, _bucket)
 
     _on_RunState = _on_QueryRunInfo = _on_RunHistoryKeys = _on_Run
-
-    def _on_Runs(self, given: dict[str, Any]) -> Answer:
-        key = self._key(given | {"name": ""})
-        runs = [run for other, run in self.runs.items() if other[:2] == key[:2]]
-        edges = [{"node": _bucket(run), "cursor": run.id} for run in runs]
-        page = {"endCursor": None, "hasNextPage": False}
-        found = {"internalId": "1", "runCount": len(runs), "readOnly": False}
-        return {"project": {**found, "runs": {"edges": edges, "pageInfo": page}} if runs else None}
-
-    def _on_DeleteRun(self, given: dict[str, Any]) -> Answer:
-        self.runs.pop(_decoded(given["id"]), None)
-        return {"deleteRun": {"clientMutationId": None}}
-
-    def _on_HistoryPage(self, given: dict[str, Any]) -> Answer:
-        wanted = range(given["minStep"], given["maxStep"])
-
-        def page(run: StoredRun) -> Answer:
-            rows = [json.dumps(row) for row in run.history if row["_step"] in wanted]
-            return {"history": rows[: given["pageSize"]]}
-
-        return self._of_run(given, page)
-
-    def _on_SampledHistoryPage(self, given: dict[str, Any]) -> Answer:
-        return self._of_run(given, lambda run: {"sampledHistory": [_sampled(run, given["spec"])]})
-
-    def _on_RunSampledHistory(self, given: dict[str, Any]) -> Answer:
-        specs = given["specs"]
-        return self._of_run(given, lambda run: {"sampledHistory": [_sampled(run, spec) for spec in specs]})
-
-    def _on_RunFullHistory(self, given: dict[str, Any]) -> Answer:
-        streams = {"history": HISTORY, "events": EVENTS}
-        return self._of_run(given, lambda run: {key: run.lines(name) for key, name in streams.items()})
-
-    def _on_RunParquetHistory(self, given: dict[str, Any]) -> Answer:
-        def live(run: StoredRun) -> Answer:
-            rows = [row for row in run.history if set(given["liveKeys"]) <= row.keys()]
-            return {"parquetHistory": {"parquetUrls": [], "liveData": rows}}
-
-        return self._of_run(given, live)
 
     def _of_run(self, given: dict[str, Any], what: Callable[[StoredRun], Answer]) -> Answer:
         """An answer about one run; null for a run or a project that is not there."""
@@ -293,10 +238,6 @@ class Store:
         self.views[view_id] = self.views.get(view_id, {}) | kept
         return {"upsertView": {"view": {"id": view_id, "name": kept["name"]}, "inserted": inserted}}
 
-    def _on_deleteView(self, given: dict[str, Any]) -> Answer:
-        self.views.pop(given["id"], None)
-        return {"deleteView": {"success": True}}
-
     def _key(self, given: dict[str, Any]) -> RunKey:
         run_id = given.get("run") or given.get("runName") or given["name"]
         return given.get("entity") or ENTITY, given.get("project") or "uncategorized", run_id
@@ -306,14 +247,6 @@ def operation(query: str) -> str:
     """The name of a GraphQL operation."""
     found = re.search(r"\b(?:query|mutation)\s+(\w+)", query)
     return found.group(1) if found else "anonymous"
-
-
-def _sampled(run: StoredRun, spec: str) -> list[dict[str, Any]]:
-    """The rows that have all keys of the specification, and only these keys; never fewer than there are."""
-    asked = json.loads(spec)
-    low, high = asked.get("minStep", 0), asked.get("maxStep", sys.maxsize)
-    rows = [row for row in run.history if low <= row["_step"] <= high and set(asked["keys"]) <= row.keys()]
-    return [{key: row[key] for key in asked["keys"]} for row in rows]
 
 
 def _decoded(storage_id: str) -> RunKey:
@@ -345,7 +278,7 @@ def _bucket(run: StoredRun) -> Answer:
         "notes": run.notes,
         "group": run.group,
         "jobType": run.job_type,
-        "commit": run.commit,
+        "commit": None,
         "sweepName": None,
         "readOnly": False,
         "createdAt": now,

@@ -1,7 +1,6 @@
 """A W&B server on this machine: keeps what the real client (0.31) sends, and answers what it asks.
 
-``with WandbServer() as server:`` and give ``server.environment`` to what is tested. By hand:
-``python tests/support/wandb_server.py`` prints what to put into a shell, and then every request.
+``with WandbServer() as server:`` and give ``server.environment`` to what is tested.
 
 What the hosted service does is inferred from what the client needs. Known to differ: history never moves to
 parquet files, filters of the public API are ignored, and a run whose client is gone stays "running".
@@ -12,7 +11,6 @@ import gzip
 import json
 import sys
 import threading
-import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,8 +30,6 @@ class Faults:
     """Answer with this HTTP status, e.g. 401, 403 or 500."""
     hang: bool = False
     """Take the request and never answer, until this is off again."""
-    slow: float = 0.0
-    """Seconds before each answer."""
     drop_after_rows: int | None = None
     """Store so many history rows, of all runs together; from then on hang up on whoever calls."""
     lose: bool = False
@@ -49,12 +45,12 @@ class Disconnect(Exception):
 class WandbServer(Store):
     """Serves while it is entered; everything that came is there to look at afterwards, too."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self) -> None:
         self.faults = Faults()
         self.requests: list[str] = []
         """``POST graphql UpsertBucket`` and so on, in order."""
         self._stopping = threading.Event()
-        self._http = _Http(self, port)
+        self._http = _Http(self)
         super().__init__(f"http://127.0.0.1:{self._http.server_port}")
 
     @property
@@ -94,7 +90,6 @@ class WandbServer(Store):
         faults = self.faults
         if faults.only not in what:
             return None
-        self._stopping.wait(faults.slow)
         while faults.hang and not self._stopping.wait(0.02):
             pass
         if self._stopping.is_set():
@@ -130,8 +125,8 @@ class _Http(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, owner: WandbServer, port: int) -> None:
-        super().__init__(("127.0.0.1", port), _Handler)
+    def __init__(self, owner: WandbServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.owner = owner
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -188,24 +183,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
-
-
-def main() -> None:
-    """Serve until Ctrl-C, and say what came."""
-    with WandbServer(int(sys.argv[1]) if len(sys.argv) > 1 else 0) as server:
-        for name, value in server.environment.items():
-            print(f"export {name}={value}", flush=True)
-        shown = 0
-        try:
-            while True:
-                for request in server.requests[shown:]:
-                    print(f"# {request}", flush=True)
-                    shown += 1
-                time.sleep(0.2)
-        except KeyboardInterrupt:
-            for key, run in server.runs.items():
-                print(f"# {'/'.join(key)}: {run.state}, {len(run.history)} rows")
-
-
-if __name__ == "__main__":
-    main()

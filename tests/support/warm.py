@@ -5,7 +5,9 @@ and brings the files of standard output and error. What an interpreter reads whe
 differ from the server's; such commands are started as they are typed, as are those that get signals.
 """
 
+import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -16,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.support import ROOT, warm_client
+from tests.support import ROOT, warm_client, warm_plugins
 from tests.support.warm_servers import SIZE, WarmServers, ask_for_fork_servers, load_hooks
 
 _NEVER = ("pipeline.tracking.mirror", "pipeline.tracking.client", "pipeline.tracking.push")
@@ -36,7 +38,8 @@ class WarmCommands:
         self.address = str(folder / "commands")
         """For :mod:`tests.support.warm_client`."""
         command = [sys.executable, "-m", "tests.support.warm", self.address]
-        self._server = subprocess.Popen(command, env=self._environment, cwd=ROOT, stdout=subprocess.PIPE)
+        seeded = warm_plugins.SEED | self._environment
+        self._server = subprocess.Popen(command, env=seeded, cwd=ROOT, stdout=subprocess.PIPE)
         assert self._server.stdout
         assert self._server.stdout.readline() == b"ready\n"
 
@@ -75,16 +78,22 @@ def python_settings(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
 
 
-# --- the server ---
-
-
-def serve(address: str) -> None:
-    """Fork a process for each connection, until terminated."""
+def import_commands() -> None:
+    """Import the command line, and what it imports when it needs it."""
     for module in pkgutil.walk_packages([str(ROOT / "pipeline")], "pipeline."):
         if module.name not in _NEVER:
             importlib.import_module(module.name)
     for name in _LATER:
         importlib.import_module(name)
+
+
+# --- the server ---
+
+
+def serve(address: str) -> None:
+    """Fork a process for each connection, until terminated."""
+    os.environ.pop("PYTHONHASHSEED", None)  # only processes of plug-ins have a seed
+    import_commands()
     # What parses overrides learns its grammar from the first: a third of a second for each fork else.
     importlib.import_module("pipeline.config.compose").compose(
         [
@@ -97,6 +106,7 @@ def serve(address: str) -> None:
             "name='x'",
         ]
     )
+    gc.freeze()  # as stages.preload does
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(address)
     listening.listen(64)
@@ -120,7 +130,7 @@ def start(request: bytes, files: list[int], connection: socket.socket, address: 
     if pid == 0:
         for one in (*ours, connection):
             one.close()
-        ask_for_fork_servers(address, os.environ)
+        ask_for_fork_servers(address, os.environ, end_with)
         carry_out(*json.loads(request), *files)
     connection.send(str(pid).encode())
     threading.Thread(target=answer, args=(pid, connection), daemon=True).start()
@@ -147,7 +157,25 @@ def carry_out(arguments: list[str], environment: dict[str, str], folder: str, ou
     program = importlib.import_module("pipeline.__main__")
     sys.modules["__main__"] = program
     sys.argv = [str(program.__file__), *arguments]
-    sys.exit(program.main())
+    end_with(program.main)
+
+
+def end_with(main: Callable[[], None]) -> None:
+    """Carry out, and end as an interpreter does, but for tearing down its objects: that writes to every page
+    which forks share, half a second for each command. Does not return; passes on what is raised.
+    """
+    try:
+        main()
+        code: str | int | None = 0
+    except SystemExit as ended:
+        code = ended.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if isinstance(code, str) else code or 0)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
 
 from pipeline.run.environment import TASK_ENVIRONMENT
-from tests.support import ROOT
+from tests.support import ROOT, warm_plugins
 
 SIZE = 2**20
 _SERVER = re.compile(
@@ -52,14 +52,20 @@ def load_hooks() -> None:
 # --- in a command ---
 
 
-def ask_for_fork_servers(address: str, environment: Mapping[str, str]) -> None:
-    """Let this process get its fork servers from the warm process at an address, which has an environment."""
+def ask_for_fork_servers(
+    address: str, environment: Mapping[str, str], end_with: Callable[[Callable[[], None]], None]
+) -> None:
+    """Let this process get its fork servers from the warm process at an address, which has an environment.
+    Processes of plug-ins it forks itself, and ``end_with`` ends them."""
     spawn = multiprocessing.util.spawnv_passfds
-    heeded = read_at_import({**environment, **TASK_ENVIRONMENT})
+    here, heeded = map(read_at_import, (environment, {**environment, **TASK_ENVIRONMENT}))
 
     def spawn_or_ask(path: bytes, arguments: list[str], descriptors: list[int]) -> int:
         asked = _SERVER.fullmatch(arguments[-1])
-        if asked is None or read_at_import(os.environ) != heeded:
+        now = read_at_import(os.environ)
+        if warm_plugins.is_of_plugin(arguments) and now in (here, heeded):
+            return warm_plugins.fork_plugin(arguments, descriptors, end_with)
+        if asked is None or now != heeded:
             return spawn(path, arguments, descriptors)
         request = {
             "modules": ast.literal_eval(asked[3]),
@@ -156,7 +162,9 @@ def become_server(request: dict, added: dict[str, str], files: list[int]) -> Non
     os.chdir(request["folder"])
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     sys.argv = ["-c"]
-    forkserver.main(listener, alive, [], **request["settings"])
+    with contextlib.suppress(SystemExit):
+        forkserver.main(listener, alive, [], **request["settings"])
+    os._exit(0)  # tearing down its objects would write to every page that forks share
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pipeline.run.control import Control, read_control, write_control
 from pipeline.run.lease import hold
 from pipeline.run.tasks import Stage, Task
 from pipeline.sweep.grid import SweepError
-from pipeline.sweep.manifest import Point, locks_of
+from pipeline.sweep.manifest import SweepPoint, locks_of
 from slurm.commands import SlurmMissing
 from tests.support.reportrun import SLURM
 from tests.support.sweeps import make_sweep
@@ -28,9 +28,9 @@ def root(tmp_path) -> Path:
 
 
 @pytest.fixture
-def due(monkeypatch) -> list[list[Point]]:
+def due(monkeypatch) -> list[list[SweepPoint]]:
     """Points of each command that are carried out, in place of carrying them out."""
-    seen: list[list[Point]] = []
+    seen: list[list[SweepPoint]] = []
     monkeypatch.setattr(Runner, "carry_out", lambda runner, points: seen.append(list(points)) or [])
     return seen
 

@@ -9,9 +9,9 @@ import pytest
 from pipeline.config.choices import known_groups
 from pipeline.run.directory import create_run, load_run
 from pipeline.sweep.grid import SweepError, parse_grid
-from pipeline.sweep.manifest import Point, Sweep, is_sweep, read_sweep, without, write_sweep
+from pipeline.sweep.manifest import Sweep, SweepPoint, is_sweep, read_sweep, without, write_sweep
 from pipeline.sweep.points import check_folder, config_of, drafts_of, extended, key_of, run_folder
-from slurm.sealing import sealed
+from slurm.sharedfiles import sealed
 from tests.support import tiny
 
 
@@ -152,7 +152,7 @@ def test_a_version_with_more_settings_knows_the_runs_of_the_one_before(ask, root
     assert config_of(root, older.points[0]) == config_of(root, sweep.points[0])
 
 
-def _without_new_keys(point: Point) -> Point:
+def _without_new_keys(point: SweepPoint) -> SweepPoint:
     evaluate = {key: value for key, value in point.config["evaluate"].items() if key != "best_is"}
     return replace(point, config={**point.config, "evaluate": evaluate})
 
@@ -175,9 +175,7 @@ def test_fixed_settings_change_until_a_run_has_begun(ask, root):
     again = ask("seed=0,1", "iterations=4", before=sweep)
     assert [config_of(root, point).iterations for point in again.points] == [4, 4]
     begin(root, again, 0)
-    with pytest.raises(
-        SweepError, match=r"other fixed settings \(iterations\), and 1 of its runs have begun"
-    ):
+    with pytest.raises(SweepError, match=r"other settings \(iterations\), and 1 of its runs have begun"):
         ask("seed=0,1", "iterations=5", before=again)
 
 
@@ -188,7 +186,7 @@ def test_a_file_of_settings_that_was_edited_is_noticed(ask, inputs, root, tmp_pa
     changed = replace(sweep, points=points)
     assert ask("seed=0,1", before=changed).points == sweep.points
     begin(root, changed, 1)
-    with pytest.raises(SweepError, match="has begun with other settings than the same words give now"):
+    with pytest.raises(SweepError, match=r"other settings \(seed_0, seed_1\), and 1 of its runs have begun"):
         ask("seed=0,1", before=changed)
 
 

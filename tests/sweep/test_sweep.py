@@ -18,8 +18,10 @@ from pipeline import open_run
 from pipeline.run.directory import load_run
 from pipeline.sweep.manifest import read_sweep
 from tests.support import ROOT, noting, tiny
-from tests.support.killing import events, wait_for
+from tests.support.killing import events
 from tests.support.mirrored import family, kill_all
+from tests.support.tables import LONG
+from tests.support.waiting import wait_for
 
 
 def words(inputs: Path, root: Path, *more: str) -> list[str]:
@@ -38,6 +40,7 @@ def begin(environment: dict[str, str], *arguments: object) -> subprocess.Popen[b
     return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=quiet, stderr=quiet)
 
 
+@LONG
 def test_a_sweep_that_is_killed_at_any_time_goes_on_by_the_same_command(
     inputs, complete_run, environment, slurm_ppo, tmp_path
 ):
@@ -182,6 +185,7 @@ def lines_of(path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+@LONG
 def test_a_run_that_fails_does_not_stop_the_others_and_is_said(inputs, slurm_ppo, tmp_path):
     """One of three files has too few prompts at first."""
     root, few, good = tmp_path / "s", tmp_path / "few.jsonl", (inputs / "prompts.jsonl").read_text()
@@ -210,24 +214,6 @@ def test_what_is_wrong_with_all_is_said_before_anything_is_made(inputs, slurm_pp
     assert listed.returncode == 0, listed.stderr
     assert f"2 runs in {root}; nothing was started" in listed.stdout
     assert not root.exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [
-        (["seed=0,1", "update.learning_rat=1,2"], "unknown key 'learning_rat'"),
-        (["seed=0,x"], "seed: "),
-        (["seed=0"], "nothing to sweep"),
-        (["runs/nothing"], "is no sweep: nothing is there"),
-        (["seed=0,1", "--at-once", "0"], "Invalid value for '--at-once'"),
-    ],
-)
-def test_mistakes_are_said_before_anything_is_made(inputs, slurm_ppo, tmp_path, more, said):
-    given = tiny.overrides(inputs, tmp_path / "s", "name=s")
-    done = slurm_ppo("sweep", *given, *more)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert not (tmp_path / "s").exists()
 
 
 def test_ctrl_c_ends_the_runs_in_order(inputs, environment, slurm_ppo, tmp_path):

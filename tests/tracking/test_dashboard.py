@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from wandb_workspaces.workspaces import Workspace
 from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
 
-from pipeline.metrics.catalogue import METRICS, SAMPLE_TABLE, Section, describe
-from pipeline.metrics.charts import CHARTS
+from pipeline.metrics.catalogue import CHARTS, METRICS, SAMPLE_TABLE, Section, describe
 from pipeline.run.directory import load_run
 from pipeline.tracking.client import MEASURED_STEP
 from pipeline.tracking.push import target_of

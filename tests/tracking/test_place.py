@@ -1,25 +1,20 @@
 """Where a run goes on W&B, and its names there, are settled when it is made: later shells move nothing."""
 
 import json
-import os
-import subprocess
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from pipeline.cli import run as cli_run
-from pipeline.config.compose import compose
-from pipeline.config.resolve import resolve
 from pipeline.config.schema import WandbConfig
-from pipeline.run.directory import Run, create_run, load_run
+from pipeline.run.directory import load_run
 from pipeline.run.identity import identity_text
 from pipeline.run.wandb_place import DEFAULT_URL, VARIABLES, WandbPlace, settled
-from pipeline.tracking.place import moved_here, not_followed, place_of
 from pipeline.tracking.push import target_of
 from pipeline.tracking.refusal import stays
-from tests.support import tiny, wandb_graphql
-from tests.support.mirrored import append, follow, segments
+from pipeline.tracking.state import moved_here, not_followed, place_of
+from tests.support import wandb_graphql
+from tests.support.mirrored import append, follow
 from tests.support.wandb_server import KEY, StoredRun, WandbServer
 
 OF_THE_FIRST_SHELL = {
@@ -35,37 +30,13 @@ OF_ANOTHER = {variable: f"other-{number}" for number, variable in enumerate(OF_T
 
 
 @pytest.fixture
-def server(home: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    with WandbServer() as server:
-        say(monkeypatch, server.environment)
-        yield server
+def server(wandb_server: WandbServer) -> WandbServer:
+    return wandb_server
 
 
 def say(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def make(home, inputs, tmp_path) -> Callable[..., Run]:
-    """Make a run in the shell as it is by then."""
-
-    def made(*words: str) -> Run:
-        overrides = tiny.overrides(inputs, tmp_path / "run")
-        return create_run(resolve(compose([*overrides, "tracking=wandb", *words])))
-
-    return made
-
-
-@pytest.fixture
-def sync(slurm_ppo, environment) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``slurm-ppo sync`` in the shell as it is by then."""
-
-    def call(run: Run, *options: str) -> subprocess.CompletedProcess[str]:
-        given = {name: value for name, value in os.environ.items() if name.startswith(("WANDB_", "HOME"))}
-        return slurm_ppo("sync", run.paths.root, *options, env=environment | given)
-
-    return call
 
 
 def only_run(server: WandbServer) -> StoredRun:
@@ -82,8 +53,6 @@ def test_a_run_that_began_in_one_shell_is_synced_from_another(server, make, sync
     run = make()
     append(run, 1)
     assert follow(run) == []
-    ((recorded,),) = [[r["run"] for r in rs if r["type"] == "run"][-1:] for rs in segments(run)]
-    assert (recorded["project"], recorded["entity"]) == ("first", "team")
 
     say(monkeypatch, OF_ANOTHER | server.environment | {"WANDB_BASE_URL": "http://127.0.0.1:9"})
     done = sync(run)
@@ -99,10 +68,10 @@ def test_a_run_that_began_in_one_shell_is_synced_from_another(server, make, sync
 
 
 def test_a_shell_that_says_nothing_goes_where_the_first_did_and_a_full_one_not_where_it_says(
-    make, monkeypatch
+    server, make, monkeypatch
 ):
     """Also where the first said nothing of it."""
-    say(monkeypatch, {"WANDB_MODE": "offline", "WANDB_PROJECT": "first"})
+    say(monkeypatch, {"WANDB_PROJECT": "first"})
     run = make()
     monkeypatch.delenv("WANDB_PROJECT")
     say(
@@ -111,9 +80,19 @@ def test_a_shell_that_says_nothing_goes_where_the_first_did_and_a_full_one_not_w
     )
     append(run, 1)
     assert follow(run) == []
-    ((recorded,),) = [[r["run"] for r in rs if r["type"] == "run"][-1:] for rs in segments(run)]
-    assert (recorded["project"], recorded["display_name"]) == ("first", run.identity.name)
-    assert not {"entity", "run_group", "job_type", "notes", "tags"} & {k for k, v in recorded.items() if v}
+    found = only_run(server)
+    assert (found.entity, found.project, found.display_name) == ("me", "first", run.identity.name)
+    assert (found.group, found.job_type, found.notes, found.tags) == (None, None, None, [])
+
+
+def test_a_run_of_a_sweep_has_its_names_on_wandb(server, make):
+    """Chosen ones stand for those that a sweep fills in."""
+    names = ["name='lr: seed=0'", "group=lr", "job_type='learning_rate=1e-6'", "tags=['seed=0']"]
+    append(run := make(*(f"tracking.wandb.{name}" for name in names)), 1)
+    assert follow(run) == []
+    found = only_run(server)
+    assert (found.display_name, found.group) == ("lr: seed=0", "lr")
+    assert (found.job_type, found.tags) == ("learning_rate=1e-6", ["seed=0"])
 
 
 def test_resume_says_in_one_line_what_is_not_followed(make, monkeypatch, capsys):
@@ -219,10 +198,7 @@ def test_settings_that_wandb_never_takes_have_a_last_word(server, make, sync, mo
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [
-        (404, "and will again (CommError: Not Found)"),
-        (401, "refuses the API key (CommError: Unauthorized)"),
-    ],
+    [(404, "and will again (CommError: Not Found)"), (401, "refuses the API key (CommError: Unauthorized)")],
 )
 def test_a_server_that_says_no_is_not_asked_for_ever(server, make, sync, status, said):
     run = make()

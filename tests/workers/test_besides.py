@@ -8,11 +8,11 @@ from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.beats import Doing, Reason
-from pipeline.workers.handover import Handover, Told, tell
+from pipeline.workers.handover import Handover, Instructions, publish_instructions
 from tests.support import processes
-from tests.support.killing import wait_for
 from tests.support.measured import RULED, fingerprints, measured_apart
 from tests.support.pulling import beat_of, crew, join, wait_until
+from tests.support.waiting import wait_for
 
 SHAPE = ("iterations=2", "rollout.num_shards=2", "evaluate.every=1", "scheduler=slurm")
 ROLLOUTS, REWARDS = ([Task(1, stage, shard) for shard in (0, 1)] for stage in (Stage.ROLLOUT, Stage.REWARD))
@@ -27,7 +27,7 @@ def run(inputs, tmp_path) -> Run:
     begin_invocation(made.paths)
     assert processes.stage(made, "prepare").code == 0
     made.paths.slurm.mkdir(exist_ok=True)
-    tell(made.paths, Told(measures=True))
+    publish_instructions(made.paths, Instructions(measures=True))
     return made
 
 
@@ -47,12 +47,12 @@ def test_policies_are_measured_to_the_same_bytes_by_those_who_wait_and_one_stays
 
 
 def test_nobody_measures_who_makes_place_or_whom_no_pass_has_told_to(run):
-    tell(run.paths, Told())
+    publish_instructions(run.paths, Instructions())
     with crew(run, *ROLLOUTS) as workers:
         for worker in workers:
             wait_until(run, worker, Doing.WAITING, Task(2, Stage.ROLLOUT, workers.index(worker)))
         assert fingerprints(run) == {}
         names = [beat_of(run.paths, worker).worker for worker in workers]
-        tell(run.paths, Told((Handover(names[0], "reward"),), measures=True))
+        publish_instructions(run.paths, Instructions((Handover(names[0], "reward"),), measures=True))
         wait_for(lambda: beat_of(run.paths, workers[0]).reason is Reason.NEEDED, "one leaves")
         assert beat_of(run.paths, workers[0]).measured == 0

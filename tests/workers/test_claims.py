@@ -1,8 +1,6 @@
 """Claims and beats on disk: one winner, spoilt files, who lives."""
 
 import os
-import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,15 +13,25 @@ from pipeline.run.paths import RunPaths
 from pipeline.run.states import remove_unfinished
 from pipeline.run.superseded import move_aside, remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from pipeline.workers.beats import Beat, Doing, Reason, file_of, process_space, write_beat
+from pipeline.workers.beats import (
+    Beat,
+    Doing,
+    LiveWorkers,
+    Reason,
+    file_of,
+    is_dead_here,
+    living,
+    mark_gone,
+    process_space,
+    read_beats,
+    write_beat,
+)
 from pipeline.workers.claims import Attempt, Claim, attempts_of, claims_of, is_unlisted, next_number, take
 from pipeline.workers.claims import file_of as claim_file
-from pipeline.workers.living import Crew, is_dead_here, living, mark_gone
 from pipeline.workers.outside import Queue
-from pipeline.workers.reading import read_beats
 from stages.attempts.arguments import Arguments
-from stages.workers.following import Following, Leading, in_words, out_of_words
-from stages.workers.pulse import told
+from stages.workers.pulse import with_elapsed
+from stages.workers.start import Following, Leading, from_json, to_json
 from stages.workers.surroundings import Asking
 from tests.support.committed import commit_in_two
 from tests.support.damage import DAMAGES
@@ -203,7 +211,7 @@ def test_a_worker_that_slurm_no_longer_has_is_marked(paths):
         write_beat(paths, beat(name))
     mark_gone(paths, "1_0r0")
     mark_gone(paths, "1_0r0")
-    crew = Crew(paths)
+    crew = LiveWorkers(paths)
     assert set(crew.live(100.0)) == {"1_1r0"}
     write_beat(paths, beat("1_1r0", doing=Doing.LEAVING))
     assert crew.live(100.0) == {}
@@ -222,10 +230,10 @@ def test_a_process_of_this_machine_that_is_no_more_is_dead_at_once():
 
 
 def test_what_a_worker_did_adds_up_to_its_life():
-    b = told(beat(since=0.0), 3.0, Doing.BUSY)
-    b = told(replace(b, doing=Doing.BUSY), 10.0, Doing.WAITING)
-    b = told(replace(b, doing=Doing.WAITING), 14.0, None)
-    b = told(b, 15.0, Doing.LEAVING)
+    b = with_elapsed(beat(since=0.0), 3.0, Doing.BUSY)
+    b = with_elapsed(replace(b, doing=Doing.BUSY), 10.0, Doing.WAITING)
+    b = with_elapsed(replace(b, doing=Doing.WAITING), 14.0, None)
+    b = with_elapsed(b, 15.0, Doing.LEAVING)
     assert (b.startup_seconds, b.busy_seconds, b.waiting_seconds, b.since) == (3.0, 7.0, 5.0, 15.0)
 
 
@@ -265,36 +273,28 @@ class Source:
         self.has_left = True
 
 
-@pytest.fixture(autouse=True)
-def _same_signals() -> Iterator[None]:
-    """Who follows ignores warnings, and so would every process that is started later."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
 @pytest.fixture
-def attempt(tmp_path) -> Arguments:
+def attempt(tmp_path, monkeypatch) -> Arguments:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")  # ranks of a job share their output
     return Arguments(TASK, tmp_path, "1-4711_2r0", tmp_path / "failure", 30.0, stays=True)
 
 
 def test_other_ranks_do_what_the_first_one_got(paths, attempt):
     given, store = [attempt, None], Pages()
-    leading = Leading(Source(*given), store)
+    leading = Leading(Source(*given), store, 2)
     assert [leading.next(), leading.next()] == given
-    following = Following(store)
+    following = Following(store, 1)
     heard = following.next()
     following.ended(heard, 0)
     assert [heard, following.next()] == given
-    assert all(out_of_words(in_words(one)) == one for one in given)
+    assert all(from_json(to_json(one)) == one for one in given)
     assert paths.task(TASK).log(1).exists()
 
 
 @pytest.mark.parametrize("reason", [Reason.GREW, Reason.WARNED])
 def test_a_rank_that_has_to_make_place_has_all_leave_after_the_task(attempt, reason):
     source, store = Source(attempt, attempt), Pages()
-    leading, following = Leading(source, store), Following(store)
+    leading, following = Leading(source, store, 2), Following(store, 1)
     assert leading.next() == following.next() == attempt
     following.ended(attempt, 0)
     following.leave(reason)
@@ -307,7 +307,7 @@ def test_a_rank_that_has_to_make_place_has_all_leave_after_the_task(attempt, rea
 
 
 def test_a_rank_that_failed_waits_for_nobody(attempt):
-    following = Following(Pages())
+    following = Following(Pages(), 1)
     following.leave(Reason.FAILED)
     assert following.next() is None
 

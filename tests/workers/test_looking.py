@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.scheduler import ResourcesConfig
+from pipeline.decide.choosing import Chosen, Step, choose
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
-from pipeline.workers.beats import Beat, Doing, Reason, write_beat
-from pipeline.workers.choosing import Choice, Step, choose
+from pipeline.workers.beats import SILENT_SECONDS, Beat, Doing, LiveWorkers, Reason, write_beat
 from pipeline.workers.claims import Claim, attempts_of, claims_of, take
-from pipeline.workers.living import SILENT_SECONDS, Crew
-from pipeline.workers.outside import Outside
+from pipeline.workers.outside import WorkerHost
 from stages.attempts.arguments import Arguments
 from stages.workers.pulling import Pulling
 from stages.workers.pulse import Pulse
@@ -43,7 +42,7 @@ def claim(worker: str, task: Task = ROLLOUT, number: int = 1, **more: object) ->
 def look_for_work(run: Run, task: Task, **resources: object) -> Pulling:
     """A worker that begins to look, in this process and without its pulse."""
     own, settings = beat("9_0r0"), ResourcesConfig(linger=LINGER, **resources)
-    arguments, outside = Arguments(task, run.paths.root, "1", None), Outside(own.worker, new_attempt)
+    arguments, outside = Arguments(task, run.paths.root, "1", None), WorkerHost(own.worker, new_attempt)
     return Pulling(run, arguments, outside, settings, Pulse(run.paths, own))
 
 
@@ -75,7 +74,7 @@ def test_a_run_that_is_resumed_while_it_goes_on_leaves_tasks_to_whoever_is_at_th
 
 
 def test_workers_of_a_node_whose_clock_is_behind_live_as_long_as_they_beat(tmp_path):
-    crew, behind = Crew(RunPaths(tmp_path)), time.time() - 10 * SILENT_SECONDS
+    crew, behind = LiveWorkers(RunPaths(tmp_path)), time.time() - 10 * SILENT_SECONDS
     for seconds in range(0, 10 * int(SILENT_SECONDS), 20):
         write_beat(crew.paths, beat("4_0r0", ROLLOUT, beat=behind + seconds))
         if seconds == 0:
@@ -98,7 +97,7 @@ def test_who_saves_what_it_has_is_not_overtaken(run, monkeypatch):
         assert choose(idle.look(), idle.worker).step is Step.WAIT
     with monkeypatch.context() as later:
         later.setattr(time, "time", lambda: now + 20.0)
-        assert choose(idle.look(), idle.worker) == Choice(Step.TAKE, ROLLOUT)
+        assert choose(idle.look(), idle.worker) == Chosen(Step.TAKE, ROLLOUT)
     on_cpus = look_for_work(run, Task(1, Stage.ROLLOUT, 1))
     assert choose(on_cpus.look(), on_cpus.worker).step is Step.WAIT
 
@@ -114,7 +113,7 @@ def test_how_long_a_task_has_lasted_is_known_whatever_the_clock_of_its_node_says
 def test_a_slow_task_is_taken_over_whatever_the_clock_of_its_node_says(run, ahead):
     at_work_for(run.paths, 25.0, ahead)
     idle = look_for_work(run, Task(1, Stage.ROLLOUT, 1), gpus_per_node="1")
-    assert choose(idle.look(), idle.worker) == Choice(Step.TAKE, ROLLOUT)
+    assert choose(idle.look(), idle.worker) == Chosen(Step.TAKE, ROLLOUT)
 
 
 def at_work_for(paths: RunPaths, seconds: float, ahead: float = 0.0) -> Claim:
@@ -185,7 +184,7 @@ def waiting(run, clock, monkeypatch) -> Waiting:
     return found
 
 
-CHOICE = Choice(Step.WAIT, UPDATE, (frozenset(Task(1, Stage.REWARD, shard) for shard in (0, 1)),))
+CHOICE = Chosen(Step.WAIT, UPDATE, (frozenset(Task(1, Stage.REWARD, shard) for shard in (0, 1)),))
 
 
 def wait_on(waiting: Waiting) -> Iterator[Reason | None]:

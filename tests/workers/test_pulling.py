@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from pipeline.orchestrate.rewind import Point, go_back
-from pipeline.run import bookkeeping
-from pipeline.run.bookkeeping import LastPass, ask_for_pass, is_wanted, read_last
+from pipeline.run import pass_requests
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation, read_control, take_over, write_control
 from pipeline.run.directory import Run, load_run
 from pipeline.run.owner import Owner
+from pipeline.run.pass_requests import LastPass, is_requested, read_last, request_pass
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.tasks import PREPARE, Stage, Task
-from pipeline.workers.afterwards import Afterwards
 from pipeline.workers.beats import Doing, Reason
 from pipeline.workers.claims import claims_of, file_of
-from slurm.sealing import sealed
+from pipeline.workers.outside import CommitHooks
+from slurm.sharedfiles import sealed
 from tests.support import processes, tiny
-from tests.support.killing import wait_for
 from tests.support.passes import take_turn
 from tests.support.pulling import beat_of, crew, join, wait_until
+from tests.support.waiting import wait_for
 
 SHAPE = ("iterations=3", "rollout.num_shards=4")
 ROLLOUTS, REWARDS = ([Task(1, stage, shard) for shard in (0, 1)] for stage in (Stage.ROLLOUT, Stage.REWARD))
@@ -250,7 +250,7 @@ def test_no_second_task_is_begun_that_may_not_end_before_the_worker_itself_does(
 
 
 def test_of_many_who_wait_one_makes_the_pass_that_nobody_has_asked_for(run):
-    ask_for_pass(run.paths)
+    request_pass(run.paths)
     take_turn(run.paths, lambda: None)
     hour_old = _last_pass_of_an_hour_ago(run)
     made = run.paths.root / "passes.txt"
@@ -263,15 +263,15 @@ def test_of_many_who_wait_one_makes_the_pass_that_nobody_has_asked_for(run):
     # a second one where two looked before either asked, and the first's pass was over before the second asked
     assert len(made.read_text().splitlines()) < len(workers)
     assert read_last(run.paths).number > hour_old.number
-    assert not is_wanted(run.paths)
+    assert not is_requested(run.paths)
 
 
 def test_who_waits_asks_for_no_pass_while_one_is_at_work(run, monkeypatch):
-    monkeypatch.setattr(bookkeeping, "start_pass", lambda paths: None)
+    monkeypatch.setattr(pass_requests, "start_pass", lambda paths: None)
     for began, is_asked in ((time.time(), False), (time.time() - 1800, True)):  # the second was killed
         _last_pass_of_an_hour_ago(run, began)
-        Afterwards(run, "4711_0r0", began=0.0).waits()
-        assert is_wanted(run.paths) is is_asked
+        CommitHooks(run, "4711_0r0", began=0.0).waits()
+        assert is_requested(run.paths) is is_asked
 
 
 def _last_pass_of_an_hour_ago(run: Run, began: float | None = None) -> LastPass:

@@ -21,7 +21,7 @@ from pipeline.workers.looking import (
     PERSON_AGE,
     WORKER_AGE,
     Look,
-    Question,
+    QueueQuestion,
     Shelf,
     allowed_age,
     cache_home,
@@ -31,7 +31,7 @@ from pipeline.workers.looking import (
     resting,
 )
 from slurm.commands import SlurmError, SlurmMissing, SlurmTimeout
-from slurm.sealing import sealed, unsealed
+from slurm.sharedfiles import sealed, unsealed
 from slurm.states import UnknownState
 
 NAME = "slurm-ppo.run.rollout.iter1.abc.1.0"
@@ -191,7 +191,7 @@ def test_of_many_who_want_an_answer_at_once_one_asks(paths, squeue):
 def test_who_waits_in_vain_for_anothers_answer_asks_itself(paths, squeue, tmp_path):
     shelf, now = shelf_of(tmp_path), time.time()
     look(paths, PASS_AGE, 10.0)
-    gone = Question("of a process that was killed", now, now + 1000)
+    gone = QueueQuestion("of a process that was killed", now, now + 1000)
     assert shelf.claim(gone, None)
     began = time.monotonic()
     look(paths, 1e-9, 0.4)
@@ -206,7 +206,7 @@ def test_a_claim_that_means_nothing_holds_nobody_up(paths, squeue, tmp_path, cla
     shelf, now = shelf_of(tmp_path), time.time()
     shelf.folder.mkdir(parents=True)
     begun = {"over": now - 100, "of the future": now + 100, "spoilt": now}[claim]
-    shelf.claim(Question("another", begun, begun + 50), None)
+    shelf.claim(QueueQuestion("another", begun, begun + 50), None)
     if claim == "spoilt":
         (shelf.folder / "queue-v1.claim").write_text("{")
     look(paths, PASS_AGE, 1000.0)

@@ -9,16 +9,16 @@ from typing import IO
 import pytest
 
 from pipeline.config.scheduler import ResourcesConfig
+from pipeline.decide.choosing import Chosen, Step
 from pipeline.run import durable
 from pipeline.run.directory import Run
 from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task
-from pipeline.workers.beats import Beat
-from pipeline.workers.choosing import Choice, Step
-from pipeline.workers.living import Crew
-from pipeline.workers.outside import Outside
+from pipeline.workers import filesystems
+from pipeline.workers.beats import Beat, LiveWorkers
+from pipeline.workers.outside import WorkerHost
 from slurm import sharedfiles
-from stages.workers import surroundings, waiting
+from stages.workers import waiting
 from stages.workers.pulse import Pulse
 from stages.workers.waiting import Waiting
 from tests.support import reportrun
@@ -44,7 +44,7 @@ server:/v /gluster fuse.glusterfs rw 0 0
 def mounts(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "mounts"
     path.write_text(MOUNTS)
-    monkeypatch.setattr(surroundings, "_MOUNTS", path)
+    monkeypatch.setattr(filesystems, "_MOUNTS", path)
     return path
 
 
@@ -67,24 +67,24 @@ def test_the_innermost_filesystem_that_was_mounted_last_says_how_its_folders_are
     mounts, folder, kind, is_network, keeps_listings
 ):
     path = Path(folder)
-    assert surroundings.filesystem_of(path) == kind
-    assert surroundings.is_network(path) is is_network
-    assert surroundings.keeps_listings(path) is keeps_listings
+    assert filesystems.filesystem_of(path) == kind
+    assert filesystems.is_network(path) is is_network
+    assert filesystems.keeps_listings(path) is keeps_listings
 
 
 def test_where_nothing_is_known_of_a_filesystem_it_is_looked_at_as_the_most_careful_would(mounts):
     for content in ("", "spoilt\n"):
         mounts.write_text(content)
-        assert surroundings.filesystem_of(Path("/runs")) == ""
+        assert filesystems.filesystem_of(Path("/runs")) == ""
     mounts.unlink()
-    assert surroundings.filesystem_of(Path("/runs")) == ""
-    assert surroundings.is_network(Path("/runs"))
-    assert surroundings.keeps_listings(Path("/runs"))
+    assert filesystems.filesystem_of(Path("/runs")) == ""
+    assert filesystems.is_network(Path("/runs"))
+    assert filesystems.keeps_listings(Path("/runs"))
 
 
 def test_this_machine_s_own_table_is_understood(tmp_path):
-    assert surroundings.filesystem_of(Path("/proc/self")) == "proc"
-    assert surroundings.filesystem_of(tmp_path)
+    assert filesystems.filesystem_of(Path("/proc/self")) == "proc"
+    assert filesystems.filesystem_of(tmp_path)
 
 
 class Client:
@@ -117,8 +117,8 @@ def client(monkeypatch) -> Client:
 
 def waiting_worker(run: Run) -> Waiting:
     own = Beat("9_0r0", "rollout", "node", 1, 0.0, since=0.0)
-    outside, pulse = Outside(own.worker, str), Pulse(run.paths, own)
-    return Waiting(run, "rollout", ResourcesConfig(linger=60), 600.0, outside, pulse, Crew(run.paths))
+    outside, pulse = WorkerHost(own.worker, str), Pulse(run.paths, own)
+    return Waiting(run, "rollout", ResourcesConfig(linger=60), 600.0, outside, pulse, LiveWorkers(run.paths))
 
 
 def test_who_has_started_up_for_what_is_still_to_come_has_a_pass_see_so(tmp_path):
@@ -126,7 +126,7 @@ def test_who_has_started_up_for_what_is_still_to_come_has_a_pass_see_so(tmp_path
     run, asked = reportrun.make_run(tmp_path / "run"), []
     worker, first = waiting_worker(run), Task(2, Stage.ROLLOUT)
     worker.outside = replace(worker.outside, wanted=lambda: asked.append(1))
-    choice = Choice(Step.WAIT, first, awaited=(frozenset([policy_maker(1)]),))
+    choice = Chosen(Step.WAIT, first, awaited=(frozenset([policy_maker(1)]),))
     for _ in range(2):
         assert worker.go_on(choice, is_first=True) is None
     assert asked == [1], "once"
@@ -142,7 +142,7 @@ def test_who_waits_where_listings_may_be_old_makes_a_file_of_its_own_before_it_l
     monkeypatch.setattr(waiting, "keeps_listings", lambda folder: keeps_listings)
     run = reportrun.make_run(tmp_path / "run")
     worker, update = waiting_worker(run), policy_maker(1)
-    choice = Choice(Step.WAIT, Task(2, Stage.ROLLOUT), awaited=(frozenset([update]),))
+    choice = Chosen(Step.WAIT, Task(2, Stage.ROLLOUT), awaited=(frozenset([update]),))
     assert worker.go_on(choice, is_first=False) is None
     assert not worker.come
     commit(run, 1)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
@@ -16,27 +17,28 @@ from typing import Any
 import pytest
 
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.run import bookkeeping
-from pipeline.run.bookkeeping import ask_for_pass, is_wanted
+from pipeline.run import pass_requests
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation, take_over
 from pipeline.run.directory import Run, load_run
 from pipeline.run.failures import DISK_EXIT, FailureKind
 from pipeline.run.owner import Owner
+from pipeline.run.pass_requests import is_requested, request_pass
 from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task, task_key
-from pipeline.workers.afterwards import Afterwards
-from pipeline.workers.beats import Beat, Doing, Reason, write_beat
+from pipeline.workers.beats import Beat, Doing, Reason, read_beats, write_beat
 from pipeline.workers.claims import Claim, claims_of
-from pipeline.workers.reading import read_beats
+from pipeline.workers.outside import CommitHooks
 from stages.attempts.arguments import Arguments
+from stages.attempts.failures import report
 from stages.attempts.runner import AttemptEnd
+from stages.context import OtherRankFailed
 from stages.workers import loop, pulling, start
 from tests.support import processes
-from tests.support.killing import wait_for
 from tests.support.passes import take_turn
 from tests.support.processes import fork_server, in_process_of_its_own, stage_arguments
 from tests.support.pulling import beat_of, join, source_of, start_worker, wait_until
+from tests.support.waiting import wait_for
 
 SHAPE = ("iterations=2", "rollout.num_shards=2")
 ROLLOUT, REWARD, UPDATE = Task(1, Stage.ROLLOUT), Task(1, Stage.REWARD), policy_maker(1)
@@ -231,26 +233,26 @@ def test_a_commit_in_a_run_that_was_taken_over_rings_nobody(run, is_taken_over):
 
 def takes_too_long(root: Path) -> None:
     run = load_run(root)
-    source = source_of(run, ROLLOUT, SETTINGS, failed=Afterwards(run, "4711_0r0").failed)
+    source = source_of(run, ROLLOUT, SETTINGS, failed=CommitHooks(run, "4711_0r0").failed)
     source.limit.end_process(60.0, Claim(ROLLOUT, 1, "1-4711_0r0", "4711_0r0", 0.0))
 
 
 def test_a_task_that_took_too_long_asks_for_a_pass_that_others_make(run):
     assert in_process_of_its_own(takes_too_long, run.paths.root) == 5
-    assert is_wanted(run.paths)
+    assert is_requested(run.paths)
     assert not (run.paths.root / "slurm/passes/started").exists()
 
 
-def test_a_disk_that_takes_no_wish_ends_no_worker_and_is_told_of_once(run, monkeypatch, capsys):
-    afterwards = Afterwards(run, "4711_0r0")
-    for name in ("ask", "tend", "leave"):
+def test_a_disk_that_takes_no_request_ends_no_worker_and_is_reported_once(run, monkeypatch, capsys):
+    afterwards = CommitHooks(run, "4711_0r0")
+    for name in ("request", "poll", "leave"):
         monkeypatch.setattr(afterwards.keeper, name, raises(errno.ENOSPC))
     for _ in range(3):
         afterwards.waits()
     assert capsys.readouterr().out.count("no pass was started: ") == 1
     afterwards.committed(ROLLOUT)
     afterwards.failed(True)
-    assert capsys.readouterr().out.count("no pass was asked for: ") == 1
+    assert capsys.readouterr().out.count("no pass was requested: ") == 1
     afterwards.leaves(True)
 
 
@@ -272,18 +274,18 @@ def test_who_leaves_waits_for_a_pass_unless_another_one_sees_to_it(run, monkeypa
     """In the last update of a run many leave, and what each would start computes beside it."""
     started = []
     monkeypatch.setattr(
-        bookkeeping, "start_pass", lambda paths: started.append(take_turn(paths, lambda: None))
+        pass_requests, "start_pass", lambda paths: started.append(take_turn(paths, lambda: None))
     )
-    monkeypatch.setattr(bookkeeping.Bookkeeper, "_is_taken_up", lambda keeper: True)
+    monkeypatch.setattr(pass_requests.PassRunner, "_is_served", lambda keeper: True)
     other, *is_seen_to = OTHERS[name]
     other = replace(other, beat=time.time() if other.beat else 0.0)
     write_beat(run.paths, other)
     for is_to_be_seen, is_left_to_it in zip((True, False), is_seen_to, strict=True):
         started.clear()
         take_turn(run.paths, lambda: None)
-        ask_for_pass(run.paths)
-        Afterwards(run, "4711_0r0").leaves(is_to_be_seen)
-        assert is_wanted(run.paths) == (not started) == is_left_to_it, is_to_be_seen
+        request_pass(run.paths)
+        CommitHooks(run, "4711_0r0").leaves(is_to_be_seen)
+        assert is_requested(run.paths) == (not started) == is_left_to_it, is_to_be_seen
 
 
 # --- warnings ---
@@ -299,3 +301,27 @@ def test_a_worker_that_is_warned_in_a_task_that_cannot_save_ends_that_and_leaves
     beat = beat_of(run.paths, process)
     assert (beat.doing, beat.reason) == (Doing.LEAVING, Reason.WARNED)
     assert read_record(run.paths, REWARD)
+
+
+# --- several ranks ---
+
+
+def say(file: Path, error: Exception, after: float) -> None:
+    time.sleep(after)
+    report(error, Arguments(UPDATE, file.parent, "1-7_0r0", file, 0.0), 1.0)
+
+
+@pytest.mark.parametrize("is_said", [True, False])
+def test_of_several_ranks_the_one_that_failed_says_why_and_where(tmp_path, monkeypatch, is_said):
+    """The other is as quick, and sees no more than its words. It speaks where the first cannot."""
+    monkeypatch.setattr("stages.attempts.failures._GIVE_WAY_SECONDS", 20.0 if is_said else 0.1)
+    monkeypatch.setenv("SLURMD_NODENAME", "n2")
+    file, why = tmp_path / "failure.json", "CUDA error: uncorrectable ECC error encountered"
+    other = threading.Thread(target=say, args=(file, OtherRankFailed(f"another rank failed, {why}"), 0.0))
+    other.start()
+    if is_said:
+        say(file, RuntimeError(why), 0.3)
+    other.join(timeout=30)
+    told = json.loads(file.read_text())
+    assert (told["kind"], told["node"]) == ("device", "n2")
+    assert ("another rank" in told["message"]) is not is_said

@@ -1,30 +1,40 @@
-"""Puts a shell's completion script where the shell finds it: once, without touching what is there."""
+"""``slurm-ppo completion``: have the Tab key complete commands, runs and settings.
+
+A shell's script is put where the shell finds it: once, without touching what is there.
+"""
 
 import os
 import shlex
 from pathlib import Path
+from typing import Annotated
 
-from pipeline.cli.completion.offers import SHELLS
-from pipeline.run.durable import replace_durably
+import typer
+
+from pipeline.cli.completion.answer import SHELLS
 from slurm.errors import UserError
 
 MARK = "# completion of slurm-ppo"
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="The Tab key: commands, options, runs, settings and their values, in bash, zsh and fish.",
+)
 
-
-class NoSuchShell(UserError):
-    """A shell for which there is no script."""
+Shell = Annotated[
+    str | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish. Default: that of $SHELL.")
+]
 
 
 def shell_of(given: str | None) -> str:
     """Return the shell that is meant: the given one, or the one that the user logs in with.
 
     Raises:
-        NoSuchShell: there is no script for it.
+        UserError: there is no script for it.
     """
     found = given or Path(os.environ.get("SHELL", "")).name
     if found not in SHELLS:
         what = f"there is no completion for {found!r}" if found else "$SHELL does not say which shell you use"
-        raise NoSuchShell(f"{what}; give one of {', '.join(SHELLS)}")
+        raise UserError(f"{what}; give one of {', '.join(SHELLS)}")
     return found
 
 
@@ -35,6 +45,8 @@ def script(shell: str) -> str:
 
 def install(shell: str) -> str:
     """Write the script into the user's folder, and have bash and zsh read it. Returns what was done."""
+    from pipeline.run.durable import replace_durably
+
     place = place_of(shell)
     place.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(place, script(shell))
@@ -72,3 +84,15 @@ def add_line(file: Path, line: str) -> bool:
 
 def _folder(variable: str, default: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / default)
+
+
+@app.command(name="install")
+def install_command(shell: Shell = None) -> None:
+    """Install the completion for a shell, for you alone; again after an update of slurm-ppo does no harm."""
+    typer.echo(install(shell_of(shell)))
+
+
+@app.command()
+def show(shell: Shell = None) -> None:
+    """Print a shell's script, to put it elsewhere."""
+    typer.echo(script(shell_of(shell)), nl=False)

@@ -1,25 +1,32 @@
-"""Array jobs from tasks: names, task lists, log patterns, sbatch options. Pure, except for time stamps."""
+"""Array jobs from tasks: names, task lists, log patterns, sbatch options, pure except for time stamps; and
+their submission."""
 
+import math
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.config.schema import NO_NAME
-from pipeline.executors.slurm.resources import Escalation, command_words, python_words, sbatch_options
-from pipeline.run.bookkeeping import passes_log
-from pipeline.run.directory import Run
+from pipeline.decide.escalating import Escalation
+from pipeline.executors.slurm.resources import command_words, python_words, sbatch_options
+from pipeline.run import journal
+from pipeline.run.directory import Run, make_slurm_log
 from pipeline.run.invocation import common_arguments, own_arguments
-from pipeline.run.submissions import Ledger, Submission, chunks_of, job_name
+from pipeline.run.lease import LeaseLost
+from pipeline.run.pass_requests import passes_log
+from pipeline.run.submissions import Ledger, State, Submission, chunks_of, job_name, note_submitted
 from pipeline.run.tasks import Stage, Task
-from slurm.commands import REMEMBER_BEFORE
+from slurm.commands import REMEMBER_BEFORE, SlurmTimeout
 from slurm.requests import attending
 from slurm.setup_lines import checked
-from slurm.submission import Array, literal
+from slurm.sharedfiles import is_there, make_folder
+from slurm.submission import Array, QueueFull, Refused, Unclear, literal, render, submit_once
 from slurm.tasklist import ATTEMPT, STARTED
 
 _MAX_RESTARTS = 20
@@ -50,7 +57,11 @@ def stage_submissions(
         made.append(
             _submission(
                 run,
-                *(invocation, tasks[0].iteration, tasks[0].job_kind, number, chunk),
+                invocation=invocation,
+                iteration=tasks[0].iteration,
+                job_kind=tasks[0].job_kind,
+                number=number,
+                chunk=chunk,
                 chunk_size=chunk_size,
                 module="stages.workers",
                 arguments=(*common_arguments(run, tasks[0], ATTEMPT), "--patience", INPUT_SECONDS),
@@ -67,7 +78,11 @@ def driver_submission(run: Run, invocation: int, job_kind: str, number: int) -> 
     """Make the submission of a driver job, which advances the run."""
     return _submission(
         run,
-        *(invocation, 0, job_kind, number, 0),
+        invocation=invocation,
+        iteration=0,
+        job_kind=job_kind,
+        number=number,
+        chunk=0,
         chunk_size=1,
         module="pipeline",
         arguments=("advance", str(run.paths.root)),
@@ -80,7 +95,7 @@ def driver_submission(run: Run, invocation: int, job_kind: str, number: int) -> 
 def _submission(
     run: Run, invocation: int, iteration: int, job_kind: str, number: int, chunk: int, **content: Any
 ) -> Submission:
-    # Runs that were given no name of their own are told apart by their folders.
+    # Runs without a name of their own differ by their folders.
     given = run.identity.name
     known = run.paths.root.name if given == NO_NAME else given
     name = job_name(known, run.identity.id, iteration, job_kind, number, chunk)
@@ -111,7 +126,7 @@ def array_of(
         setup=(
             *(_OF_WORKERS if submission.is_of_stage else ()),
             *into_log(run, submission),
-            # A driver job goes on: a run that none advances has nobody to tell what went wrong.
+            # A driver job goes on: only it can report what went wrong.
             *checked(given.setup or (), ends_job=submission.is_of_stage),
             *(attending_to(run, config, given) if submission.is_of_stage else ()),
         ),
@@ -123,7 +138,7 @@ def array_of(
 
 _OF_WORKERS = (REMEMBER_BEFORE, "trap '' USR1", f"export {STARTED}=$(date +%s)")
 """Shell lines of workers, before anything else. What is set up for them is not for jobs of other stages,
-which the passes that they make submit. Whoever commits rings the arrays that wait for it: a signal
+which the passes that they make submit. A commit rings the arrays that wait for it: a signal
 that would end an element which starts up. And what is set up is part of what a start takes."""
 
 
@@ -171,3 +186,89 @@ def log_folder(run: Run, submission: Submission) -> Path:
     if submission.job_kind == GUARD:  # one every few minutes, so all write to one log
         return run.paths.log_root / GUARD
     return submission.log_folder(run.paths)
+
+
+# --- submitting ------------------------------------------------------------------------------------------
+
+# Each array at most once: noted on disk before sbatch is called, and after.
+
+
+@dataclass(frozen=True)
+class Submitter:
+    """Submitter of array jobs for one pass of a driver."""
+
+    run: Run
+    config: SlurmConfig
+    longest: Callable[[Sequence[str]], float | None]
+    """Function that returns the seconds that partitions allow a job; called only where time is escalated."""
+    beat: Callable[[], None]
+    """Heartbeat of the lease, called before requests to Slurm; raises LeaseLost where it was taken over."""
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.run.paths)
+
+    def submit(
+        self,
+        submission: Submission,
+        escalation: Escalation,
+        dependency: str = "",
+        arrays: tuple[str, ...] = (),
+        begin: float = 0.0,
+    ) -> Submission:
+        """Submit an array job. Returns the submission with its job id.
+
+        Args:
+            dependency: of a driver job, when it starts.
+            arrays: ids of the arrays that its dependency names.
+            begin: seconds before which it does not start.
+
+        Raises:
+            QueueFull, Refused: Slurm does not take it; nothing of it is left.
+            Unclear: whether it was taken is unknown; the next pass looks for it by its name.
+            SlurmTimeout: there was no time left to ask; nothing of it is left.
+            LeaseLost: another driver is at work.
+        """
+        ledger = self.ledger
+        self.beat()
+        if not ledger.begin(submission):
+            raise LeaseLost(f"{ledger.file(submission)} was taken by another driver")
+        self._make_logs(submission)
+        delay = math.ceil(max(begin, escalation.delay))
+        try:
+            job = self._hand_over(submission, escalation, dependency, f"now+{delay}" if delay else "")
+        except Refused as error:
+            ledger.forget(submission)
+            journal.event(self.run.paths.events, "refused", array=submission.name, message=str(error))
+            raise
+        except Unclear:
+            ledger.note(submission, State(None, arrays))
+            raise
+        except SlurmTimeout:
+            ledger.forget(submission)
+            raise
+        note_submitted(self.run.paths, submission, job, dependency)
+        return ledger.note(submission, State(job, arrays))
+
+    def _make_logs(self, submission: Submission) -> None:
+        """Make the folder of its log, and the file that Slurm opens where that is gone."""
+        make_folder(log_folder(self.run, submission), self.run.paths.root)
+        if not is_there(self.run.paths.slurm_log):
+            make_slurm_log(self.run.paths)
+
+    def _hand_over(self, submission: Submission, escalation: Escalation, dependency: str, begin: str) -> str:
+        """Call sbatch and return the job id. A refused request is tried again without its escalation."""
+        stage = submission.job_kind if submission.is_of_stage else DRIVER
+        partitions = resources_of(self.config, stage).partition
+        longest = self.longest(partitions) if escalation.time_factor > 1 else None
+        array = array_of(self.run, self.config, submission, escalation, longest, dependency, begin)
+        script = self.ledger.script(submission)
+        script.write_text(render(array))
+        try:
+            return submit_once(script)
+        except QueueFull:
+            raise
+        except Refused:
+            if escalation == Escalation():
+                raise
+            return self._hand_over(submission, Escalation(), dependency, begin)

@@ -1,12 +1,12 @@
-"""Jobs of a run that somebody cancelled with Slurm's own commands, all at once: then the run pauses.
+"""Jobs of a run that a person cancelled with Slurm's own commands, all at once: then the run pauses.
 
-Whoever types ``scancel -u USER``, an administrator among them, wants the jobs gone. Guards, which wait by the
-clock, tell that from the repair of single elements: nobody who cancels those cancels guards too.
+``scancel -u USER``, by an administrator perhaps, means that the jobs shall be gone. Watchdogs tell that
+from the repair of single elements, which leaves them alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pipeline.executors.slurm.queue import is_held, is_live, is_pending, worker_of
+from pipeline.executors.slurm.queue import is_held, is_live, is_pending
 from pipeline.executors.slurm.silence import read_silences
 from pipeline.run.control import ByHand, Control
 from pipeline.run.submissions import Ledger, Submission, is_driver_job
@@ -54,7 +54,7 @@ def find_by_hand(elements: Iterable[Element], is_by_hand: Callable[[Element], bo
 
 def _was_there(element: Element, since: float, last: float) -> bool:
     """Whether an element was in the queue when others were cancelled, between two moments (unix times; 0:
-    nobody knows when that was), and outlived that. What has ended since is shown for longer than these: so
+    that is unknown), and outlived that. What has ended since is shown for longer than these: so
     every pass says the same of them."""
     if not since:
         return is_live(element)
@@ -81,7 +81,7 @@ def is_of_people(ledger: Ledger, cancelled: Iterable[Element], control: Control)
         submission = known.get(element.name)
         if submission is None or _is_withdrawn(submission, element.index):
             return False
-        if is_held(element) or worker_of(element).element in silenced:
+        if is_held(element) or element.job_id in silenced:
             return False
         return submission.invocation == control.invocation or (element.ended or 0.0) > control.begun
 

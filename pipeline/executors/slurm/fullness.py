@@ -1,6 +1,6 @@
 """How many elements the queue has shown to take, where that is less than limits say that can be asked.
 
-Other runs of the user count too, and there may be limits that nobody shows, or that were lowered since.
+Other runs of the user count too, and there may be limits that are not shown, or that were lowered since.
 
 sbatch alone knows, and says so by refusing. What it said is in the journal, where passes find it for a minute
 and ``status`` for as long as nothing newer is known.

@@ -6,24 +6,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVER, DRIVERS
+from pipeline.executors.slurm.by_hand import Paused, look_for_act
 from pipeline.executors.slurm.queue import ElementsByName, is_live, is_pending, run_queue
 from pipeline.orchestrate.jobs import CommittedOf
 from pipeline.run import journal
 from pipeline.run.control import Control, read_control
 from pipeline.run.directory import Run
-from pipeline.run.endings import (
-    NO_ENDINGS,
-    Ending,
-    Endings,
-    Evidence,
-    note_endings,
-    read_endings,
-)
-from pipeline.run.failures import Failure
+from pipeline.run.endings import NO_ENDINGS, Endings, Evidence, read_endings
 from pipeline.run.paths import RunPaths
 from pipeline.run.submissions import SUBMITTED, Ledger, Submission, is_job_of, job_kind_of, note_submitted
 from pipeline.run.tasks import Stage, Task, parse_task
-from pipeline.workers.looking import PASS_AGE, Look, allowed_age
+from pipeline.workers.looking import PASS_AGE, Look, allowed_age, look
+from slurm.commands import SlurmTimeout
 from slurm.ended import find_by_name
 from slurm.query import Element
 from slurm.states import SlurmState
@@ -54,7 +48,7 @@ class Snapshot:
     def is_expected(self, submission: Submission) -> bool:
         """Whether it may yet show in the queue: sbatch has not answered, or its driver died before it noted
         the answer."""
-        since = abs(self.time - submission.created)  # a clock that is ahead makes nobody wait for ever
+        since = abs(self.time - submission.created)  # a clock that is ahead is not waited for for ever
         return _is_asked_for(submission) and since < _ARRIVAL_SECONDS
 
     def expecting(self, submissions: Sequence[Submission], endings: Endings = NO_ENDINGS) -> "Snapshot":
@@ -93,15 +87,8 @@ def _as_pending(submission: Submission, endings: Endings) -> Iterator[Element]:
                 name=submission.name,
                 state=SlurmState.PENDING,
                 reason="None",
-                node="",
-                partition="",
                 submitted=submission.created,
-                started=None,
-                ended=None,
-                exit_code=None,
-                signal=None,
                 restarts=0,
-                time_limit=None,
             )
 
 
@@ -142,29 +129,6 @@ def recently_submitted(paths: RunPaths, since: float) -> set[str]:
     return {e["array"] for e in events if e["event"] == SUBMITTED and e["time"] > since}
 
 
-@dataclass(frozen=True)
-class ArrayElement:
-    """Array element that carries a live task."""
-
-    array: str
-    """Job id of the array."""
-    index: int
-
-
-@dataclass(frozen=True)
-class Live:
-    """An array element that waits or runs."""
-
-    submission: Submission
-    carrier: ArrayElement
-    element: Element | None
-    """None right after it was submitted."""
-
-    @property
-    def is_pending(self) -> bool:
-        return self.element is None or is_pending(self.element)
-
-
 @dataclass
 class JobTable:
     """Submissions of the current iterations, and which of their elements wait or run.
@@ -175,14 +139,13 @@ class JobTable:
     ledger: Ledger
     seen: Snapshot = Snapshot()
     submissions: list[Submission] = field(default_factory=list)
-    live: dict[Task, Live] = field(default_factory=dict)
     endings: Endings = NO_ENDINGS
     """How attempts ended, of the iterations of the submissions."""
 
     @property
     def is_unsure(self) -> bool:
         """Whether a job may have been submitted that the queue does not show yet."""
-        return any(not live.carrier.array for live in self.live.values())
+        return any(s.is_of_stage and self.seen.is_expected(s) for s in self.submissions)
 
     def find_gone(self, committed_of: CommittedOf) -> list[tuple[Submission, int]]:
         """Find elements that have ended without a commit and are not accounted for yet."""
@@ -209,13 +172,6 @@ class JobTable:
                 return submission
         return None
 
-    def enter(self, submission: Submission) -> None:
-        """Add what was just submitted."""
-        assert submission.state.job is not None
-        self.submissions.append(submission)
-        for index, task in submission.tasks():
-            self.live[task] = Live(submission, ArrayElement(submission.state.job, index), None)
-
     def note(self, submission: Submission, **state: object) -> None:
         """Change what the ledger says of a submission."""
         noted = self.ledger.note(submission, replace(submission.state, **state))  # type: ignore[arg-type]
@@ -234,61 +190,36 @@ class JobTable:
         """Read how attempts at the tasks of further iterations ended."""
         self.endings = self.endings.adding(read_endings(self.ledger.paths, iterations).values())
 
-    def note_endings(self, endings: Iterable[Ending]) -> None:
-        """Write down how attempts ended."""
-        endings = list(endings)
-        note_endings(self.ledger.paths, endings)
-        self.endings = self.endings.adding(endings)
-
-    def failures(self) -> dict[Task, list[Failure]]:
-        """Collect the failures of this invocation that count, commits that were taken back included."""
-        found: dict[Task, list[Failure]] = {}
-        for ending in self.of_invocation():
-            if ending.kind is not None and not ending.is_redone:
-                failure = ending.failure(self.ledger.paths)
-                found.setdefault(failure.task, []).append(failure)
-        return found
-
     def taken_back(self) -> set[Task]:
         """Return the tasks of which commits were taken back in this invocation."""
-        return {parse_task(e.task) for e in self.of_invocation() if e.evidence is Evidence.RETRACTION}
-
-    def of_invocation(self) -> Iterator[Ending]:
-        """Yield how attempts of this invocation ended."""
-        invocation = self.seen.control.invocation
-        yield from (ending for ending in self.endings.values() if ending.invocation == invocation)
+        own = (e for e in self.endings.values() if e.invocation == self.seen.control.invocation)
+        return {parse_task(ending.task) for ending in own if ending.evidence is Evidence.RETRACTION}
 
 
 def read_table(
-    ledger: Ledger,
-    seen: Snapshot,
-    iterations: Collection[int],
-    newest: Task | None = None,
-    names: Collection[str] | None = None,
+    ledger: Ledger, seen: Snapshot, iterations: Collection[int], newest: Task | None = None
 ) -> JobTable:
-    """Read the submissions of some iterations, and match them with the queue.
+    """Read the submissions of some iterations, and those of whatever iteration whose jobs the queue shows, or
+    may not show yet; match them with it.
 
     Args:
         newest: the newest committed update; its attempt, which may live, is of interest too.
-        names: names of jobs that are of interest whatever iteration they were submitted for, and with them
-            those that the queue may not show yet.
     """
     also = {newest.iteration} if newest else set()
     loaded = ledger.load({*iterations, *also})
     wanted = [s for s in loaded if s.iteration in iterations or s.job_kind == Stage.UPDATE]
-    if names is not None:
-        recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
-        wanted += ledger.named({*names, *recent} - {s.name for s in wanted})
+    recent = recently_submitted(ledger.paths, seen.asked - _ARRIVAL_SECONDS)
+    wanted += ledger.named({*seen.queue, *recent} - {s.name for s in wanted})
     known = _with_job_ids(ledger, seen, wanted)
     submissions = [_given_up(ledger, seen, one) for one in known]
     concerned = {*iterations, *(s.iteration for s in submissions)}
     endings = read_endings(ledger.paths, concerned)
     seen = seen.expecting(submissions, endings)
-    return JobTable(ledger, seen, submissions, dict(_find_live(seen, submissions)), endings)
+    return JobTable(ledger, seen, submissions, endings)
 
 
 def _is_asked_for(submission: Submission) -> bool:
-    """Whether it was handed to sbatch, and nobody knows whether Slurm took it."""
+    """Whether it was handed to sbatch, and it is unknown whether Slurm took it."""
     return submission.state.job is None and not submission.state.is_withdrawn
 
 
@@ -308,18 +239,103 @@ def _arrived(ledger: Ledger, submission: Submission, job: str) -> Submission:
 
 
 def _given_up(ledger: Ledger, seen: Snapshot, submission: Submission) -> Submission:
-    """Take back a submission of which no job has come: its tasks are submitted again. Nobody tried them."""
+    """Take back a submission of which no job has come: its untried tasks are submitted again."""
     if not _is_asked_for(submission) or seen.is_expected(submission):
         return submission
     journal.event(ledger.paths.events, "never_arrived", array=submission.name)
     return ledger.note(submission, replace(submission.state, is_withdrawn=True))
 
 
-def _find_live(seen: Snapshot, submissions: Sequence[Submission]) -> Iterator[tuple[Task, Live]]:
-    for submission in submissions:
-        elements = seen.live_elements(submission)
-        for index, task in submission.tasks():
-            if element := elements.get(index):
-                yield task, Live(submission, ArrayElement(element.array_id, index), element)
-            elif seen.is_expected(submission):
-                yield task, Live(submission, ArrayElement("", index), None)
+# --- reading the queue -----------------------------------------------------------------------------------
+
+# As one pass reads it: by a look from before its lease where that is enough, else by its own. Nothing is
+# remembered between passes but what is on disk (pipeline.run.submissions) and in the queue.
+
+
+SECOND_PATIENCE = 5.0
+"""Seconds that squeue may take while the lease is held."""
+
+
+@dataclass
+class QueueReader:
+    """The looks at the queue of one pass."""
+
+    run: Run
+    first_look: Look | None = None
+    """Look at the queue from before the lease was taken; None: the pass looks itself."""
+    is_alone: bool = False
+    """Whether no other has held the lease since that was asked for."""
+    second_look: Look | None = None
+    """Look by which it was confirmed that elements are gone."""
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.run.paths)
+
+    def snapshot(self) -> Snapshot:
+        """Return the snapshot that the pass decides by."""
+        seen, self.first_look = self.first_look, None
+        snapshot = self._from_before(seen, self.ledger.load({0})) if seen else None
+        if snapshot is None:
+            now = look(self.run.paths, 0.0, SECOND_PATIENCE)
+            snapshot = take_snapshot(self.run, now, is_fresh=True)
+        return snapshot
+
+    def again(self) -> Snapshot:
+        """Return a snapshot of a look of now, once in a pass."""
+        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
+        return take_snapshot(self.run, self.second_look, is_fresh=True).expecting(self.ledger.load({0}))
+
+    def heed_people(self, elements: Sequence[Element], control: Control) -> None:
+        """Stop the pass if a person has cancelled the run's jobs.
+
+        Args:
+            elements: the run's, as a look shows them.
+            control: people's requests at the time of the snapshot.
+
+        Raises:
+            Paused: a person has.
+        """
+        if act := look_for_act(self.ledger, elements, control):
+            raise Paused(act)
+
+    def _from_before(self, seen: Look, submitted: Sequence[Submission]) -> Snapshot | None:
+        """Return what a look shows that was taken before the lease was; None where it is to be taken again:
+        after a pass which finds no driver job that waits, and none that was submitted since, there may be no
+        other, so nothing is taken for granted."""
+        snapshot = take_snapshot(self.run, seen, is_fresh=self.is_alone)
+        since = (s for s in submitted if s.job_kind in DRIVERS and s.state.job and s.created > seen.asked)
+        if self.is_alone or any(map(snapshot.count_pending, DRIVERS)) or any(since):
+            return snapshot.expecting(submitted)
+        return None
+
+    def confirm_gone(self, elements: Iterable[tuple[str | None, int]], seen: Snapshot) -> None:
+        """Look at the queue once more, before elements are judged as ended that this pass's look does not
+        show: that was taken before the lease was, and may be older than they are.
+
+        Args:
+            elements: by array ids, None where that is not known, and indices.
+            seen: what the pass decides by.
+
+        Raises:
+            SlurmTimeout: there is no answer, or one of them lives: nothing is judged in this pass.
+            Paused: a person has cancelled the run's jobs.
+        """
+        unseen = {(job, index) for job, index in elements if job and not seen.shows((job, index))}
+        if seen.is_fresh or not unseen:
+            return
+        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
+        if any((e.array_id, e.index) in unseen and is_live(e) for e in self.second_look.elements):
+            raise SlurmTimeout(["squeue"], None, "it did not show a job that is there")
+        own = self.second_look.elements_of(lambda name: is_job_of(self.run.identity.id, name))
+        self.heed_people(own, seen.control)
+
+    def still_running(self, elements: Collection[str], seen: Snapshot) -> list[str]:
+        """Return those of some elements that run on with the workers which a pass saw there, by a look of
+        now: one that is back in the queue by then is not to be cancelled."""
+        if not elements or seen.is_fresh:
+            return list(elements)
+        known = {e.run_id for of_name in seen.queue.values() for e in of_name}
+        self.second_look = self.second_look or look(self.run.paths, 0.0, SECOND_PATIENCE)
+        running = [e for e in self.second_look.elements if is_live(e) and not is_pending(e)]
+        return [e.job_id for e in running if e.job_id in elements and e.run_id in known]

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.conversion import converted, plain
-from pipeline.orchestrate.places import KEPT_SECONDS, Need, is_contended
+from pipeline.decide.places import KEPT_SECONDS, Need, is_contended
 from pipeline.run.durable import replace_durably
 from pipeline.run.paths import RunPaths
 from slurm.commands import NotStarted, SlurmError, SlurmMissing
 from slurm.nodes import Node, read_nodes
 from slurm.query import Element
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import make_folder, read_newest
+from slurm.sharedfiles import make_folder, read_newest, sealed, unsealed
 
 _AGAIN_SECONDS = 30.0
 """Seconds until sinfo is asked again where it gave no answer."""

@@ -8,33 +8,33 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from pipeline.executors.slurm.array_workers import ArrayWorkers
+from pipeline.executors.slurm.arrays import Submitter
 from pipeline.executors.slurm.by_hand import Paused
 from pipeline.executors.slurm.exit_reasons import Accounts, Unanswered
+from pipeline.executors.slurm.job_table import QueueReader
 from pipeline.executors.slurm.queue import is_pending
-from pipeline.executors.slurm.queue_reader import QueueReader
-from pipeline.executors.slurm.submitter import Submitter
-from pipeline.executors.slurm.worker_jobs import WorkerJobs
 from pipeline.metrics.costs import Accountant
 from pipeline.notify.events import pass_failed, tell, tell_if_stalled
 from pipeline.orchestrate.driver import Driver, Outcome, Pass, Watcher, tell_of_pass
+from pipeline.orchestrate.jobs import Jobs
 from pipeline.orchestrate.publish import Publisher
 from pipeline.process import interruptible
 from pipeline.run import journal
-from pipeline.run.bookkeeping import ask_for_pass
 from pipeline.run.control import ByHand, mend_control, read_control, write_control
 from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.failures import Failure
 from pipeline.run.identity import RunError
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, free_number, hold
 from pipeline.run.owner import owner_of_job
+from pipeline.run.pass_requests import request_pass
 from pipeline.run.place import settle
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
 from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
 from pipeline.workers.looking import PASS_AGE, Look, look
-from slurm.clusters import on_cluster
-from slurm.commands import SlurmError, SlurmTimeout, within
+from slurm.commands import SlurmError, SlurmTimeout, on_cluster, within
 from slurm.limits import read_partitions
 from slurm.signals import Errands
 from slurm.submission import Refused
@@ -49,6 +49,8 @@ FIRST_PATIENCE, _USUAL_PATIENCE = 10.0, 60.0
 _OLDEST_LOOK = 15.0
 """Age of a look in seconds from which on another is taken under the lease: older than any that is given."""
 _RETRY_SECONDS = 10.0
+_POLL_SECONDS = 10.0
+"""Seconds between two passes while a person watches."""
 _PAUSES = (1.0, 2.0, 5.0)
 """The same after the first of passes in which Slurm does not answer: a lost answer may be the only one."""
 _AGAIN_SECONDS = 3.0
@@ -73,7 +75,7 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
         Refused: Slurm does not take a job.
         SlurmTimeout: Slurm has not answered for ten minutes.
         SlurmError: Slurm's answer is not understood, or a command failed.
-        TakenOver: the run is no longer of whoever makes the pass.
+        TakenOver: the run belongs to another driver now.
     """
     check_is_not_taken_over(run)
     try:
@@ -81,23 +83,23 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
             done = _patient_pass(run, watcher, max_age)
     except (LeaseHeld, LeaseLost, TakenOver):
         raise  # another driver is at it
-    except Exception as error:  # whatever it is: the guards try again, and somebody should know
+    except Exception as error:  # whatever it is: the watchdogs try again, and people should know
         _tell_of_failed_pass(run, error, watcher)
         raise
     note_recovery(run.paths, Trouble.PASS)
     # Outside the lease, as the user's notification command and W&B may be slow.
     tell_of_pass(run, done, read_control(run.paths).begun, watcher.note)
-    if is_behind(run, journal.read(run.paths.metrics)):
+    if is_behind(run):
         open_tracker(run, watcher.note).close(exit_code=0)
     return done
 
 
 class TakenOver(RunError):
-    """The run was taken over from whoever makes a pass, whose jobs do nothing more for it."""
+    """The run was taken over from the driver that makes the pass, whose jobs do nothing more for it."""
 
 
 def check_is_not_taken_over(run: Run) -> None:
-    """Check that a run is still of whoever makes a pass. Raises TakenOver."""
+    """Check that the run still belongs to this driver. Raises TakenOver."""
     control = read_control(run.paths)
     if not control.former:  # else who follows a run without a job of it asks Slurm where he is
         return
@@ -205,7 +207,7 @@ def leased_pass(
         errands: what is left to run beside it, and for the caller to finish once the lease is released.
         accounts: what accounting has said of jobs before.
         seen: a look at the queue from before the lease was taken; None: the pass looks itself.
-        is_alone: whether nobody has held the lease since it was asked for: it is as one that is taken under
+        is_alone: whether no other has held the lease since it was asked for: it is as one that is taken under
             the lease, for which squeue has little time.
 
     Raises:
@@ -221,32 +223,33 @@ def leased_pass(
     run = settle(run)
     submitter = Submitter(run, config, longest_time, lease.beat)
     limits, reader = read_limits_of(run.paths, config.qos_named), QueueReader(run, seen, is_alone)
-    jobs = WorkerJobs(submitter, limits, watcher.note, errands, reader, accounts)
-    facts = Accountant(run, watcher.note, lambda: jobs.elements).facts_of
-    books = Publisher(run, NoTracker(), facts, lambda: jobs.table.files_in_use())
+    workers = ArrayWorkers(submitter, limits, watcher.note, errands, reader, accounts)
+    facts = Accountant(run, watcher.note, lambda: workers.elements).facts_of
+    books = Publisher(run, NoTracker(), facts, lambda: workers.table.files_in_use())
     with within(PASS_SECONDS):
         try:
-            return _act(Driver(run, jobs, watcher, books), jobs)
+            jobs = Jobs(run, workers, watcher.note)
+            return _act(Driver(run, jobs, watcher, books), workers)
         except Paused as found:
-            return _pause(run, jobs, found.by_hand)
+            return _pause(run, workers, found.by_hand)
 
 
-def _pause(run: Run, jobs: WorkerJobs, act: ByHand) -> Pass:
-    """Have the run rest, as somebody has cancelled its jobs: what is left of them ends too, with what was
-    submitted since, until a person goes on."""
+def _pause(run: Run, workers: ArrayWorkers, act: ByHand) -> Pass:
+    """Pause the run, as a person has cancelled its jobs: the rest of them ends too, with what was submitted
+    since, until a person goes on."""
     control = read_control(run.paths)
     write_control(run.paths, replace(control, cancelled=True, emptied=control.invocation, paused=act))
     journal.event(run.paths.events, "paused", cancelled=act.cancelled, jobs=act.jobs)
-    jobs.end_all()
+    workers.end_all()
     return Pass(Outcome.PAUSED)
 
 
-def _act(driver: Driver, jobs: WorkerJobs) -> Pass:
+def _act(driver: Driver, workers: ArrayWorkers) -> Pass:
     run, books = driver.run, driver.books
-    jobs.needs_watchdogs, known = not driver.is_complete, books.newest
+    workers.needs_watchdogs, known = not driver.is_complete, books.newest
     actions = driver.one_pass()
     done = driver.result_of(actions)
-    is_unsettled = actions.needs_another_pass or jobs.table.is_unsure
+    is_unsettled = actions.needs_another_pass or workers.table.is_unsure
     if is_unsettled or (driver.is_complete and not driver.has_whole_chain()):
         done = replace(done, outcome=None, is_unsettled=True)
     newest = books.newest
@@ -255,14 +258,14 @@ def _act(driver: Driver, jobs: WorkerJobs) -> Pass:
     if done.outcome is Outcome.FAILED:
         _note_failure(run, done.given_up)
     if done.outcome or actions.give_up:
-        jobs.withdraw()
-    elif jobs.refusal and not done.is_unsettled:
-        raise jobs.refusal
+        workers.withdraw()
+    elif workers.refusal and not done.is_unsettled:
+        raise workers.refusal
     elif known < newest <= run.plan.start + _FIRST_ROWS:
         # Workers start early by what rows say, and rows are written after they are submitted.
         with contextlib.suppress(OSError):  # else the next pass does
-            ask_for_pass(run.paths, at_once=True)
-    return replace(done, trouble=driver.trouble, is_watched=jobs.is_watched)
+            request_pass(run.paths, at_once=True)
+    return replace(done, trouble=driver.trouble, is_watched=workers.is_watched)
 
 
 def _note_failure(run: Run, given_up: Sequence[Failure]) -> None:
@@ -284,7 +287,7 @@ def longest_time(partitions: Sequence[str]) -> float | None:
     return min((p.max_time for p in chosen if p.max_time is not None), default=None)
 
 
-def follow(run: Run, watcher: Watcher, poll_seconds: float) -> Pass:
+def follow(run: Run, watcher: Watcher) -> Pass:
     """Make passes until the run has ended or is interrupted; its jobs then go on without this process."""
     with interruptible():
         while True:
@@ -292,6 +295,6 @@ def follow(run: Run, watcher: Watcher, poll_seconds: float) -> Pass:
                 done = make_pass(run, watcher, PASS_AGE)
                 if done.outcome is not None:
                     return done
-                time.sleep(poll_seconds)
+                time.sleep(_POLL_SECONDS)
             except KeyboardInterrupt:
                 return Pass(Outcome.INTERRUPTED)

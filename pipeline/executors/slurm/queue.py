@@ -13,11 +13,10 @@ from pipeline.run.place import original_of
 from pipeline.run.standpoint import Elsewhere, standpoint
 from pipeline.run.submissions import SUBMITTED, is_job_of, run_id_of
 from pipeline.workers.looking import PERSON_AGE, Look, look
-from slurm.clusters import on_cluster
-from slurm.commands import SlurmError, SlurmMissing
+from slurm.commands import SlurmError, SlurmMissing, on_cluster
 from slurm.limits import hides_jobs
 from slurm.query import Element, read_queue
-from slurm.ringing import WorkerName, parse_worker
+from slurm.ringing import parse_worker
 from slurm.states import Phase, SlurmState, UnknownState, phase_of
 from slurm.submission import cancel
 
@@ -51,7 +50,7 @@ def run_queue(run: Run, seen: Look) -> ElementsByName:
 def _without_held(elements: Sequence[Element]) -> Iterator[Element]:
     held = {e for e in elements if is_pending(e) and is_held(e)}
     if held:
-        cancel(sorted(f"{e.array_id}_{e.index}" for e in held), only_pending=True)
+        cancel(sorted(e.job_id for e in held), only_pending=True)
     for element in elements:
         yield replace(element, state=SlurmState.LAUNCH_FAILED) if element in held else element
 
@@ -68,10 +67,6 @@ def is_live(element: Element) -> bool:
 
 def is_pending(element: Element) -> bool:
     return phase_of(element.state) is Phase.PENDING
-
-
-def worker_of(element: Element) -> WorkerName:
-    return WorkerName(element.array_id, element.index, element.restarts or 0)
 
 
 Starts = Mapping[tuple[str, int], int]
@@ -144,7 +139,7 @@ _PATIENCE = 15.0
 
 
 @dataclass(frozen=True)
-class Queue:
+class RunQueue:
     """Elements of the run's jobs, or the reason why they are not known."""
 
     elements: Sequence[Element] = ()
@@ -160,27 +155,31 @@ class Queue:
     def live(self) -> list[Element]:
         return [element for element in self.elements if is_live(element)]
 
-    def with_heard(self, workers: Iterable[str]) -> "Queue":
+    @property
+    def has_jobs(self) -> bool | None:
+        """Whether jobs of the run wait or run; None where that is not known."""
+        return None if self.unanswered or self.is_hidden else bool(self.live)
+
+    def with_heard(self, workers: Iterable[str]) -> "RunQueue":
         """Return it with elements as their workers were heard of since (:func:`as_heard_of`)."""
         heard_of = newest_starts(workers)
         return replace(self, elements=[as_heard_of(element, heard_of) for element in self.elements])
 
 
 def look_at_queue(
-    run: Run,
-    max_age: float = PERSON_AGE,
-    patience: float = _PATIENCE,
-    who: Callable[[], Owner] | None = None,
-) -> Queue:
+    run: Run, max_age: float = PERSON_AGE, patience: float = _PATIENCE, who: Callable[[], Owner] | None = None
+) -> RunQueue:
     """Look at the queue as :func:`ask_for_queue`; a missing answer is returned as ``unanswered``."""
     try:
         return ask_for_queue(run, max_age, patience, who)
     except (SlurmError, SlurmMissing, UnknownState) as error:
-        return Queue(unanswered=str(error))
+        return RunQueue(unanswered=str(error))
 
 
-def ask_for_queue(run: Run, max_age: float, patience: float, who: Callable[[], Owner] | None = None) -> Queue:
-    """Look at the queue for a person: of a run of somebody else at his jobs, where Slurm shows them.
+def ask_for_queue(
+    run: Run, max_age: float, patience: float, who: Callable[[], Owner] | None = None
+) -> RunQueue:
+    """Look at the queue for a person: of another user's run at its owner's jobs, where Slurm shows them.
 
     Args:
         max_age: seconds that the answer may be old, which in any case is from after the newest submission.
@@ -191,21 +190,21 @@ def ask_for_queue(run: Run, max_age: float, patience: float, who: Callable[[], O
         SlurmError, SlurmMissing, UnknownState: there is no answer that is understood.
     """
     if original_of(run):  # what is in the queue, and who its owner is, is the original's
-        return Queue(asked=time.time())
+        return RunQueue(asked=time.time())
     with on_cluster(run.cluster):
         if (elsewhere := standpoint(run.paths, who or run.who_acts)) is not None:
             return _look_from(elsewhere, run, patience)
         seen = look(run.paths, max_age, patience, newest_submission(run.paths), is_view=True)
-    return Queue(seen.elements_of(jobs_of(run)), asked=seen.asked)
+    return RunQueue(seen.elements_of(jobs_of(run)), asked=seen.asked)
 
 
-def _look_from(elsewhere: Elsewhere, run: Run, patience: float) -> Queue:
-    """Look at the jobs of a run's owner, which nobody keeps an answer about for other users."""
+def _look_from(elsewhere: Elsewhere, run: Run, patience: float) -> RunQueue:
+    """Look at the jobs of a run's owner, about which no answer is kept for other users."""
     if elsewhere.is_on_another_cluster:
-        return Queue(elsewhere=elsewhere, is_hidden=True)
+        return RunQueue(elsewhere=elsewhere, is_hidden=True)
     elements = read_queue(lambda name: is_job_of(run.identity.id, name), patience, user=elsewhere.owner.uid)
     is_hidden = not any(map(is_live, elements)) and hides_jobs()
-    return Queue(elements, asked=time.time(), elsewhere=elsewhere, is_hidden=is_hidden)
+    return RunQueue(elements, asked=time.time(), elsewhere=elsewhere, is_hidden=is_hidden)
 
 
 def newest_submission(paths: RunPaths) -> float:

@@ -1,66 +1,15 @@
-"""Resources that a job asks Slurm for: its stage's configuration, with escalation after failures. Pure."""
+"""Options and commands of a job: its stage's configuration with the escalation of the attempt. Pure."""
 
 import math
 import shlex
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pipeline.config.scheduler import ResourcesConfig
-from pipeline.run.failures import NOT_BEGUN, Failure, FailureKind
+from pipeline.decide.escalating import Escalation
 from slurm.limits import format_duration, parse_duration, parse_memory
 
-MORE_MEMORY = 2.0
-MORE_TIME = 1.5
 _LARGEST_MEMORY_FACTOR = 8
-_FIRST_DELAY = 2.0
-_LONGEST_DELAY = 1800.0
-_FAULTS_OF_A_BAD_NODE = 2
-_FAULTS = {FailureKind.LOST: 1, **dict.fromkeys(NOT_BEGUN, 2)}
-_MOST_EXCLUDED = 8
 SRUN = "srun"
 """First word of a container command whose image is an option of srun, as with pyxis."""
-
-
-@dataclass(frozen=True)
-class Escalation:
-    """Changes to the resources of the next attempt, derived from earlier failures."""
-
-    memory_factor: float = 1.0
-    time_factor: float = 1.0
-    exclude: tuple[str, ...] = ()
-    delay: float = 0.0
-    """Seconds before which it does not start."""
-
-
-def escalate(failures: Iterable[Failure], everywhere: Iterable[Failure]) -> Escalation:
-    """Ask for more memory after OUT_OF_MEMORY, more time after TIMEOUT, avoid bad nodes, and wait where Slurm
-    could not start what was asked for, each time for twice as long.
-
-    Args:
-        failures: failures of the tasks to submit now.
-        everywhere: failures of all tasks at hand, as a node is judged by everything that ran on it.
-    """
-    kinds: dict[object, Counter[FailureKind]] = {}
-    for failure in failures:
-        kinds.setdefault(failure.task, Counter())[failure.kind] += 1
-    memory = max((count[FailureKind.MEMORY] for count in kinds.values()), default=0)
-    time = max((count[FailureKind.TIMEOUT] for count in kinds.values()), default=0)
-    vain = max((sum(count[kind] for kind in NOT_BEGUN) for count in kinds.values()), default=0)
-    delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2 ** (vain - 1)) if vain else 0.0
-    return Escalation(MORE_MEMORY**memory, MORE_TIME**time, bad_nodes(everywhere), delay)
-
-
-def bad_nodes(failures: Iterable[Failure]) -> tuple[str, ...]:
-    """Return the nodes that failed twice, or could not start a job, worst first; at most _MOST_EXCLUDED, so
-    that a bug of ours does not exclude the whole cluster.
-    """
-    counts: Counter[str] = Counter()
-    for failure in failures:
-        if failure.node:
-            counts[failure.node] += _FAULTS.get(failure.kind, 0)
-    bad = [node for node, count in counts.most_common(_MOST_EXCLUDED) if count >= _FAULTS_OF_A_BAD_NODE]
-    return tuple(bad)
 
 
 def sbatch_options(
@@ -87,8 +36,6 @@ def sbatch_options(
         "reservation": given.reservation,
         "signal": f"B:USR2@{given.signal}",
         "requeue" if given.requeue else "no-requeue": True,
-        "mail-type": ",".join(given.mail_type or ()) or None,
-        "mail-user": given.mail_user if given.mail_type else None,
     }
     return {name: value for name, value in (options | dict(given.options)).items() if value is not None}
 
@@ -122,12 +69,10 @@ def interpreter_words(given: ResourcesConfig) -> list[str]:
 
 
 def memory(given: ResourcesConfig, factor: float) -> str | None:
-    """Return the memory to ask for: escalated, but at most ``max_mem`` (by default 8 times ``mem``)."""
-    if given.mem is None:
-        return None
-    megabytes = parse_memory(given.mem)
-    most = parse_memory(given.max_mem) if given.max_mem else megabytes * _LARGEST_MEMORY_FACTOR
-    return given.mem if factor == 1 else f"{math.ceil(min(megabytes * factor, max(most, megabytes)))}M"
+    """Return the memory to ask for: escalated, but at most 8 times ``mem``."""
+    if given.mem is None or factor == 1:
+        return given.mem
+    return f"{math.ceil(parse_memory(given.mem) * min(factor, _LARGEST_MEMORY_FACTOR))}M"
 
 
 def time_limit(given: str, factor: float, longest: float | None) -> str:

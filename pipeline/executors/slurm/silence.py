@@ -1,6 +1,6 @@
 """Workers that Slurm shows as running and that have not beaten for minutes: looked at twice, by two passes.
 
-All are silent while the file server is away, and each beats soon after it is back: so nobody is ended at the
+All are silent while the file server is away, and each beats soon after it is back: so none is ended at the
 first look. It is noted in ``RUN/slurm/silent.json``, and a pass that finds the same beat there later ends the
 worker. Clocks of nodes differ: the time between two looks is taken from one clock, or is so long that no
 difference between clocks matters.
@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from pipeline.config.conversion import converted
-from pipeline.executors.slurm.crew import SILENT_SECONDS
-from pipeline.run.bookkeeping import ask_for_pass_later
 from pipeline.run.durable import replace_durably
+from pipeline.run.pass_requests import request_pass_later
 from pipeline.run.paths import RunPaths
-from slurm.sealing import sealed, unsealed
-from slurm.sharedfiles import read_newest
+from slurm.sharedfiles import read_newest, sealed, unsealed
 
+SILENT_SECONDS = 300.0
+"""Age of its newest beat at which a worker that Slurm shows as running is taken to be stuck."""
 LOOK_AGAIN_SECONDS = 45.0
 """Least seconds between the two looks: each worker beats in them, once the file server is back."""
 _ANY_CLOCK_SECONDS = LOOK_AGAIN_SECONDS + SILENT_SECONDS
@@ -65,8 +65,8 @@ Silences = Mapping[str, Silence]
 def silent_twice(
     paths: RunPaths, silent: Mapping[str, float], still_running: Callable[[Sequence[str]], list[str]]
 ) -> list[str]:
-    """Note who is silent, and return the elements to cancel, whose workers another pass has seen as silent;
-    else have one come. By a clock that is as far behind all seem to: who beats before the second look lives.
+    """Note silent workers, and return the elements to cancel, whose workers another pass has seen as silent;
+    else request one. By a clock that is behind all seem silent: one that beats before the second look lives.
 
     Args:
         silent: times of the newest beats of the workers that are silent now, by element.
@@ -76,10 +76,10 @@ def silent_twice(
     with contextlib.suppress(OSError):  # then a later pass begins anew
         note_silences(paths, silences)
     if still := still_running(ended):
-        with contextlib.suppress(OSError):  # then it looks like anybody's cancellation
+        with contextlib.suppress(OSError):  # then it looks like a person's cancellation
             note_silences(paths, as_cancelled(silences, still))
     if len(ended) < len(silent):
-        ask_for_pass_later(paths, LOOK_AGAIN_SECONDS)
+        request_pass_later(paths, LOOK_AGAIN_SECONDS)
     return still
 
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER, GUARD
-from pipeline.executors.slurm.arrays import driver_submission
+from pipeline.decide.escalating import Escalation
+from pipeline.executors.slurm.arrays import Submitter, driver_submission
 from pipeline.executors.slurm.job_table import JobTable, Snapshot
-from pipeline.executors.slurm.resources import Escalation
-from pipeline.executors.slurm.submitter import Submitter
 from slurm.commands import SlurmError
 from slurm.submission import QueueFull, update_dependency
 
@@ -24,7 +23,7 @@ def watch_expression(arrays: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Watchdogs:
-    """Keeps driver jobs in the queue, so that somebody makes the next pass whatever happens."""
+    """Keeps driver jobs in the queue, so that there is a next pass whatever happens."""
 
     submitter: Submitter
     note: Callable[[str], None]

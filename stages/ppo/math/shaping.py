@@ -9,7 +9,7 @@ from pipeline.config.algorithm import ShapingConfig
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ShapingInput:
     """The inputs of score shaping."""
 
     scores: Tensor
@@ -19,9 +19,9 @@ class Outcome:
     has_ended: Tensor
     """[N] true where the response ended by itself, not at a limit."""
 
-    def select(self, indices: Tensor) -> "Outcome":
+    def select(self, indices: Tensor) -> "ShapingInput":
         """Return the responses of the given indices."""
-        return Outcome(self.scores[indices], self.lengths[indices], self.has_ended[indices])
+        return ShapingInput(self.scores[indices], self.lengths[indices], self.has_ended[indices])
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RunningMoments:
 
 
 def shaped_scores(
-    outcome: Outcome, moments: RunningMoments, config: ShapingConfig, max_new_tokens: int
+    outcome: ShapingInput, moments: RunningMoments, config: ShapingConfig, max_new_tokens: int
 ) -> Tensor:
     """Return shaped scores [N]. Penalties come last, so that they are relative to normalised, limited scores.
 

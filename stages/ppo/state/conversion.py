@@ -37,7 +37,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Tensors of the files that become weights together."""
 
     name: str
@@ -80,14 +80,14 @@ class Source:
         return torch.empty(stored.shape, dtype=self.dtype, device="meta")
 
 
-def sources_of(model: PreTrainedModel, stored: Tensors) -> dict[str, Source] | None:
+def sources_of(model: PreTrainedModel, stored: Tensors) -> dict[str, TensorSource] | None:
     """Return what each weight of a model is made of, by the weight's name; None where that is not clear.
 
     Args:
         model: as transformers has loaded it from these files, if only to the meta device.
         stored: the tensors of the files.
     """
-    found: dict[str, Source] = {}
+    found: dict[str, TensorSource] = {}
     for source in _groups(model, stored):
         names = source.names(model)
         if names is None or found.keys() & set(names):
@@ -96,7 +96,7 @@ def sources_of(model: PreTrainedModel, stored: Tensors) -> dict[str, Source] | N
     return found
 
 
-def _groups(model: PreTrainedModel, stored: Tensors) -> Iterator[Source]:
+def _groups(model: PreTrainedModel, stored: Tensors) -> Iterator[TensorSource]:
     """Yield the groups, as transformers' ``convert_and_load_state_dict_in_model`` collects them."""
     weights = model.state_dict()
     transforms = [_unused(one) for one in getattr(model, "_weight_conversions", None) or ()]
@@ -112,7 +112,7 @@ def _groups(model: PreTrainedModel, stored: Tensors) -> Iterator[Source]:
         first, pattern = members[0]
         transform = WeightRenaming(first, name) if pattern is None else by_pattern[pattern]
         pieces = tuple(Piece(key, pattern or key, stored[key]) for key, pattern in members)
-        yield Source(name, weights[name].dtype, transform, pieces)
+        yield TensorSource(name, weights[name].dtype, transform, pieces)
 
 
 def _renamed(

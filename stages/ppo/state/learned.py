@@ -14,7 +14,7 @@ from pipeline.config.conversion import converted
 from pipeline.run.plan import policy_maker
 from stages import ranks
 from stages.context import Context
-from stages.models.loading import device
+from stages.models.devices import device
 from stages.ppo.math.shaping import RunningMoments
 
 PART = "learned"
@@ -22,7 +22,7 @@ PART = "learned"
 _PACKAGES = ("torch", "deepspeed", "transformers")
 
 
-class Decision(StrEnum):
+class StepDecision(StrEnum):
     """What an update did with a gradient."""
 
     TAKEN = "taken"
@@ -33,7 +33,7 @@ class Decision(StrEnum):
     """No step: a loss was not finite, or algorithm.target_kl ended the training."""
 
 
-Decisions = tuple[Mapping[str, Decision], ...]
+Decisions = tuple[Mapping[str, StepDecision], ...]
 """What was decided at each mini-batch, in order: a mapping from the trainer's name."""
 
 

@@ -1,6 +1,6 @@
 """A model as a Hugging Face directory, written by all ranks at once.
 
-Which tensor is in which file follows from the model alone, so the files are the same whoever writes them.
+Which tensor is in which file follows from the model alone, so the files are the same for any writer.
 Each is written by one rank. Names and forms of tensors are those of transformers' save_pretrained.
 """
 
@@ -29,7 +29,7 @@ Gather = Callable[[str, bool], Tensor | None]
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """Tensors of a model that are converted together, and what is written of them."""
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class WeightFile:
     """One file of weights."""
 
     name: str
-    groups: tuple[Group, ...]
+    groups: tuple[TensorGroup, ...]
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +67,7 @@ def plan_files(model: PreTrainedModel, tensors: Sequence[Described]) -> list[Wei
     groups.sort(key=lambda group: -max(t.dtype.itemsize for t in group.written))  # stable
     total = sum(group.nbytes for group in groups)
     limit = min(_LARGEST_FILE, max(_SMALLEST_FILE, total // _USUAL_FILES))
-    together: list[list[Group]] = [[]]
+    together: list[list[TensorGroup]] = [[]]
     for group in groups:
         if together[-1] and sum(g.nbytes for g in together[-1]) + group.nbytes > limit:
             together.append([])
@@ -80,7 +80,7 @@ def plan_files(model: PreTrainedModel, tensors: Sequence[Described]) -> list[Wei
     ]
 
 
-def groups_of(model: PreTrainedModel, tensors: Sequence[Described]) -> list[Group]:
+def groups_of(model: PreTrainedModel, tensors: Sequence[Described]) -> list[TensorGroup]:
     """Divide tensors into the smallest groups that transformers converts in the same way alone as with the
     others."""
     ignored = set(model._keys_to_ignore_on_save or ())
@@ -92,12 +92,12 @@ def groups_of(model: PreTrainedModel, tensors: Sequence[Described]) -> list[Grou
     for name, tensor in bare.items():
         found = _converted_alone(model, name, tensor)
         if found is not None and set(found) <= set(expected):
-            alone.append(Group((name,), found))
+            alone.append(TensorGroup((name,), found))
         else:
             together.append(name)
     if together:
         left = set(expected).difference(t for group in alone for t in group.written)
-        alone.append(Group(tuple(together), tuple(t for t in expected if t in left)))
+        alone.append(TensorGroup(tuple(together), tuple(t for t in expected if t in left)))
     return alone
 
 

@@ -33,7 +33,7 @@ File = tuple[Path, int, str]
 
 
 @dataclass(frozen=True)
-class Piece:
+class SavedPiece:
     """A part of one tensor of the state, as a file holds it."""
 
     key: str
@@ -44,19 +44,19 @@ class Piece:
     """[n]"""
 
 
-def pieces_of(slices: Iterable[Slice], kinds: Sequence[str], limit: int) -> Iterator[Piece]:
+def pieces_of(slices: Iterable[Slice], kinds: Sequence[str], limit: int) -> Iterator[SavedPiece]:
     """Yield what of the slices is to be written, in pieces of at most ``limit`` bytes."""
     for one in slices:
         for kind in kinds:
             part = one.parts[kind]
             step = max(1, limit // part.element_size())
             for start in range(0, len(part), step):
-                yield Piece(f"{kind}/{one.name}", one.start + start, part[start : start + step])
+                yield SavedPiece(f"{kind}/{one.name}", one.start + start, part[start : start + step])
 
 
-def in_files(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
+def in_files(pieces: Iterable[SavedPiece], limit: int) -> Iterator[list[SavedPiece]]:
     """Divide pieces into files of at most ``limit`` bytes; no file has two pieces of one tensor."""
-    together: list[Piece] = []
+    together: list[SavedPiece] = []
     size = 0
     for piece in pieces:
         if together and (size + piece.tensor.nbytes > limit or together[-1].key == piece.key):

@@ -44,7 +44,9 @@ def held(
     """
     for name, parameter in parameters:
         if zero_stage == 0:
-            yield _whole(name, parameter, optimizer)
+            state = optimizer.state[parameter]
+            parts = {kind: state[kind].view(-1) for kind in MOMENTS}
+            yield Slice(name, 0, parts | {WEIGHT: parameter.detach().view(-1)})
         elif zero_stage == 3:
             yield _partition(name, parameter)
         else:
@@ -65,12 +67,6 @@ def share_of(total: int, rank: int, size: int) -> tuple[int, int]:
     """Return where a rank's equal share of ``total`` elements begins and ends, as ZeRO 3 splits them."""
     length = -(-total // size)
     return min(total, length * rank), min(total, length * (rank + 1))
-
-
-def _whole(name: str, parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> Slice:
-    state = optimizer.state[parameter]
-    parts = {kind: state[kind].view(-1) for kind in MOMENTS}
-    return Slice(name, 0, parts | {WEIGHT: parameter.detach().view(-1)})
 
 
 def _fragment(name: str, parameter: Any) -> Slice:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stages import ranks
-from stages.models.loading import device
+from stages.models.devices import device
 from stages.ppo.state.slices import MOMENTS, WEIGHT, Slice
 
 Sums = Mapping[str, tuple[float, float]]

@@ -186,7 +186,7 @@ class WholeRead:
             part.copy_(found)
 
     def pass_to(self, position: int) -> None:
-        """Read on to a byte whose predecessors nobody wants."""
+        """Read on to a byte, dropping what comes before it."""
         while (left := position - self.position) > 0:
             self._fill(memoryview(self._scratch)[: min(left, _PIECE)])
 

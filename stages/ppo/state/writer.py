@@ -13,7 +13,7 @@ from pipeline.run.commits import FileEntry
 from pipeline.run.durable import make_folder
 from stages import ranks
 from stages.context import Context
-from stages.models.loading import device
+from stages.models.devices import device
 from stages.ppo.state.model_files import ModelFiles
 from stages.ppo.state.saved_state import File, write_counters, write_slices
 from stages.ppo.state.slices import Slice
@@ -27,7 +27,7 @@ _SPARE = 1.1
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """What this rank writes of one trainer's state."""
 
     name: str
@@ -40,8 +40,11 @@ class Part:
         parts = [one.parts[kind] for one in self.slices for kind in self.kinds]
         return sum(part.nbytes for part in parts if part.device.type != "cpu")
 
-    def on_host(self) -> "Part":
-        """Copy it to the host's memory, but for what is there already (update.offload_optimizer)."""
+    def on_host(self) -> "StatePart":
+        """Copy it to the host's memory, but for what is there already (update.offload_optimizer).
+
+        The memory is pageable: each is copied to once, and page-locking takes longer than it saves then.
+        """
         copies = [
             replace(one, parts={kind: one.parts[kind].cpu() for kind in self.kinds}) for one in self.slices
         ]
@@ -54,7 +57,7 @@ class LearnerState:
     def __init__(self, context: Context, learner: Learner) -> None:
         self._folder = context.files.state(context.attempt)
         self._context = context
-        self._parts = [Part(t.name, t.own(), t.kinds) for t in learner.trainers]
+        self._parts = [StatePart(t.name, t.own(), t.kinds) for t in learner.trainers]
         self._counters = {trainer.name: trainer.counters() for trainer in learner.trainers}
         self._critic: ModelFiles | None = learner.critic.model_files() if learner.critic else None
 
@@ -80,9 +83,9 @@ class LearnerState:
         """Whether every rank has room for a copy of its part, in a host that it shares with others."""
         critic = sum(f.nbytes for f in self._critic.files) / ranks.size() if self._critic else 0
         needed = _SPARE * (sum(part.nbytes for part in self._parts) + critic)
-        told = ranks.share((socket.gethostname(), needed, free_bytes()))
+        by_rank = ranks.share((socket.gethostname(), needed, free_bytes()))
         by_host: dict[str, list[tuple[float, float]]] = {}
-        for host, bytes_needed, room in told:
+        for host, bytes_needed, room in by_rank:
             by_host.setdefault(host, []).append((bytes_needed, room))
         return all(sum(n for n, _ in pairs) <= min(r for _, r in pairs) for pairs in by_host.values())
 
@@ -120,9 +123,11 @@ class LearnerState:
             ranks.share(list(written))
             return ()
         with removed_on_failure(self._folder):
-            told = ranks.share(list(written))
+            by_rank = ranks.share(list(written))
             write_counters(self._folder, self._counters)
-            return committed_entries(self._context, self._folder, [file for files in told for file in files])
+            return committed_entries(
+                self._context, self._folder, [file for files in by_rank for file in files]
+            )
 
 
 def free_device() -> None:

@@ -11,7 +11,7 @@
 #SBATCH --partition=cpu
 #SBATCH --requeue
 #SBATCH --signal=B:USR2@120
-#SBATCH --time=4:00:00
+#SBATCH --time=0:15:00
 #SBATCH --job-name=slurm-ppo.r1.guard.iter0.0123456789ab.2.0
 #SBATCH --array=0
 #SBATCH --chdir=/home/u

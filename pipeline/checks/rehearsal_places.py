@@ -1,0 +1,172 @@
+"""Where a rehearsal is made: on this machine, or in a job on each partition that stages go to."""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.checks.finding import CheckGroup, Finding, Grouped, Verdict, describe, problem, skipped
+from pipeline.checks.nodes import Aim, aims_of, folder_of, note, probe_of
+from pipeline.checks.rehearsal import RehearsalRequest, RehearsalRunner
+from pipeline.checks.rehearsal_list import chosen, without_gpus
+from pipeline.checks.rehearsal_record import keep_record
+from pipeline.config.job_kinds import DRIVER
+from pipeline.config.scheduler import LocalConfig
+from pipeline.config.schema import Config
+from pipeline.decide.escalating import Escalation
+from pipeline.executors.devices import devices_of
+from pipeline.executors.slurm.resources import sbatch_options
+from pipeline.run.durable import digest_file
+from pipeline.run.engine_use import uses_vllm
+from pipeline.run.gpus import visible_names
+from slurm.commands import on_cluster
+from slurm.probe import Answer, Probe, ProbeResult, run_probes
+
+_PREFIX = ".slurm-ppo-rehearsal-"
+_MOST_SECONDS = 3600
+SENT = "from-the-command"
+"""Name of the file that nodes read; as in :mod:`stages.rehearsal.storage`."""
+_LEFT_OUT = ("time", "signal", "mail-type", "mail-user")
+
+
+@dataclass(frozen=True)
+class RehearsalOptions:
+    """What was asked for on the command line."""
+
+    config: Config | None
+    """Configuration whose partitions are rehearsed; None for this machine alone."""
+    only: tuple[str, ...] = ()
+    is_short: bool = False
+
+    @property
+    def num_mib(self) -> int:
+        """Size of the file that stands for a policy."""
+        return 64 if self.is_short else 256
+
+    @property
+    def subject(self) -> str:
+        if self.config and self.config.slurm:
+            return f"jobs of {self.config.run_dir}"
+        return f"this machine, {os.uname().nodename}"
+
+
+def rehearse(wanted: RehearsalOptions, tell: Callable[[Grouped], None]) -> list[Grouped]:
+    """Make the checks, reporting each finding as it comes; keep the record. Leaves no process or file behind.
+
+    Raises:
+        ConfigError: there is no check of a name.
+        OSError: nothing can be made where runs are to lie.
+    """
+    chosen(wanted.only, wanted.is_short)  # refuses unknown names before anything is made
+    config, found = wanted.config, []
+    for finding in _in_jobs(wanted, config) if config and config.slurm else _here(wanted):
+        found.append((CheckGroup.REHEARSAL, finding))
+        tell(found[-1])
+    keep_record(wanted.subject, found)
+    return found
+
+
+def _here(wanted: RehearsalOptions) -> Iterator[Finding]:
+    given = wanted.config.scheduler if wanted.config else None
+    devices = (
+        devices_of(given if isinstance(given, LocalConfig) else LocalConfig()).names
+        or visible_names(os.environ)
+        or ()
+    )
+    parent = folder_of(wanted.config) if wanted.config else Path.cwd()
+    request = RehearsalRequest(chosen(wanted.only, wanted.is_short), len(devices), devices, **_common(wanted))
+    made = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
+    with made as folder, RehearsalRunner(request, Path(folder)) as runner:
+        found = []
+        for finding in runner.findings():
+            found.append(finding)
+            yield finding
+    if not devices:
+        yield without_gpus(found)
+
+
+def _common(wanted: RehearsalOptions) -> dict[str, Any]:
+    needs_vllm = wanted.config is not None and uses_vllm(wanted.config)
+    return {"is_short": wanted.is_short, "needs_vllm": needs_vllm, "num_mib": wanted.num_mib}
+
+
+# --- in jobs ---
+
+
+def _in_jobs(wanted: RehearsalOptions, config: Config) -> Iterator[Finding]:
+    """Send a job to every place that stages go to, and wait for what they have found."""
+    aims = [aim for aim in aims_of(config) if DRIVER not in aim.stages]
+    parent = folder_of(config)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True) as made:
+        sent = Path(made) / SENT
+        sent.write_bytes(os.urandom(wanted.num_mib << 20))
+        sent.with_suffix(".digest").write_text(digest_file(sent)[1])
+        probes = [probe_for(wanted, config, aim, Path(made)) for aim in aims]
+        with on_cluster(config.slurm.cluster if config.slurm else ""):
+            answers = run_probes(probes, parent, Path.cwd(), _MOST_SECONDS, note)
+        for aim in aims:
+            yield from in_place(aim, answers[aim.name], Path(made) / aim.name)
+
+
+def probe_for(wanted: RehearsalOptions, config: Config, aim: Aim, folder: Path) -> Probe:
+    """Return the job that rehearses in a place, with what its job kinds ask for, in a folder of its own."""
+    place = folder / aim.name
+    place.mkdir()
+    for name in (SENT, f"{SENT}.digest"):
+        (place / name).hardlink_to(folder / name)
+    request = RehearsalRequest(
+        chosen(wanted.only, wanted.is_short, aim.stages),
+        aim.given.num_gpus or 0,
+        nodes=aim.given.nodes,
+        **_common(wanted),
+    )
+    options = sbatch_options(aim.given, Escalation(), None)
+    return replace(
+        probe_of(config, aim),
+        options={name: value for name, value in options.items() if name not in _LEFT_OUT},
+        time="1:00:00",
+        run=("pipeline.checks.rehearsal", json.dumps(asdict(request)), str(place)),
+    )
+
+
+def in_place(aim: Aim, answer: Answer, folder: Path) -> Iterator[Finding]:
+    """Yield the findings of a place's job, also of one that ended before its last check."""
+    where = ", ".join(aim.stages)
+    found = [Finding(**content) for content in _findings(folder / "findings.json")]
+    for finding in found:
+        yield replace(finding, title=f"{where}: {finding.title}", verdict=Verdict(finding.verdict))
+    if isinstance(answer, ProbeResult):
+        if answer.exit_code:
+            said = (
+                f"its program ended with code {answer.exit_code} on {answer.node} after {len(found)} checks"
+            )
+            yield problem(f"{where}: job", said, _advice(answer))
+    elif answer.is_late:
+        yield skipped(f"{where}: job", f"not shown here: its job did not end in time ({answer.why})")
+    else:
+        yield problem(
+            f"{where}: job", answer.why, "see what the job said, and mend partition, setup or python"
+        )
+
+
+def _advice(answer: ProbeResult) -> str:
+    missing = ", ".join(f"{name.removeprefix('?')}: {why}" for name, why in answer.missing_modules.items())
+    return f"install there what is missing: {missing}" if missing else "slurm-ppo doctor with the same words"
+
+
+def _findings(path: Path) -> list[Mapping[str, Any]]:
+    with contextlib.suppress(OSError, json.JSONDecodeError):
+        found: list[Mapping[str, Any]] = json.loads(path.read_text())
+        return found
+    return []
+
+
+def described(finding: Finding, in_colour: bool) -> str:
+    """Render a finding with the seconds that its check took."""
+    seconds = finding.numbers.get("seconds")
+    taken = "" if seconds is None else f" ({seconds:.1f} s)"
+    return describe(None, replace(finding, measured=finding.measured + taken), in_colour)

@@ -1,0 +1,1 @@
+"""Memory that tasks need, computed from the configuration and the headers of the models."""
