@@ -14,7 +14,7 @@ class Tidying:
     """Work of which one is done at a time; of several that wait only the last is done."""
 
     is_beside: bool = False
-    """Whether a thread does it; else whoever asks for it."""
+    """Whether a thread does it; else the caller."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _next: Work | None = None
     _thread: threading.Thread | None = None

@@ -171,8 +171,8 @@ class Frontier:
         return plan.window(self.updated, self.evaluated, self.benchmarked, is_ahead)
 
     def passed(self, plan: Plan, tasks: Iterable[Task]) -> frozenset[Task]:
-        """Return the evaluations and benchmarks that come before some tasks and are counted: nobody reads
-        them, and their records may be gone."""
+        """Return the evaluations and benchmarks that come before some tasks and are counted: they are
+        not read again, and their records may be gone."""
         counted = {
             Stage.EVALUATE: plan.evaluations()[: self.evaluated][-1:],
             Stage.BENCHMARK: plan.benchmarks()[: self.benchmarked][-1:],

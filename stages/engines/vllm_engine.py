@@ -132,11 +132,16 @@ class VllmEngine:
         )
 
     def close(self) -> None:
-        self._engine.engine_core.shutdown()
+        core = self._engine.engine_core
         del self._engine
         if self._started.note is None:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
+            core.shutdown()
             cleanup_dist_env_and_memory()
+        else:
+            from stages.engines.vllm_process import shut_down
+
+            shut_down(core)
         self._started.kept.publish()
         self._started.kept.discard()

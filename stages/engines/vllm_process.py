@@ -27,6 +27,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from pipeline.process import end_with_parent
+from stages.logs import log
 from stages.models.numerics import be_deterministic
 
 NOTE = "SLURM_PPO_ENGINE_NOTE"
@@ -34,6 +35,8 @@ NOTE = "SLURM_PPO_ENGINE_NOTE"
 _LOGGER = "vllm.v1.engine.core"
 """Logger of the exceptions that end vLLM's engine process, or a call to it."""
 _LOOK_SECONDS = 0.1
+_END_SECONDS = 60.0
+"""Seconds for which the end of a process is waited for, vLLM's own five included."""
 
 
 class OwnUniProcExecutor(UniProcExecutor):
@@ -124,6 +127,24 @@ def _take(note: Path) -> Exception | None:
         made: Exception = found(text)
         return made
     return RuntimeError(f"{name}: {text}")
+
+
+def shut_down(client: Any) -> None:
+    """End vLLM's process, and return once its memory is free: vLLM itself kills, after some seconds, one that
+    does not end, and goes on.
+
+    Args:
+        client: its ``SyncMPClient``.
+    """
+    processes, until = client.resources.engine_manager.processes, time.monotonic() + _END_SECONDS
+    client.shutdown()
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    if left := [str(process.pid) for process in processes if process.is_alive()]:
+        log.warning(
+            f"vLLM's process {', '.join(left)} was killed and has not ended within {_END_SECONDS:g} s: "
+            "it may hold memory that the next engine needs"
+        )
 
 
 def answer_when_ended(client: Any) -> None:

@@ -37,7 +37,7 @@ class Rows:
     def nothing(self, *ignored: object) -> tuple:
         return ()
 
-    note_benchmarks = thin = pack = wanted = nothing
+    note_benchmarks = tidy = wanted = nothing
 
 
 class Heard:

@@ -108,6 +108,7 @@ def test_after_a_policy_a_pass_is_asked_for_before_the_state_behind_it_is_writte
 def test_whoever_is_killed_at_work_or_while_waiting_others_go_on(run, expected):
     with crew(run, ROLLOUTS[0], LIGHT_SECONDS="100") as (computing,), crew(run, REWARDS[0]) as (waiting,):
         wait_until(run, computing, Doing.BUSY, ROLLOUTS[0])
+        wait_for(lambda: ROLLOUTS[0] in claims_of(run.paths, ROLLOUTS), "the claim, which follows that word")
         wait_until(run, waiting, Doing.WAITING, REWARDS[0])
         for worker in (computing, waiting):
             os.kill(worker.pid, signal.SIGKILL)
