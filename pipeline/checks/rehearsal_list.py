@@ -175,6 +175,14 @@ CHECKS = (
         Role.GENERATES,
     ),
     RehearsalCheck(
+        "speed-generation",
+        f"{_STAGES}.speed:generation",
+        "tokens per second of vLLM, beside those of its bare loop",
+        "that they are measured",
+        Role.GENERATES,
+        limit=_VLLM_SECONDS,
+    ),
+    RehearsalCheck(
         "own-device",
         f"{_STAGES}.devices:own_device",
         "names of devices, and one of its own for each rank",
@@ -229,6 +237,14 @@ CHECKS = (
         "memory of an update with micro-batches of two sizes, beside the formulas",
         "the formulas, on CPUs",
         Role.TRAINS,
+    ),
+    RehearsalCheck(
+        "speed-training",
+        f"{_STAGES}.speed:training",
+        "tokens per second of an update, and its share of the card's peak",
+        "that they are measured",
+        Role.TRAINS,
+        limit=600.0,
     ),
     RehearsalCheck(
         "full-card-training",

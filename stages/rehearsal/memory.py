@@ -39,7 +39,8 @@ _BELIEVED = (0.5, 2.0)
 """Least and largest factor of a formula that is a correction; beyond them something else is wrong."""
 _OTHERS = 2 * GIB
 """Bytes of a GPU beside torch's that are not a process's own alone."""
-_BF16_CAPABILITY = (8, 0)
+BF16_CAPABILITY = (8, 0)
+"""Least compute capability of a card that computes in bf16."""
 _REPORT = "report this, with this command's --json; until then leave room beside what validate says"
 
 
@@ -77,7 +78,7 @@ def training(given: CheckInput) -> Shown:
 
 def settings(model: Path, rows: int) -> tuple[str, ...]:
     """Return words for an update of two micro-batches: in bf16 and with ZeRO on a card that has it."""
-    has_bf16 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= _BF16_CAPABILITY
+    has_bf16 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= BF16_CAPABILITY
     precision, stage = (Precision.BF16, 2) if has_bf16 else (Precision.FP32, 0)
     return (
         f"model.policy={model}",

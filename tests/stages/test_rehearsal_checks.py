@@ -14,7 +14,7 @@ from pipeline.config.update import Precision
 from pipeline.forecast.corrections import Corrected
 from pipeline.run.failures import FailureKind
 from stages.context import OutOfMemory
-from stages.rehearsal import allocation, devices, engines, full, memory, nodes, storage, training
+from stages.rehearsal import allocation, devices, engines, full, memory, nodes, speed, storage, training
 from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown
 from stages.rehearsal.models import config_of
 from stages.rehearsal.program import answer_of
@@ -88,6 +88,33 @@ def test_a_device_that_is_another_by_another_name_is_named():
     assert devices.judged_names({"3": "8f1c"}, "8f1c").measured == "one device by each of its names: 3"
     with pytest.raises(CheckFailed, match="the device is 8f1c, and a process sees by GPU-8f1c 77aa"):
         devices.judged_names({"3": "8f1c", "GPU-8f1c": "77aa"}, "8f1c")
+
+
+# --- speed ---
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("NVIDIA H100 80GB HBM3", "400 model TFLOP/s, 40% of its peak of 989 (goal 45%)"),
+        ("NVIDIA H100 PCIe", "400 model TFLOP/s, 53% of its peak of 756 (goal 45%)"),
+        ("Tesla V100", "400 model TFLOP/s; the peak of this device is not known"),
+    ],
+)
+def test_the_speed_of_an_update_is_told_beside_the_cards_peak(card, said):
+    assert speed.utilisation("1.5b", 5000.0, 400.0, speed.peak_tflops(card)).measured.endswith(said)
+
+
+def test_an_update_whose_speed_is_measured_fits_into_the_free_memory():
+    assert [speed.load_for(free).size for free in (0.0, 15.0, 16.0, 79.0)] == ["tiny", "tiny", "0.5b", "1.5b"]
+
+
+def test_model_flops_are_those_of_each_product_of_matrices():
+    shape = speed.Shape(layers=1, width=2, inner=3, heads=1, key_value_heads=1, vocabulary=5)
+    weights, tokens, response = 4 * 2 * 2 + 3 * 2 * 3, 7, 4
+    attention = 2 * 2 * tokens**2
+    once = 2 * weights * tokens + 2 * 2 * 5 * response + attention
+    assert speed.update_flops(shape, [(3, response)], 1, has_critic=False) == 4 * once
 
 
 # --- memory ---
