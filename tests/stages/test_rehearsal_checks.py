@@ -13,7 +13,7 @@ import torch
 from pipeline.config.update import Precision
 from pipeline.forecast.corrections import Corrected
 from pipeline.run.failures import FailureKind
-from stages.context import OutOfMemory
+from stages.context import OutOfMemory, UserError
 from stages.rehearsal import allocation, devices, engines, full, memory, nodes, storage, training
 from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown
 from stages.rehearsal.models import config_of
@@ -228,7 +228,58 @@ def test_a_slow_network_is_named():
 def test_every_way_to_train_is_one_that_a_configuration_may_name(given, is_short):
     from pipeline.config.rules import contradictions
 
-    for case in training.cases(is_short):
+    for case in training.cases(is_short, Precision.BF16):
         config = config_of(given.folder, *case.words)
         assert [str(one) for one in contradictions(config) if str(one).startswith("update.")] == []
-    assert Case(3, Precision.FP32) in training.cases(is_short)
+    assert Case(3, Precision.FP32) in training.cases(is_short, Precision.BF16)
+
+
+@pytest.fixture
+def turing(monkeypatch):
+    """A T4, which has no bf16 and for which there is no flash attention."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_card_without_bf16_trains_in_fp16(given, monkeypatch, turing, is_short):
+    tried = []
+    monkeypatch.setattr(training.ranks, "start_distributed", lambda: None)
+    monkeypatch.setattr(training, "losses", lambda folder, case: tried.append(case) or [0.5, 2.0])
+    given = replace(given, is_short=is_short)
+    training.same_loss.__wrapped__(given)
+    assert {case.precision for case in tried} == {Precision.FP32, Precision.FP16}
+    monkeypatch.setattr(training.ranks, "size", lambda: 2)
+    assert "ZeRO 3 fp16" in str(training.same_loss.__wrapped__(given).numbers)
+
+
+def test_flash_attention_is_not_called_missing_where_the_card_has_no_code_for_it(given, monkeypatch, turing):
+    def load(folder: Path, precision: Precision, trust: bool, attention: str) -> None:
+        if precision is Precision.BF16:
+            raise UserError("some card: the GPUs here have compute capability 7.5, and bf16 needs 8.0")
+
+    monkeypatch.setattr(training, "policy", lambda folder: folder)
+    monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(training, "check_packing", lambda model, rows, device: None)
+    said = training.rows.__wrapped__(given).measured
+    assert "flash_attention_2 was not tried: it needs compute capability 8.0" in said
+    assert "sdpa keeps rows apart" in said
+
+
+def test_attention_that_is_not_installed_or_mixes_rows_is_named(given, monkeypatch):
+    def load(folder: Path, precision: Precision, trust: bool, attention: str) -> str:
+        if attention == "eager":
+            cause = ImportError("the package is not installed. Please refer to its page")
+            raise UserError("update.attention=eager: it cannot be loaded; leave it out") from cause
+        return attention
+
+    def check(model: str, rows: object, device: object) -> None:
+        if model == "sdpa":
+            raise UserError("log-probabilities are off; set update.remove_padding=false")
+
+    monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(training, "check_packing", check)
+    said = training.rows.__wrapped__(given).measured
+    assert "eager was not tried: the package is not installed" in said.split("; ")
+    assert "sdpa does not keep rows apart" in said.split("; ")
+    assert "flash_attention_2 was not tried: no GPU" in said.split("; ")
