@@ -28,7 +28,11 @@ _ROWS = 16
 _VOCABULARY = 256
 _TOLERANCE = {Precision.FP32: 1e-4, Precision.BF16: 5e-2, Precision.FP16: 1e-2}
 """Largest difference of losses and gradient norms from those of one rank, relative to the largest."""
-_ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
+_ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2")
+_COMPILED = "flex_attention"
+"""Attention whose kernels are compiled at the first call, by compilers that a node may lack."""
+_SAID = 200
+"""Characters of a library's error message that are quoted."""
 _PACKED_BY_ITSELF = "flash_attention_2"
 _KEPT, _MIXED = "keeps rows apart", "does not keep rows apart"
 
@@ -142,6 +146,7 @@ def update_of(learner: Learner, iteration: int = 1, given: Experience | None = N
 @with_torch
 def rows(given: CheckInput) -> Shown:
     """Check with each attention whether rows laid end to end are kept apart, as padded ones are."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(given.folder / "compiled"))  # goes with the folder
     found = {attention: packed_with(given.folder, attention) for attention in _ATTENTIONS}
     if found[_PACKED_BY_ITSELF] == _MIXED:
         raise CheckFailed(
@@ -166,6 +171,10 @@ def packed_with(folder: Path, attention: str) -> str:
         check_packing(model, (shortest[0], shortest[1]), device())
     except UserError:
         return _MIXED
+    except Exception as error:  # whatever a compiler and torch's around it raise
+        if attention != _COMPILED:
+            raise
+        return f"cannot be compiled here: {type(error).__name__}: {first_sentence(error)}"
     return _KEPT
 
 
@@ -179,7 +188,7 @@ def why_not(attention: str) -> str:
 
 
 def first_sentence(error: BaseException) -> str:
-    return " ".join(str(error).split()).partition(". ")[0]
+    return " ".join(str(error).split()).partition(". ")[0][:_SAID]
 
 
 @with_torch
