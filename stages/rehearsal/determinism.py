@@ -7,28 +7,47 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
 from pipeline.process import joined_within
-from stages.models.devices import device
 from stages.models.numerics import WORKSPACE, set_up_torch
 from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown
 from stages.rehearsal.models import even_experience, policy, timed_policy
 from stages.rehearsal.training import learner_of, update_of
 
-_ROWS, _PROMPT, _RESPONSE = 32, 256, 768
-_WARM_UP, _ROUNDS = 3, 8
+
+@dataclass(frozen=True)
+class Workload:
+    """An update that is timed."""
+
+    model: Callable[[Path], Path]
+    """Function of a folder that makes its policy there."""
+    rows: int
+    prompt: int
+    """Tokens of each prompt; as ``response`` of each response."""
+    response: int
+    warm_up: int
+    """Updates before those that count."""
+    rounds: int
+
+
+_ON_GPU = Workload(timed_policy, 32, 256, 768, 3, 8)
+_ON_CPU = Workload(policy, 8, 32, 32, 1, 1)
 _SECONDS = 280.0
 """Limit of each of the two processes."""
 _END_SECONDS = 5.0
+_MICRO_BATCH = 8
+"""Rows of a micro-batch."""
 _DEAR = 1.05
 """Factor of an update's time from which deterministic kernels are worth a thought."""
 _WORDS = {True: "with deterministic kernels", False: "without deterministic kernels"}
+_REPORT = "report this, with this command's --json"
 _LEFT_OUT = (
     f"scheduler.update.environment.{WORKSPACE}='' leaves deterministic kernels out: the same update may then "
     "differ in its last digits (docs/explanation/devices.md)"
@@ -44,7 +63,9 @@ def cost(given: CheckInput) -> Shown:
 def judged(seconds: Mapping[bool, float], is_gpu: bool) -> Shown:
     """Judge the seconds of an update by whether kernels were deterministic. Pure."""
     if not is_gpu:
-        return Shown("updates compute with deterministic kernels and without; what a GPU's cost is not shown")
+        return Shown(
+            "updates compute with deterministic kernels and without; their cost on a GPU is not shown"
+        )
     ratio = seconds[True] / seconds[False]
     return Shown(
         f"an update takes {ratio:.3f} times as long with deterministic kernels as without "
@@ -55,64 +76,72 @@ def judged(seconds: Mapping[bool, float], is_gpu: bool) -> Shown:
 
 
 def measured(folder: Path, is_deterministic: bool) -> float:
-    """Return the seconds of an update in a new process. Raises CheckFailed where that ends without them."""
-    context = multiprocessing.get_context("spawn")
+    """Return the median seconds of an update in a new process.
+
+    Raises:
+        RuntimeError: it failed; quotes the error.
+        CheckFailed: it ended otherwise, or took too long.
+    """
+    context, updates = multiprocessing.get_context("spawn"), f"updates {_WORDS[is_deterministic]}"
     reader, writer = context.Pipe(duplex=False)
     process = context.Process(target=_send_seconds, args=(writer, folder, is_deterministic), daemon=True)
     process.start()
     writer.close()
     try:
         if not reader.poll(_SECONDS):
-            raise CheckFailed(f"updates {_WORDS[is_deterministic]} took over {_SECONDS:g} s", "see its log")
-        return float(reader.recv())
+            raise CheckFailed(f"{updates} took longer than {_SECONDS:g} s", _REPORT)
+        answer = reader.recv()
     except EOFError:
         process.join(_END_SECONDS)
-        ended = f"a process that updates {_WORDS[is_deterministic]} ended with code {process.exitcode}"
-        raise CheckFailed(ended, "see its log") from None
+        raise CheckFailed(f"{updates}: their process ended with code {process.exitcode}", _REPORT) from None
     finally:
         process.kill()
         joined_within(process, _END_SECONDS)
         reader.close()
+    if isinstance(answer, str):
+        raise RuntimeError(f"{updates}: {answer}")
+    return float(answer)
 
 
 def _send_seconds(writer: Connection, folder: Path, is_deterministic: bool) -> None:
+    try:
+        set_up(is_deterministic)
+        writer.send(seconds_of(_ON_GPU if torch.cuda.is_available() else _ON_CPU, folder))
+    except Exception as error:  # whatever a library raises is what the check has found
+        writer.send(f"{type(error).__name__}: {error}")
+
+
+def set_up(is_deterministic: bool) -> None:
+    """Set torch up as in a task, with its own workspace of cuBLAS or, as users leave it out, without."""
+    os.environ.pop(WORKSPACE, None)
     if not is_deterministic:
         os.environ[WORKSPACE] = ""
-    else:
-        os.environ.pop(WORKSPACE, None)
     set_up_torch(num_threads=1, seed=0)
-    if not torch.cuda.is_available():  # on CPUs the variable alone changes nothing
+    if not torch.cuda.is_available():  # where the variable alone changes nothing
         torch.use_deterministic_algorithms(is_deterministic, warn_only=True)
-    assert torch.are_deterministic_algorithms_enabled() is is_deterministic
-    writer.send(timed_on_gpu(folder) if device().type == "cuda" else timed_on_cpu(folder))
 
 
-def timed_on_gpu(folder: Path) -> float:
-    """Return the median seconds of an update large enough for a GPU."""
-    length = _PROMPT + _RESPONSE
+def seconds_of(work: Workload, folder: Path) -> float:
+    """Return the median seconds of an update in half precision."""
+    length = work.prompt + work.response
     learner = learner_of(
         folder,
-        f"model.policy={timed_policy(folder)}",
+        f"model.policy={work.model(folder)}",
         f"model.context_length={length}",
-        f"data.prompts_per_iteration={_ROWS}",
-        f"update.tokens_per_micro_batch={8 * length}",
+        f"data.prompts_per_iteration={work.rows}",
+        f"update.tokens_per_micro_batch={_MICRO_BATCH * length}",
         f"update.precision={half_precision()}",
         "update.zero_stage=1",
     )
-    experience, taken = even_experience(_ROWS, 256, _PROMPT, _RESPONSE), []
-    for iteration in range(1, _WARM_UP + _ROUNDS + 1):
-        torch.cuda.synchronize()
+    experience, taken = even_experience(work.rows, 256, work.prompt, work.response), []
+    for iteration in range(1, work.warm_up + work.rounds + 1):
         began = time.perf_counter()
         update_of(learner, iteration, experience)
-        torch.cuda.synchronize()
+        wait_for_device()
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken[_WARM_UP:])
+    return statistics.median(taken[work.warm_up :])
 
 
-def timed_on_cpu(folder: Path) -> float:
-    """Return the seconds of an update of a tiny policy."""
-    policy(folder)
-    learner = learner_of(folder, "update.zero_stage=0")
-    began = time.perf_counter()
-    update_of(learner)
-    return time.perf_counter() - began
+def wait_for_device() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
