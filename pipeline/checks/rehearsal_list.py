@@ -204,8 +204,9 @@ CHECKS = (
         "rows",
         f"{_STAGES}.training:rows",
         "packed and padded rows with each attention",
-        "eager and sdpa",
+        "eager, sdpa, and flex attention where a C++ compiler is",
         Role.TRAINS,
+        limit=600.0,
     ),
     RehearsalCheck(
         "all-reduce",
@@ -230,6 +231,14 @@ CHECKS = (
         "SIGUSR2 while training",
         "all of it",
         Role.TRAINS,
+    ),
+    RehearsalCheck(
+        "deterministic-cost",
+        f"{_STAGES}.determinism:cost",
+        "seconds of an update with deterministic kernels, and without",
+        "that both compute",
+        Role.TRAINS,
+        limit=600.0,
     ),
     RehearsalCheck(
         "memory-training",

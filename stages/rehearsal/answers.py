@@ -28,6 +28,8 @@ class Shown:
     measured: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Measurements for scripts; units are in the names."""
+    advice: str = ""
+    """What a user may change for it, although nothing failed."""
 
 
 class CheckFailed(Exception):

@@ -10,6 +10,7 @@ from torch import distributed as dist
 from stages import ranks
 from stages.models.devices import device
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown, with_torch
+from stages.rehearsal.network import log_nccl, network
 
 _MIB = 64
 _ROUNDS = 3
@@ -20,6 +21,7 @@ _SLOW_GB = 0.01
 @with_torch
 def all_reduce(given: CheckInput) -> Shown:
     """Measure the bandwidth of a sum over all ranks, and name the interface."""
+    log = log_nccl(given.folder)
     ranks.start_distributed()
     numbers = torch.ones(_MIB << 18, device=device())
     dist.all_reduce(numbers)
@@ -35,9 +37,10 @@ def all_reduce(given: CheckInput) -> Shown:
         )
     speed = _MIB * 2**20 / seconds / 1e9
     hosts = len(set(ranks.share(os.uname().nodename)))
-    way = os.environ.get("NCCL_SOCKET_IFNAME" if torch.cuda.is_available() else "GLOO_SOCKET_IFNAME")
-    measured = f"{ranks.size()} ranks on {hosts} nodes, {dist.get_backend()}"
-    return judged(f"{measured}, interface {way or 'chosen by itself'}", speed, hosts)
+    ways = sorted(set(ranks.share(network(log))))
+    return judged(
+        f"{ranks.size()} ranks on {hosts} nodes, {dist.get_backend()}, {'; '.join(ways)}", speed, hosts
+    )
 
 
 def judged(way: str, speed: float, hosts: int) -> Shown:

@@ -41,7 +41,7 @@ def answer_of(check: str, given: CheckInput) -> dict[str, Any]:
     try:
         module, _, name = check.partition(":")
         shown: Shown = getattr(importlib.import_module(module), name)(given)
-        return _answer("ok", shown.measured, numbers=shown.numbers)
+        return _answer("ok", shown.measured, shown.advice, shown.numbers)
     except NotShown as error:
         return _answer("skipped", f"not shown here: {error}")
     except CheckFailed as error:

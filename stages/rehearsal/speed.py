@@ -28,9 +28,9 @@ from stages.ppo.learner import update
 from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
+from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckInput, Shown, with_torch
 from stages.rehearsal.engines import check_vllm, eager, engine_config, responses
-from stages.rehearsal.memory import BF16_CAPABILITY
 from stages.rehearsal.models import config_of, policy, random_experience, random_prompts
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def training(given: CheckInput) -> Shown:
     ranks.start_distributed()
     free = torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
     load = load_for(free)
-    has_bf16 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= BF16_CAPABILITY
+    has_bf16 = torch.cuda.is_available() and half_precision() is Precision.BF16
     config = config_of(
         given.folder,
         f"data.prompts_per_iteration={load.rows}",
@@ -155,7 +155,10 @@ def generation(given: CheckInput) -> Shown:
     has_gpu = torch.cuda.is_available()
     model = saved_model(given.folder / "half-billion") if has_gpu else policy(given.folder)
     prompts, longest = (random_prompts(512, 250, 96), 256) if has_gpu else (random_prompts(16, 250, 24), 64)
-    words = (*eager(), *(("rollout.precision=bf16", "model.context_length=512") if has_gpu else ()))
+    words = (
+        *eager(),
+        *((f"rollout.precision={half_precision()}", "model.context_length=512") if has_gpu else ()),
+    )
     engine: Any = make_generator(engine_config(given.folder, Engine.VLLM, *words), str(model))
     try:
         responses(engine, prompts, 1.0, longest=longest)

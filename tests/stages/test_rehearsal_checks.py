@@ -4,21 +4,39 @@ import contextlib
 import errno
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pipeline.config.engines import Engine
+from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from pipeline.forecast.corrections import Corrected
 from pipeline.run.failures import FailureKind
-from stages.context import OutOfMemory
-from stages.rehearsal import allocation, devices, engines, full, memory, nodes, speed, storage, training
-from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown
+from stages.context import OutOfMemory, UserError
+from stages.rehearsal import (
+    allocation,
+    determinism,
+    devices,
+    engines,
+    full,
+    memory,
+    network,
+    nodes,
+    speed,
+    storage,
+    training,
+)
+from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown, Shown
 from stages.rehearsal.models import config_of
 from stages.rehearsal.program import answer_of
 from stages.rehearsal.training import Case
+from tests.support.tables import LONG
 
 
 @pytest.fixture
@@ -213,6 +231,51 @@ def test_an_engine_with_wrong_numbers_is_named(nats, same, is_repeated, said):
     engines.check_numbers({"1": 1e-5}, 1, True)
 
 
+@pytest.mark.parametrize(("precision", "far"), [(Precision.BF16, 0.2), (Precision.FP16, 0.02)])
+def test_an_engine_with_wrong_numbers_in_half_precision_is_named(precision, far):
+    shown = engines.judged_half(precision, {"1": 0.003, "0.7": 0.004})
+    assert shown.numbers[f"nats/{precision}/0.7"] == 0.004
+    with pytest.raises(CheckFailed, match=rf"in {precision} differ from .* on average: 0.7 2.0e-0"):
+        engines.judged_half(precision, {"1": 0.003, "0.7": far})
+    with pytest.raises(CheckFailed, match="1 nan"):
+        engines.judged_half(precision, {"1": float("nan"), "0.7": 0.004})
+
+
+@pytest.mark.parametrize(("card", "precision"), [((9, 0), Precision.BF16), ((7, 5), Precision.FP16)])
+def test_vllm_is_tried_in_the_half_precision_that_its_users_have(given, monkeypatch, card, precision):
+    monkeypatch.setattr(engines, "check_vllm", lambda given: None)
+    monkeypatch.setattr(engines, "numbers_of", lambda given, name: Shown("exact", {"nats/1": 1e-5}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: card)
+    monkeypatch.setattr(engines, "half_numbers", lambda folder, asked: Shown(f"in {asked}", {"nats/half": 1}))
+    shown = engines.vllm_numbers.__wrapped__(given)
+    assert shown.measured == f"exact; in {precision}"
+    assert shown.numbers == {"nats/1": 1e-5, "nats/half": 1}
+
+
+def test_an_engine_is_held_against_transformers_in_its_own_precision(given, monkeypatch):
+    """With transformers' engine in the place of vLLM, which takes a minute to start."""
+    made = engines.make_generator
+    monkeypatch.setattr(engines, "_PROMPTS", 4)
+    monkeypatch.setattr(engines, "engine_config", partial(in_transformers, engines.engine_config))
+    shown = engines.half_numbers(given.folder, Precision.BF16)
+    assert 0 < shown.numbers["nats/bf16/0.7"] < 0.1
+
+    def other(config: Config, model: str) -> object:
+        return made(config, str(engines.policy(given.folder, seed=1)))
+
+    monkeypatch.setattr(engines, "make_generator", other)
+    with pytest.raises(CheckFailed, match="in bf16 differ from transformers'"):
+        engines.half_numbers(given.folder, Precision.BF16)
+
+
+def in_transformers(
+    config_of_engine: Callable[..., Config], folder: Path, name: Engine, *words: str
+) -> Config:
+    assert name is Engine.VLLM
+    return config_of_engine(folder, Engine.TRANSFORMERS, *words)
+
+
 def test_vllm_is_missed_only_where_it_is_asked_for(given, monkeypatch):
     monkeypatch.setattr(engines, "is_installed_vllm", lambda: False)
     with pytest.raises(NotShown, match="no stage asks for it"):
@@ -244,6 +307,99 @@ def test_losses_that_are_not_one_rank_s_are_named(given, monkeypatch):
         training.same_loss.__wrapped__(short)
 
 
+NCCL_WITH_INFINIBAND = """
+gpu7:2101:2101 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.7<0>
+gpu7:2101:2130 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.7<0>
+gpu7:2101:2130 [0] NCCL INFO Initialized NET plugin IB
+gpu7:2101:2130 [0] NCCL INFO Using network IB
+gpu7:2101:2130 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/3/GDRDMA
+gpu7:2101:2130 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IB/2(1)/GDRDMA
+gpu7:2101:2130 [0] NCCL INFO Channel 02/0 : 0[0] -> 2[1] via P2P/CUMEM
+"""
+NCCL_WITH_SOCKETS = """
+gpu7:2101:2130 [0] NCCL INFO NET/IB : No device found.
+gpu7:2101:2130 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.7<0> [1]ib0:192.168.0.7<0>
+gpu7:2101:2130 [0] NCCL INFO Using network Socket
+gpu7:2101:2130 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct
+"""
+NCCL_WITH_A_PLUGIN = """
+gpu7:2101:2130 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 4 nics)
+gpu7:2101:2130 [0] NCCL INFO Using network AWS Libfabric
+gpu7:2101:2130 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/AWS Libfabric/0/GDRDMA
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "chosen"),
+    [
+        (
+            NCCL_WITH_INFINIBAND,
+            "network IB (mlx5_0:1/IB, mlx5_1:1/RoCE), data by NET/IB/GDRDMA, P2P/CUMEM",
+        ),
+        (NCCL_WITH_SOCKETS, "network Socket (eth0, ib0), data by SHM/direct"),
+        (NCCL_WITH_A_PLUGIN, "network AWS Libfabric, data by NET/AWS Libfabric/GDRDMA"),
+        ("gpu7:2101:2130 [0] NCCL INFO cudaDriverVersion 13000", ""),
+    ],
+)
+def test_what_nccl_says_of_its_network_is_read(said, chosen):
+    assert network.chosen_by_nccl(said) == chosen
+
+
+def test_nccl_is_asked_before_ranks_meet(given, monkeypatch):
+    class Met(Exception):
+        pass
+
+    def meet() -> None:
+        path = Path(os.environ["NCCL_DEBUG_FILE"])
+        assert path.parent == given.folder
+        assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,NET")
+        raise Met(path.name)
+
+    monkeypatch.setattr(os, "environ", dict(os.environ, RANK="1"))
+    monkeypatch.setattr(nodes.ranks, "start_distributed", meet)
+    with pytest.raises(Met, match=r"nccl-1\.log"):
+        nodes.all_reduce.__wrapped__(given)
+
+
+def test_the_interface_that_gloo_takes_by_itself_is_named(monkeypatch):
+    assert network.chosen_by_gloo({"GLOO_SOCKET_IFNAME": "ib0"}) == "ib0"
+    addresses = {"eth7": [SimpleNamespace(address="10.0.0.7")]}
+    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: addresses)
+    assert network.interface_of("10.0.0.7") == "eth7 (by this host's name)"
+    assert network.interface_of("127.0.1.1") == "lo (by this host's name)"
+    assert network.own_address("no-such-host.invalid") == "127.0.0.1"
+    assert network.own_address("localhost") in ("127.0.0.1", "::1")
+
+
+# --- speed ---
+
+
+def test_deterministic_kernels_that_cost_much_are_advised_against():
+    dear = determinism.judged({True: 1.2, False: 1.0}, is_gpu=True)
+    assert dear.numbers["deterministic_ratio"] == pytest.approx(1.2)
+    assert "an update takes 1.200 times as long with deterministic kernels" in dear.measured
+    assert "scheduler.update.environment.CUBLAS_WORKSPACE_CONFIG=''" in dear.advice
+    assert determinism.judged({True: 1.04, False: 1.0}, is_gpu=True).advice == ""
+    on_cpus = determinism.judged({True: 9.0, False: 1.0}, is_gpu=False)
+    assert on_cpus.advice == ""
+    assert on_cpus.numbers == {}
+
+
+def test_advice_without_a_failure_is_passed_on(given):
+    answer = answer_of("tests.support.rehearsed:advises", given)
+    assert (answer["verdict"], answer["advice"]) == ("ok", "take the faster one")
+
+
+@LONG
+def test_updates_are_timed_by_processes_with_and_without_deterministic_kernels(given, monkeypatch):
+    for is_deterministic in (True, False):
+        assert determinism.measured(given.folder, is_deterministic) > 0
+    monkeypatch.setenv("RANK", "no number")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="updates without deterministic kernels: UserError: of several"):
+        determinism.measured(given.folder, False)
+
+
 def test_a_slow_network_is_named():
     assert nodes.judged("2 ranks on 2 nodes, nccl, interface ib0", 12.0, 2).numbers["nodes"] == 2
     with pytest.raises(CheckFailed, match=r"interface eth0: 0.00 GB/s") as error:
@@ -255,7 +411,64 @@ def test_a_slow_network_is_named():
 def test_every_way_to_train_is_one_that_a_configuration_may_name(given, is_short):
     from pipeline.config.rules import contradictions
 
-    for case in training.cases(is_short):
+    for case in training.cases(is_short, Precision.BF16):
         config = config_of(given.folder, *case.words)
         assert [str(one) for one in contradictions(config) if str(one).startswith("update.")] == []
-    assert Case(3, Precision.FP32) in training.cases(is_short)
+    assert Case(3, Precision.FP32) in training.cases(is_short, Precision.BF16)
+
+
+@pytest.fixture
+def turing(monkeypatch):
+    """A T4, which has no bf16 and for which there is no flash attention."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_card_without_bf16_trains_in_fp16(given, monkeypatch, turing, is_short):
+    tried = []
+    monkeypatch.setattr(training.ranks, "start_distributed", lambda: None)
+    monkeypatch.setattr(training, "losses", lambda folder, case: tried.append(case) or [0.5, 2.0])
+    given = replace(given, is_short=is_short)
+    training.same_loss.__wrapped__(given)
+    assert {case.precision for case in tried} == {Precision.FP32, Precision.FP16}
+    monkeypatch.setattr(training.ranks, "size", lambda: 2)
+    assert "ZeRO 3 fp16" in str(training.same_loss.__wrapped__(given).numbers)
+
+
+def test_flash_attention_is_not_called_missing_where_the_card_has_no_code_for_it(given, monkeypatch, turing):
+    def load(folder: Path, precision: Precision, trust: bool, attention: str) -> None:
+        if precision is Precision.BF16:
+            raise UserError("some card: the GPUs here have compute capability 7.5, and bf16 needs 8.0")
+
+    monkeypatch.setattr(training, "policy", lambda folder: folder)
+    monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(training, "check_packing", lambda model, rows, device: None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    said = training.rows.__wrapped__(given).measured
+    assert "flash_attention_2 was not tried: it needs compute capability 8.0" in said
+    assert "sdpa keeps rows apart" in said
+
+
+def test_attention_that_is_not_installed_or_mixes_rows_is_named(given, monkeypatch):
+    def load(folder: Path, precision: Precision, trust: bool, attention: str) -> str:
+        if attention == "eager":
+            cause = ImportError("the package is not installed. Please refer to its page")
+            raise UserError("update.attention=eager: it cannot be loaded; leave it out") from cause
+        return attention
+
+    def check(model: str, rows: object, device: object) -> None:
+        if model == "flex_attention":
+            raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found in CXX. Set it")
+        if model == "sdpa":
+            raise UserError("log-probabilities are off; set update.remove_padding=false")
+
+    monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(training, "check_packing", check)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    said = training.rows.__wrapped__(given).measured
+    assert "eager was not tried: the package is not installed" in said.split("; ")
+    assert "sdpa does not keep rows apart" in said.split("; ")
+    no_compiler = "RuntimeError: InvalidCxxCompiler: No working C++ compiler found in CXX"
+    assert f"flex_attention cannot be compiled here: {no_compiler}" in said.split("; ")
+    assert "flash_attention_2 was not tried: no GPU" in said.split("; ")

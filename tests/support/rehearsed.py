@@ -14,6 +14,10 @@ def works(given: CheckInput) -> Shown:
     return Shown("it computes", {"answer": 42})
 
 
+def advises(given: CheckInput) -> Shown:
+    return Shown("it computes, slowly", advice="take the faster one")
+
+
 def hangs(given: CheckInput) -> Shown:
     print("waiting for the driver", flush=True)
     time.sleep(600)
