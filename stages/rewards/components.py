@@ -104,9 +104,7 @@ class RewardModel:
         self._affixes = affixes_of(self._tokenizer)
         self._shares_tokens = shares_tokens(context, config.path)
         name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
-        reward = replace(
-            context.config.reward, vllm=vllm_in(context.config, "reward", context.task.job_kind)
-        )
+        reward = replace(context.config.reward, vllm=vllm_in(context.config, "reward", context.task.job_kind))
         whole = replace(context.config, reward=reward)
         vllm = reward.vllm if name == Engine.VLLM else None
         wanted = Wanted("scorer", context.attempt, (config.path, whole), (fingerprint,), name, vllm)
