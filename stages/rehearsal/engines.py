@@ -29,6 +29,8 @@ _WARNED_AFTER = 5
 _MOST_NATS = 5e-3
 """Largest difference of log-probabilities in fp32 that is rounding."""
 _MOST_LOST_GIB = 0.5
+_OWN_PROCESS = "rollout.vllm.own_process=true"
+"""What vLLM does on a GPU without being asked."""
 _WRONG_NUMBERS = "take rollout.engine=transformers here, or another version of vLLM"
 
 
@@ -229,13 +231,13 @@ def warned_generation(given: CheckInput) -> Shown:
 def warned_vllm(given: CheckInput) -> Shown:
     """Check that vLLM stops at Slurm's warning."""
     check_vllm(given)
-    return until_warned(given.folder, Engine.VLLM)
+    return until_warned(given.folder, Engine.VLLM, _OWN_PROCESS)
 
 
-def until_warned(folder: Path, name: Engine) -> Shown:
+def until_warned(folder: Path, name: Engine, *words: str) -> Shown:
     """Warn this process as an engine generates. Raises CheckFailed where it goes on."""
     listen(can_save=True)
-    engine = make_generator(engine_config(folder, name, *eager()), str(policy(folder)))
+    engine = make_generator(engine_config(folder, name, *words, *eager()), str(policy(folder)))
     asked = [Request([5, 6, 7], 100, seed) for seed in range(_ALONE)]
     calls = itertools.count()
 
@@ -285,7 +287,7 @@ def second_engine(given: CheckInput) -> Shown:
 
 def with_engine(given: CheckInput, name: Engine, prompts: Sequence[Sequence[int]]) -> list[Response]:
     """Return responses of an engine that is made and closed for them."""
-    own = "rollout.vllm.own_process=true"  # as on a GPU: in this process vLLM would end the trainer's ranks
+    own = _OWN_PROCESS  # in this process vLLM would end the trainer's ranks
     engine = make_generator(engine_config(given.folder, name, own, *eager()), str(policy(given.folder)))
     try:
         return responses(engine, prompts, 1.0)

