@@ -131,6 +131,14 @@ CHECKS = (
         limit=_VLLM_SECONDS,
     ),
     RehearsalCheck(
+        "side-by-side",
+        f"{_STAGES}.beside:side_by_side",
+        "a reward model in vLLM and the reference, in turn in one process: neither is loaded again",
+        "that they stay, not that a card has room",
+        Role.GENERATES,
+        limit=_VLLM_SECONDS,
+    ),
+    RehearsalCheck(
         "warned-generation",
         f"{_STAGES}.engines:warned_generation",
         "SIGUSR2 while transformers' engine generates",
@@ -141,7 +149,7 @@ CHECKS = (
         "warned-vllm",
         f"{_STAGES}.engines:warned_vllm",
         "SIGUSR2 while vLLM generates",
-        "all of it, in the task's own process",
+        "all of it, with the runner for CPUs",
         Role.GENERATES,
         limit=_VLLM_SECONDS,
     ),

@@ -36,6 +36,8 @@ _MOST_HALF_NATS = {Precision.BF16: 0.1, Precision.FP16: 0.0125}
 """Largest mean difference of log-probabilities in half precision that is rounding, in nats. Between vLLM
 and transformers on CPUs it was 0.03 in bf16 and 0.0035 in fp16; a wrong temperature makes it 0.45."""
 _MOST_LOST_GIB = 0.5
+_OWN_PROCESS = "rollout.vllm.own_process=true"
+"""What vLLM does on a GPU without being asked."""
 _WRONG_NUMBERS = "take rollout.engine=transformers here, or another version of vLLM"
 
 
@@ -276,13 +278,13 @@ def warned_generation(given: CheckInput) -> Shown:
 def warned_vllm(given: CheckInput) -> Shown:
     """Check that vLLM stops at Slurm's warning."""
     check_vllm(given)
-    return until_warned(given.folder, Engine.VLLM)
+    return until_warned(given.folder, Engine.VLLM, _OWN_PROCESS)
 
 
-def until_warned(folder: Path, name: Engine) -> Shown:
+def until_warned(folder: Path, name: Engine, *words: str) -> Shown:
     """Warn this process as an engine generates. Raises CheckFailed where it goes on."""
     listen(can_save=True)
-    engine = make_generator(engine_config(folder, name, *eager()), str(policy(folder)))
+    engine = make_generator(engine_config(folder, name, *words, *eager()), str(policy(folder)))
     asked = [Request([5, 6, 7], 100, seed) for seed in range(_ALONE)]
     calls = itertools.count()
 
@@ -332,7 +334,7 @@ def second_engine(given: CheckInput) -> Shown:
 
 def with_engine(given: CheckInput, name: Engine, prompts: Sequence[Sequence[int]]) -> list[Response]:
     """Return responses of an engine that is made and closed for them."""
-    own = "rollout.vllm.own_process=true"  # as on a GPU: in this process vLLM would end the trainer's ranks
+    own = _OWN_PROCESS  # in this process vLLM would end the trainer's ranks
     engine = make_generator(engine_config(given.folder, name, own, *eager()), str(policy(given.folder)))
     try:
         return responses(engine, prompts, 1.0)

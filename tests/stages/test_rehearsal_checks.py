@@ -19,8 +19,11 @@ from pipeline.config.update import Precision
 from pipeline.forecast.corrections import Corrected
 from pipeline.run.failures import FailureKind
 from stages.context import OutOfMemory, UserError
+from stages.engines import kept
+from stages.engines.base import Scorer, SequenceLimits
 from stages.rehearsal import (
     allocation,
+    beside,
     determinism,
     devices,
     engines,
@@ -288,6 +291,57 @@ def test_numbers_of_an_engine_are_compared(given):
     shown = engines.transformers_numbers.__wrapped__(given)
     assert "new weights are taken" in shown.measured
     assert max(shown.numbers[f"nats/{key}"] for key in ("1", "0.7", "reloaded")) < 1e-3
+
+
+class Scores(Scorer):
+    """A scorer whose scores grow by so much with each call."""
+
+    limits = SequenceLimits(64, 260)
+
+    def __init__(self, by: float = 0.0) -> None:
+        self._by, self._calls = by, 0
+
+    def _score(self, sequences):
+        self._calls += 1
+        return [self._by * self._calls for _ in sequences]
+
+    def reset(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("by", "share", "said"),
+    [
+        (0.0, None, None),
+        (0.0, "0.9", "side by side with another engine the reference, scorer does not stay"),
+        (0.5, None, "they compute other numbers each time: off by 5.0e-01"),
+    ],
+)
+def test_engines_that_do_not_stay_side_by_side_are_named(given, monkeypatch, by, share, said):
+    monkeypatch.setattr(beside, "check_vllm", lambda given: None)
+    monkeypatch.setattr(beside, "make_scorer", lambda config, name, path: Scores(by))
+    monkeypatch.setattr(kept, "has_gpu", lambda: True)
+    if share:
+        words = (f"reward.vllm.gpu_memory_utilization={share}",)
+        monkeypatch.setattr(beside, "config_of", lambda *given: config_of(*given, *words))
+    if said is None:
+        assert "stay in one process, off by 0.0e+00" in beside.side_by_side.__wrapped__(given).measured
+        assert kept._kept == {}
+    else:
+        with pytest.raises(CheckFailed, match=said):
+            beside.side_by_side.__wrapped__(given)
+
+
+def test_vllm_is_warned_where_it_has_a_process_of_its_own_as_on_a_gpu(given, monkeypatch):
+    def make(config, directory):
+        assert config.rollout.vllm.own_process
+        raise NotShown("made")
+
+    monkeypatch.setattr(engines, "check_vllm", lambda given: None)
+    monkeypatch.setattr(engines, "listen", lambda can_save: None)
+    monkeypatch.setattr(engines, "make_generator", make)
+    with pytest.raises(NotShown, match="made"):
+        engines.warned_vllm.__wrapped__(given)
 
 
 # --- ranks ---
