@@ -209,12 +209,14 @@ def judge(
     alone = f"look for the cause with slurm-ppo rehearse --only {check.name}"
     if ended.refused:
         return skipped(check.name, f"not shown here: {ended.refused}")
-    if None in answers and not ended.is_late:  # before what the other ranks say, which only miss it
+    problems = [answer for answer in answers if answer and answer["verdict"] == Verdict.PROBLEM]
+    # What the other ranks say of one that died is only that their peer is gone. One that hangs they name.
+    if None in answers and not ended.is_late and not any(answer["missed"] for answer in problems):
         how = ended.note or exit_in_words(ended.code)
         return problem(check.name, f"its process gave no answer ({how}){said}", alone)
-    for answer in answers:
-        if answer and answer["verdict"] == Verdict.PROBLEM:
-            return problem(check.name, answer["measured"], answer["advice"], **answer["numbers"])
+    if problems:  # a rank that fails before it meets the others says why, and they only that it did not come
+        answer = min(problems, key=lambda answer: bool(answer["missed"]))
+        return problem(check.name, answer["measured"], answer["advice"], **answer["numbers"])
     if ended.is_late:
         return problem(check.name, f"it hung: no end in {check.limit:g} s, so it was ended{said}", alone)
     first = answers[0]

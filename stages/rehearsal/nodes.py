@@ -10,6 +10,7 @@ from torch import distributed as dist
 from stages import ranks
 from stages.models.devices import device
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown, with_torch
+from stages.rehearsal.meeting import meet
 
 _MIB = 64
 _ROUNDS = 3
@@ -20,7 +21,7 @@ _SLOW_GB = 0.01
 @with_torch
 def all_reduce(given: CheckInput) -> Shown:
     """Measure the bandwidth of a sum over all ranks, and name the interface."""
-    ranks.start_distributed()
+    meet()
     numbers = torch.ones(_MIB << 18, device=device())
     dist.all_reduce(numbers)
     ranks.share(None)
@@ -51,7 +52,7 @@ def judged(way: str, speed: float, hosts: int) -> Shown:
 @with_torch
 def killed_rank(given: CheckInput) -> Shown:
     """Kill the last rank while the others wait for it; the caller measures how soon all have ended."""
-    ranks.start_distributed()
+    meet()
     numbers = torch.ones(1, device=device())
     dist.all_reduce(numbers)
     if ranks.rank() == ranks.size() - 1:

@@ -22,6 +22,7 @@ from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, Steps
 from stages.process.preemption import listen
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown, with_torch
+from stages.rehearsal.meeting import meet
 from stages.rehearsal.models import CONTEXT, config_of, policy, random_experience
 
 _ROWS = 16
@@ -63,7 +64,7 @@ def cases(is_short: bool) -> list[Case]:
 @with_torch
 def same_loss(given: CheckInput) -> Shown:
     """Check that several ranks have the losses and gradients of one, which is called first."""
-    ranks.start_distributed()
+    meet()
     found = {}
     for case in cases(given.is_short):
         print(f"{case}, {ranks.size()} ranks", flush=True)  # what a check that hangs hangs in
@@ -115,7 +116,7 @@ def trained(folder: Path, *words: str) -> Steps:
 
 def learner_of(folder: Path, *words: str) -> Learner:
     """Return a policy under DeepSpeed, and no critic; ``words`` are of the configuration."""
-    ranks.start_distributed()
+    meet()
     config = config_of(
         folder,
         f"data.prompts_per_iteration={_ROWS}",

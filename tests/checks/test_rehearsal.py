@@ -66,6 +66,7 @@ IN_PROCESSES = {
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
         1,
     ),
+    "one_rank_never_comes": ("rank 0 waited 2 s for ranks [1] of 2", 2),
     "second_rank_dies": ("its process gave no answer (rank 1 of 2 killed by signal 9", 2),
 }
 
@@ -136,6 +137,23 @@ def test_what_starts_no_process_is_said():
         one, CheckEnd(1.0, 1, note="the server of processes ended: [Errno 32] Broken pipe"), [None], ""
     )
     assert "the server of processes ended" in ended.measured
+
+
+def test_a_rank_that_fails_before_the_others_meet_it_says_why():
+    missed = {"verdict": "problem", "measured": "rank 0 waited 120 s for ranks [1] of 2", "advice": "look"}
+    cause = {"verdict": "problem", "measured": "rank 1 sees no GPU", "advice": "ask for one", "missed": False}
+    answers = [missed | {"missed": True, "numbers": {}}, cause | {"numbers": {}}]
+    found = judge(check("all-reduce", ""), CheckEnd(121.0, 1), answers, "")
+    assert (found.measured, found.advice) == ("rank 1 sees no GPU", "ask for one")
+    found = judge(check("all-reduce", ""), CheckEnd(121.0, 1), [answers[0], None], "")
+    assert (found.measured, found.advice) == ("rank 0 waited 120 s for ranks [1] of 2", "look")
+
+
+def test_ranks_say_whom_they_wait_for_long_before_a_check_is_ended():
+    from stages.rehearsal.meeting import MEETING_SECONDS
+
+    with_ranks = [one for one in CHECKS if max(one.sizes) > 1]
+    assert min(one.limit for one in with_ranks) >= 2 * MEETING_SECONDS
 
 
 def test_ranks_that_outlive_one_that_was_killed_are_a_finding():
