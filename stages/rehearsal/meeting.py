@@ -8,8 +8,8 @@ from stages import ranks
 from stages.rehearsal.answers import MissedRanks
 
 MEETING_SECONDS = 120.0
-"""Seconds for which ranks wait for each other: so much less than the limit of a check that what they waited for
-is said before that."""
+"""Seconds for which ranks wait for each other: so few that the missing ones are named before the limit of the
+check ends it."""
 _ADVICE = (
     "see whether that rank's node is up, shares the filesystem, and can connect to the others (a firewall "
     "between nodes?); scheduler.STAGE.exclude leaves a node out"

@@ -26,8 +26,8 @@ _LOOK_AT_LOG = (
 
 
 def serve(words: Sequence[str]) -> None:
-    """Make a check; its answer names the outcome as ``verdict``. Where ranks have missed another the exit code
-    is 1, upon which that one is ended too."""
+    """Make a check; its answer names the outcome as ``verdict``. Where another rank did not come, the exit
+    code is 1, upon which that one is ended too."""
     check, stem, given = words
     content = json.loads(given)
     answer = answer_of(check, CheckInput(**content | {"folder": Path(content["folder"])}))
@@ -40,8 +40,8 @@ def serve(words: Sequence[str]) -> None:
 
 
 def answer_of(check: str, given: CheckInput) -> dict[str, Any]:
-    """Return verdict, what was measured, advice and numbers of a check, whatever it meets, and whether that is
-    a rank that did not come."""
+    """Return verdict, what was measured, advice and numbers of a check, whatever it meets, and whether it
+    missed another rank."""
     try:
         module, _, name = check.partition(":")
         shown: Shown = getattr(importlib.import_module(module), name)(given)
