@@ -103,9 +103,7 @@ def _common(wanted: RehearsalOptions, kinds: Sequence[str] | None = None) -> dic
 
 def _in_jobs(wanted: RehearsalOptions, config: Config) -> Iterator[Finding]:
     """Send a job to every place where stages do what is to be rehearsed, and wait for what it has found."""
-    aims = [aim for aim in aims_of(config, _LEFT_OUT) if DRIVER not in aim.stages]
-    aims = [aim for aim in aims if chosen(wanted.only, wanted.is_short, aim.stages)]
-    parent = folder_of(config)
+    aims, parent = aims_for(wanted, config), folder_of(config)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True) as made:
         sent = Path(made) / SENT
         sent.write_bytes(os.urandom(wanted.num_mib << 20))
@@ -116,6 +114,12 @@ def _in_jobs(wanted: RehearsalOptions, config: Config) -> Iterator[Finding]:
             answers = run_probes(probes, parent, Path.cwd(), _MOST_SECONDS, note)
         for aim in aims:
             yield from in_place(aim, answers[aim.name], Path(made) / aim.name)
+
+
+def aims_for(wanted: RehearsalOptions, config: Config) -> list[Aim]:
+    """Return the places where stages do what is to be rehearsed. Pure."""
+    aims = [aim for aim in aims_of(config, _LEFT_OUT) if DRIVER not in aim.stages]
+    return [aim for aim in aims if chosen(wanted.only, wanted.is_short, aim.stages)]
 
 
 def _partitions() -> Mapping[str, Partition]:

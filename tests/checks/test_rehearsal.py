@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.checks import rehearsal, rehearsal_list, rehearsal_record
-from pipeline.checks import rehearsal_places as places
 from pipeline.checks.finding import Finding, Verdict
 from pipeline.checks.nodes import Aim
 from pipeline.checks.rehearsal import CheckEnd, RehearsalRequest, RehearsalRunner, judge, judge_killed
 from pipeline.checks.rehearsal_list import CHECKS, RehearsalCheck, Role, chosen
-from pipeline.checks.rehearsal_places import SENT, RehearsalOptions, in_place, probe_for
+from pipeline.checks.rehearsal_places import SENT, RehearsalOptions, aims_for, in_place, probe_for
 from pipeline.cli.app import main
 from pipeline.config.compose import compose
 from pipeline.config.scheduler import ResourcesConfig, resources_of
@@ -183,8 +182,7 @@ def probes_of(inputs: Path, folder: Path, *words: str, is_short: bool = False) -
     for name in (SENT, f"{SENT}.digest"):
         (place / name).touch()
     wanted = RehearsalOptions(config, is_short=is_short)
-    aims = [aim for aim in places.aims_of(config, places._LEFT_OUT) if aim.stages != ("driver",)]
-    return {aim.name: probe_for(wanted, config, aim, place, known) for aim in aims}
+    return {aim.name: probe_for(wanted, config, aim, place, known) for aim in aims_for(wanted, config)}
 
 
 def requested(inputs: Path, folder: Path, *words: str, is_short: bool = False) -> dict[str, RehearsalRequest]:
