@@ -10,8 +10,10 @@ from pipeline.run.tasks import Stage
 
 DRIVER = "driver"
 """Name of the check without which no other that computes makes sense."""
+_TRANSFORMERS, _VLLM = "transformers", "vllm"
+"""Names of the checks of each engine's numbers."""
 RANKS = 2
-"""Ranks of the checks that have several."""
+"""Ranks of the checks that have several, where a job has no number of its own."""
 
 
 class Role(StrEnum):
@@ -40,7 +42,7 @@ class RehearsalCheck:
     is_plain: bool = False
     """Whether its process is started afresh, as by Slurm; else it is forked as on one machine."""
     sizes: tuple[int, ...] = (1,)
-    """Numbers of ranks with which it is made, one after the other."""
+    """Numbers of ranks with which it is made, one after the other. Several are as many as a job has."""
     devices: int = 1
     """GPUs of each rank."""
     kills: bool = False
@@ -90,7 +92,7 @@ CHECKS = (
         is_plain=True,
     ),
     RehearsalCheck(
-        "transformers",
+        _TRANSFORMERS,
         f"{_STAGES}.engines:transformers_numbers",
         "log-probabilities, seeds, reload and abort of transformers' engine",
         _NUMBERS,
@@ -98,7 +100,7 @@ CHECKS = (
         is_short=True,
     ),
     RehearsalCheck(
-        "vllm",
+        _VLLM,
         f"{_STAGES}.engines:vllm_numbers",
         "the same of vLLM, and which model runner it takes",
         f"{_NUMBERS}, of the runner for CPUs",
@@ -201,7 +203,7 @@ CHECKS = (
     RehearsalCheck(
         "zero",
         f"{_STAGES}.training:same_loss",
-        "losses of two ranks against one, by ZeRO stage, precision and offload",
+        "losses of several ranks against one, by ZeRO stage, precision and offload",
         "the sums of gloo, not of NCCL",
         Role.TRAINS,
         limit=600.0,
@@ -219,7 +221,7 @@ CHECKS = (
     RehearsalCheck(
         "all-reduce",
         f"{_STAGES}.nodes:all_reduce",
-        "bandwidth and interface between ranks, of two nodes where a stage has them",
+        "bandwidth and interface between ranks, of all nodes of a job",
         "the network that gloo takes, not NCCL's",
         Role.TRAINS,
         sizes=(RANKS,),
@@ -279,12 +281,15 @@ _ROLES: Mapping[str, frozenset[Role]] = {
 }
 
 
-def chosen(only: Sequence[str], is_short: bool, kinds: Collection[str] | None = None) -> tuple[str, ...]:
+def chosen(
+    only: Sequence[str], is_short: bool, kinds: Collection[str] | None = None, needs_vllm: bool = False
+) -> tuple[str, ...]:
     """Return the names of the checks to make.
 
     Args:
         only: names that were asked for; none for all.
         kinds: job kinds that run in a place; None for all of them.
+        needs_vllm: whether they use vLLM, whose numbers the short list then has instead of transformers'.
 
     Raises:
         ConfigError: there is no check of a name.
@@ -292,12 +297,15 @@ def chosen(only: Sequence[str], is_short: bool, kinds: Collection[str] | None = 
     legal = [check.name for check in CHECKS]
     if unknown := [name for name in only if name not in legal]:
         raise ConfigError(f"--only: there is no check {unknown[0]}; choose of {', '.join(legal)}")
+    wanted = set(only) or (_short(needs_vllm) if is_short else set(legal))
     roles = set(Role) if kinds is None else {role for kind in kinds for role in roles_of(kind)}
-    return tuple(
-        check.name
-        for check in CHECKS
-        if check.role in roles and (check.name in only if only else check.is_short or not is_short)
-    )
+    return tuple(check.name for check in CHECKS if check.role in roles and check.name in wanted)
+
+
+def _short(needs_vllm: bool) -> set[str]:
+    """Return the names of the short list, which has one engine."""
+    found = {check.name for check in CHECKS if check.is_short}
+    return found - {_TRANSFORMERS} | {_VLLM} if needs_vllm else found
 
 
 def roles_of(kind: str) -> frozenset[Role]:

@@ -40,6 +40,10 @@ class CheckFailed(Exception):
         self.advice = advice
 
 
+class MissedRanks(CheckFailed):
+    """A rank that did not come to meet the others. It may hang, so that those which came end it with them."""
+
+
 class NotShown(Exception):
     """What cannot be shown on this machine; the message says why."""
 

@@ -13,6 +13,7 @@ from pipeline.config.update import Precision
 from stages import ranks
 from stages.rehearsal.allocation import compute, device, half_precision
 from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown, Shown, with_torch
+from stages.rehearsal.meeting import meet
 
 _SPAWN_SECONDS = 120
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -90,7 +91,7 @@ def has_card(devices: Path = Path("/dev")) -> bool:
 def own_device(given: CheckInput) -> Shown:
     """Check that ranks have devices of their own, by the names that they were given and the cards behind."""
     names = [name for name in os.environ.get(_VISIBLE, "").split(",") if name]
-    ranks.start_distributed()
+    meet()
     mine = identity(names)
     found = ranks.share(mine)
     if not names and not torch.cuda.is_available():

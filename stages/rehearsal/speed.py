@@ -19,7 +19,6 @@ from pipeline.config.algorithm import Estimator
 from pipeline.config.engines import Engine
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
-from stages import ranks
 from stages.context import Stopwatch
 from stages.engines import make_generator
 from stages.models.devices import device
@@ -31,6 +30,7 @@ from stages.ppo.training import Learner
 from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckInput, Shown, with_torch
 from stages.rehearsal.engines import check_vllm, eager, engine_config, responses
+from stages.rehearsal.meeting import meet
 from stages.rehearsal.models import config_of, policy, random_experience, random_prompts
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def load_for(free_gib: float) -> Load:
 @with_torch
 def training(given: CheckInput) -> Shown:
     """Measure tokens per second of updates without a critic, and the share of the card's peak."""
-    ranks.start_distributed()
+    meet()
     free = torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else 0.0
     load = load_for(free)
     has_bf16 = torch.cuda.is_available() and half_precision() is Precision.BF16

@@ -22,6 +22,7 @@ from stages.ppo.training import Learner, Steps
 from stages.process.preemption import listen
 from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown, with_torch
+from stages.rehearsal.meeting import meet
 from stages.rehearsal.models import CONTEXT, config_of, policy, random_experience
 
 _ROWS = 16
@@ -72,7 +73,7 @@ def cases(is_short: bool, half: Precision) -> list[Case]:
 @with_torch
 def same_loss(given: CheckInput) -> Shown:
     """Check that several ranks have the losses and gradients of one, which is called first."""
-    ranks.start_distributed()
+    meet()
     found, tried = {}, cases(given.is_short, half_precision())
     for case in tried:
         print(f"{case}, {ranks.size()} ranks", flush=True)  # what a check that hangs hangs in
@@ -124,7 +125,7 @@ def trained(folder: Path, *words: str) -> Steps:
 
 def learner_of(folder: Path, *words: str) -> Learner:
     """Return a policy under DeepSpeed, and no critic; ``words`` are of the configuration."""
-    ranks.start_distributed()
+    meet()
     config = config_of(
         folder,
         f"data.prompts_per_iteration={_ROWS}",

@@ -91,7 +91,7 @@ def test_a_card_that_computes_wrong_numbers_is_named(monkeypatch):
 def test_two_ranks_on_one_device_are_named(given, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
     monkeypatch.setenv("SLURMD_NODENAME", "gpu7")
-    monkeypatch.setattr(devices.ranks, "start_distributed", lambda: None)
+    monkeypatch.setattr(devices.ranks, "start_distributed", lambda limit: None)
     monkeypatch.setattr(devices.ranks, "share", lambda mine: [mine, mine])
     with pytest.raises(CheckFailed, match="two ranks have the same device: gpu7/GPU-7, gpu7/GPU-7"):
         devices.own_device.__wrapped__(given)
@@ -348,7 +348,7 @@ def test_vllm_is_warned_where_it_has_a_process_of_its_own_as_on_a_gpu(given, mon
 
 
 def test_losses_that_are_not_one_rank_s_are_named(given, monkeypatch):
-    monkeypatch.setattr(training.ranks, "start_distributed", lambda: None)
+    monkeypatch.setattr(training.ranks, "start_distributed", lambda limit: None)
     monkeypatch.setattr(training, "losses", lambda folder, case: [0.5, 2.0])
     short = replace(given, is_short=True)
     assert training.same_loss.__wrapped__(short).measured == "3 updates by one rank"

@@ -61,5 +61,14 @@ def second_rank_dies(given: CheckInput) -> Shown:
     raise RuntimeError("connection closed by peer")
 
 
+def one_rank_never_comes(given: CheckInput) -> Shown:
+    if os.environ["RANK"] == "1":
+        time.sleep(600)
+    from stages.rehearsal import devices, meeting
+
+    meeting.MEETING_SECONDS = 8.0
+    return devices.own_device(given)
+
+
 def names(given: CheckInput) -> Shown:
     return Shown(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
