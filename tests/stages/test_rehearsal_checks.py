@@ -403,7 +403,7 @@ def test_nccl_is_asked_before_ranks_meet(given, monkeypatch):
     class Met(Exception):
         pass
 
-    def meet() -> None:
+    def meet(limit: float) -> None:
         path = Path(os.environ["NCCL_DEBUG_FILE"])
         assert path.parent == given.folder
         assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,NET")
@@ -481,7 +481,7 @@ def turing(monkeypatch):
 @pytest.mark.parametrize("is_short", [False, True])
 def test_a_card_without_bf16_trains_in_fp16(given, monkeypatch, turing, is_short):
     tried = []
-    monkeypatch.setattr(training.ranks, "start_distributed", lambda: None)
+    monkeypatch.setattr(training.ranks, "start_distributed", lambda limit: None)
     monkeypatch.setattr(training, "losses", lambda folder, case: tried.append(case) or [0.5, 2.0])
     given = replace(given, is_short=is_short)
     training.same_loss.__wrapped__(given)
