@@ -251,6 +251,13 @@ CHECKS = (
         limit=600.0,
     ),
     RehearsalCheck(
+        "host-copies",
+        f"{_STAGES}.copies:host_copies",
+        "GB/s of copies to the host, into new memory, page-locked or not",
+        "",
+        Role.TRAINS,
+    ),
+    RehearsalCheck(
         "memory-training",
         f"{_STAGES}.memory:training",
         "memory of an update with micro-batches of two sizes, beside the formulas",

@@ -24,6 +24,7 @@ from stages.engines.base import Scorer, SequenceLimits
 from stages.rehearsal import (
     allocation,
     beside,
+    copies,
     determinism,
     devices,
     engines,
@@ -112,6 +113,13 @@ def test_a_device_that_is_another_by_another_name_is_named():
 
 
 # --- speed ---
+
+
+def test_copies_to_the_host_are_told_by_the_memory_they_go_to(given):
+    told = copies.judged(pageable=0.5, locking=0.8, locked=0.05).measured
+    said = "to new memory 2.1 GB/s, to memory page-locked for it 1.3 GB/s, once that is locked 21.5 GB/s"
+    assert told == said
+    assert answer_of("stages.rehearsal.copies:host_copies", given)["verdict"] == "skipped"
 
 
 @pytest.mark.parametrize(
