@@ -210,17 +210,17 @@ def test_an_engine_of_the_users_own_is_imported_too_and_may_lack_what_login_node
     assert "warning: rollout.engine=lacks_at_import:f: no module 'no_such_library'" in done.log
 
 
-def scored(models: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run, Done]:
+def scored(inputs: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run, Done]:
     given = f"+reward.components.mine={{kind: rule, function: '{module(project)}:{name}'}}"
-    run = make_run(models, tmp_path / "run", given)
+    run = make_run(inputs, tmp_path / "run", given)
     for task in (("prepare",), ("rollout", 1, 0)):
         done = stage(run, *task, cwd=project)
         assert done.code == 0, done.log
     return run, stage(run, "reward", 1, 0, cwd=project)
 
 
-def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(models, tmp_path, project):
-    run, done = scored(models, tmp_path, project, "none")
+def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(inputs, tmp_path, project):
+    run, done = scored(inputs, tmp_path, project, "none")
     assert done.code == 2, done.log
     assert "returned None instead of a finite number for prompt_id " in done.log
     assert "Traceback" not in done.log
@@ -228,9 +228,9 @@ def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(models, tmp_path, projec
 
 
 def test_an_exception_of_the_rule_itself_leaves_its_traceback_and_one_that_vanished_is_the_users(
-    models, tmp_path, project
+    inputs, tmp_path, project
 ):
-    run, done = scored(models, tmp_path, project, "raises")
+    run, done = scored(inputs, tmp_path, project, "raises")
     assert done.code == 1, done.log
     assert "my own mistake" in done.log
     assert "in raises" in done.log
@@ -241,8 +241,8 @@ def test_an_exception_of_the_rule_itself_leaves_its_traceback_and_one_that_vanis
     assert "no module" in done.log
 
 
-def test_prepare_stops_a_run_whose_rule_cannot_work(models, tmp_path, project):
+def test_prepare_stops_a_run_whose_rule_cannot_work(inputs, tmp_path, project):
     given = "+reward.components.mine={kind: rule, function: dies_at_import:f}"
-    done = stage(make_run(models, tmp_path / "run", given), "prepare", cwd=project)
+    done = stage(make_run(inputs, tmp_path / "run", given), "prepare", cwd=project)
     assert done.code == 2
     assert "reward.components.mine.function=dies_at_import:f: its import ended the process" in done.log

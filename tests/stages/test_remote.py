@@ -364,8 +364,8 @@ def settings(*words: str) -> list[str]:
         (["retries=3"], "unknown key 'retries'; legal: api, "),
     ],
 )
-def test_a_remote_component_that_cannot_work_is_refused_before_the_run(models, tmp_path, given, why):
-    base = [word for word in tiny.overrides(models, tmp_path / "run") if not word.startswith("reward")]
+def test_a_remote_component_that_cannot_work_is_refused_before_the_run(inputs, tmp_path, given, why):
+    base = [word for word in tiny.overrides(inputs, tmp_path / "run") if not word.startswith("reward")]
     assert why in problems_of([*base, *REMOTE, *settings(*given)])
 
 
@@ -377,9 +377,9 @@ def problems_of(words: list[str]) -> str:
 
 
 def test_validate_warns_of_a_missing_key_and_refuses_a_template_of_unknown_columns(
-    models, tmp_path, slurm_ppo
+    inputs, tmp_path, slurm_ppo
 ):
-    base = [word for word in tiny.overrides(models, tmp_path / "run") if not word.startswith("reward")]
+    base = [word for word in tiny.overrides(inputs, tmp_path / "run") if not word.startswith("reward")]
     chat = [*REMOTE, *settings("api=chat", "model=m", "api_key_env=NO_SUCH_KEY", "trial=false")]
     done = slurm_ppo("validate", *base, *chat, *settings("template='{response}: {answer}'"))
     assert done.returncode == 0, done.stderr
@@ -395,10 +395,10 @@ def remote(url: str, *more: str) -> str:
     return f"+reward.components.far={{{given}}}"
 
 
-def test_a_run_is_scored_by_a_service_and_its_log_has_no_key(models, tmp_path, monkeypatch):
+def test_a_run_is_scored_by_a_service_and_its_log_has_no_key(inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", KEY)
     with service(lengths) as seen:
-        run = make_run(models, tmp_path / "run", remote(seen.url, "api_key_env: MY_KEY"))
+        run = make_run(inputs, tmp_path / "run", remote(seen.url, "api_key_env: MY_KEY"))
         for task in (("prepare",), ("rollout", 1, 0), ("reward", 1, 0)):
             done = stage(run, *task)
             assert done.code == 0, done.log
@@ -412,10 +412,10 @@ def test_a_run_is_scored_by_a_service_and_its_log_has_no_key(models, tmp_path, m
 
 @pytest.mark.parametrize(("status", "code"), [(503, 1), (404, 2)])
 def test_a_service_that_is_down_fails_the_task_and_one_that_refuses_is_the_users(
-    models, tmp_path, status, code
+    inputs, tmp_path, status, code
 ):
     with service(lambda body, number: Answer("no", status)) as seen:
-        run = make_run(models, tmp_path / "run", remote(seen.url, "max_retries: 1"))
+        run = make_run(inputs, tmp_path / "run", remote(seen.url, "max_retries: 1"))
         for task in (("prepare",), ("rollout", 1, 0)):
             assert stage(run, *task).code == 0
         done = stage(run, "reward", 1, 0)
