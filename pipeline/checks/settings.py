@@ -16,7 +16,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pyarrow as pa
 
 from pipeline.checks.disk import check_disk
-from pipeline.config.compose import NOT_GIVEN, to_yaml
+from pipeline.config.compose import to_yaml
 from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_files import has_chat_template
@@ -25,8 +25,18 @@ from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, u
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import Judged, check_sets, check_usable, judge, prompt_files, read_file
-from pipeline.data.prompts import Prompts
+from pipeline.data.checks import (
+    HELDOUT_TASKS_KEY,
+    TASKS_KEY,
+    Judged,
+    check_sets,
+    check_usable,
+    judge,
+    prompt_files,
+    read_file,
+    without_known,
+)
+from pipeline.data.prompts import Prompts, made_prompts
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.rows import as_text
 from pipeline.data.sources import scan
@@ -37,6 +47,7 @@ from pipeline.data.tokens import Ends, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.events import is_secret_name
+from pipeline.plugins.environments import heldout_tasks, training_tasks
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
 from pipeline.plugins.trial import (
@@ -135,7 +146,8 @@ def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[
     files: list[Judged] = []
     with open_rules(config) as rules:
         sound = [rule for rule in rules if not found.names_below(f"reward.components.{rule.name}")]
-        if config.data.prompts != NOT_GIVEN or not found.names("data.prompts"):
+        is_wrong = found.names("data.prompts") or found.names("data.environment")
+        if not is_wrong and not found.names_below("data.environment"):
             with found.collecting("prompts"):
                 files = yield from validate_prompts(config, sound)
         samples = [sample for judged in files for sample in samples_of(judged, 1)]
@@ -174,7 +186,7 @@ def check_all_answers(config: Config, rules: Sequence[OpenRule], judged: Judged)
     """Have rules check all rows of a file of which only a sample was judged. Yields a line for people.
     Raises PromptError where such rows are fatal, or too many."""
     found, names = judged.found, judged.found.columns.column_names
-    if found.num_rows == found.num_total or not names:
+    if judged.is_made or found.num_rows == found.num_total or not names:
         return
     where: list[str] = []
 
@@ -212,7 +224,7 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     found, unreadable = {}, Findings()
     for key, path in prompt_files(config):
         with unreadable.collecting(f"{key}={path}"):
-            found[key, path] = read_file(config, path, is_sample=True)
+            found[key, path] = some_prompts(config, key, path)
     unreadable.refuse()
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
@@ -231,8 +243,18 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     judged = [
         judge(*names, prompts, config, rendering, tokenizer, templates) for names, prompts in found.items()
     ]
+    judged = without_known(judged)
     check_sets(judged)
     return judged, tokenizer, why_not
+
+
+def some_prompts(config: Config, key: str, path: str) -> Prompts:
+    """Read a prompt file, or a sample of a large one; or have each environment make a few tasks. Raises
+    PromptError, PluginError."""
+    make = {TASKS_KEY: training_tasks, HELDOUT_TASKS_KEY: heldout_tasks}.get(key)
+    if make is None:
+        return read_file(config, path, is_sample=True)
+    return made_prompts(make(config, NUM_ROWS), int(path))
 
 
 def scorers_tokenizer(key: str, directory: str) -> FileTokenizer | None:

@@ -48,7 +48,7 @@ def paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
     stage, pool = parts_of(job_kind)
     model, reward = config.model, config.reward
     if stage == Stage.PREPARE:  # it tries and hashes everything that the user gave
-        yield from (config.data.prompts, *config.data.heldout_sets.values())
+        yield from filter(None, (config.data.prompts, *config.data.heldout_sets.values()))
         yield from filter(None, (model.policy, model.reference, model.critic))
         yield from _of_components(reward.components, folder)
         yield from _samples(reward.components)

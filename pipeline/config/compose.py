@@ -227,7 +227,7 @@ def _defaults(node: Any) -> dict[str, Any]:
 # --- what is left without what is wrong ---
 
 NOT_GIVEN = "/"
-_FILLING: dict[str, Any] = {"model": {"policy": NOT_GIVEN}, "data": {"prompts": NOT_GIVEN}}
+_FILLING: dict[str, Any] = {"model": {"policy": NOT_GIVEN}, "data": {}}
 """Values in place of those that have no default. They are never shown: the only message
 about such a key is that it must be given."""
 _DEPTH_OF_SECTION = 2
