@@ -21,13 +21,18 @@ from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_files import has_chat_template
 from pipeline.config.model_rules import model_notes
-from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.reward import (
+    ENVIRONMENT_RULE,
+    Component,
+    RemoteConfig,
+    RewardModelConfig,
+    RuleConfig,
+    unknown_field,
+)
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
 from pipeline.data.checks import (
-    HELDOUT_TASKS_KEY,
-    TASKS_KEY,
     Judged,
     check_sets,
     check_usable,
@@ -47,7 +52,7 @@ from pipeline.data.tokens import Ends, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.events import is_secret_name
-from pipeline.plugins.environments import heldout_tasks, training_tasks
+from pipeline.plugins.environments import made_tasks
 from pipeline.plugins.load import make_importable
 from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
 from pipeline.plugins.trial import (
@@ -99,6 +104,7 @@ def validate_inputs(
         ("GPUs", describe_gpus),
         ("the allocation", describe_allocation),
         ("sizes and number formats", describe_run),
+        ("environments", describe_environments),
     ):
         with found.collecting(what):
             yield from lines_of(config)
@@ -138,6 +144,22 @@ def describe_run(config: Config) -> Iterator[str]:
     yield f"policy: {config.model.policy}, context {config.model.context_length} tokens"
     formats = (config.update.precision, config.rollout_precision, config.reward_precision)
     yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
+
+
+def describe_environments(config: Config) -> Iterator[str]:
+    """Yield a line for each environment that makes prompts, and a warning where none of them scores."""
+    made, components = config.data.environment, config.reward.components.values()
+    if made is None:
+        return
+    for name, share in made.shares.items():
+        held_out = f" and {made.heldout_shares[name]:,} held-out ones" if config.evaluate.every else ""
+        yield f"environment {name}: {made.components[name].source}, makes {share:,} tasks{held_out}"
+    rules = [one.function for one in components if isinstance(one, RuleConfig)]
+    if ENVIRONMENT_RULE not in rules:
+        yield (
+            "warning: data.environment: no component of the reward scores by the environments; "
+            f"choose reward=environment, or give a rule the function {ENVIRONMENT_RULE}"
+        )
 
 
 def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[SampleRow]]:
@@ -222,9 +244,13 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     """Read the prompt files, or samples of large ones. Returns them, and the policy's tokenizer or why they
     were not tokenised. Raises PromptError where a whole file cannot be used."""
     found, unreadable = {}, Findings()
+    made = made_tasks(config, NUM_ROWS)
     for key, path in prompt_files(config):
         with unreadable.collecting(f"{key}={path}"):
-            found[key, path] = some_prompts(config, key, path)
+            is_made = key in made
+            found[key, path] = (
+                made_prompts(made[key], int(path)) if is_made else read_file(config, path, is_sample=True)
+            )
     unreadable.refuse()
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
@@ -246,15 +272,6 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     judged = without_known(judged)
     check_sets(judged)
     return judged, tokenizer, why_not
-
-
-def some_prompts(config: Config, key: str, path: str) -> Prompts:
-    """Read a prompt file, or a sample of a large one; or have each environment make a few tasks. Raises
-    PromptError, PluginError."""
-    make = {TASKS_KEY: training_tasks, HELDOUT_TASKS_KEY: heldout_tasks}.get(key)
-    if make is None:
-        return read_file(config, path, is_sample=True)
-    return made_prompts(make(config, NUM_ROWS), int(path))
 
 
 def scorers_tokenizer(key: str, directory: str) -> FileTokenizer | None:

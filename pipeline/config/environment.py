@@ -7,6 +7,9 @@ from pydantic import Field, JsonValue
 
 from pipeline.config.types import ArgumentName, Name, PositiveFloat, PositiveInt, Seed, SourceName
 
+TASKS_KEY, HELDOUT_TASKS_KEY = "data.environment.size", "data.environment.heldout_size"
+"""Keys that say how many tasks there are, and that messages call them by."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentComponentConfig:

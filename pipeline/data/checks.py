@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipeline.config.environment import HELDOUT_TASKS_KEY, TASKS_KEY
 from pipeline.config.model_files import text_settings
 from pipeline.config.schema import Config, LongPrompts
 from pipeline.data.chat import Rendering
@@ -24,8 +25,7 @@ from pipeline.text import printable
 SETS_MERGE = "permissive"
 """Arrow's way to put columns of one name together: the wider type, of numbers or of offsets."""
 FILE_KEY = "data.prompts"
-TASKS_KEY, HELDOUT_TASKS_KEY = "data.environment.size", "data.environment.heldout_size"
-"""Keys that prompts are named by in messages."""
+"""Key that messages call the prompts to train on by, where they are of a file."""
 _MOST_QUOTED = 80
 _WAYS_OUT = {
     RejectReason.BAD_ANSWER: "mend the answers",

@@ -123,14 +123,14 @@ def read_prompts(
         return _prompts_in(source, prompt_column, id_column, tools_column, others)
 
 
-def made_prompts(tasks: Sequence[tuple[str, dict[str, Any]]], num_total: int) -> Prompts:
+def made_prompts(tasks: Sequence[tuple[str, dict[str, Any]]], num_total: int | None = None) -> Prompts:
     """Judge the tasks of environments as rows of a source.
 
     Args:
         tasks: name and row of each, with ``prompt``, ``tools``, and columns to keep.
-        num_total: tasks that there will be, of which these may be the first.
+        num_total: tasks that there will be, of which these are the first. Default: these.
     """
-    source = Lines(Path("data.environment"), tuple(tasks), num_total, "task")
+    source = Lines(Path("data.environment"), tuple(tasks), num_total or len(tasks), "task")
     others = [name for name in source.names if name not in (_MADE_PROMPT, TOOLS_COLUMN)]
     return _prompts_in(source, _MADE_PROMPT, None, TOOLS_COLUMN, others)
 

@@ -11,10 +11,16 @@ text with the prompt, to where responses are scored (:mod:`stages.rewards.enviro
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.environment import EnvironmentComponentConfig, EnvironmentConfig
+from pipeline.config.environment import (
+    HELDOUT_TASKS_KEY,
+    TASKS_KEY,
+    EnvironmentComponentConfig,
+    EnvironmentConfig,
+)
 from pipeline.config.schema import Config
 from pipeline.plugins.called import Plugin, PluginFailure
 from pipeline.plugins.load import ENVIRONMENTS, PluginError
@@ -30,8 +36,9 @@ NamedTask = tuple[str, dict[str, Any]]
 """Name of a task, such as ``sums/17``, and its row: prompt, tools, and the columns that go with it."""
 
 
-def training_tasks(config: Config, most: int | None = None) -> list[NamedTask]:
-    """Make the tasks that a run trains on, those of its environments mixed evenly.
+def made_tasks(config: Config, most: int | None = None) -> dict[str, list[NamedTask]]:
+    """Make the tasks of a run, those of its environments mixed evenly, by the key that says how many. Without
+    environments there are none; held-out ones are made only if something is evaluated.
 
     Args:
         most: tasks of each environment that are enough, the first ones. Default: all.
@@ -39,33 +46,44 @@ def training_tasks(config: Config, most: int | None = None) -> list[NamedTask]:
     Raises:
         PluginError: an environment cannot be made, or one of its tasks, which is named.
     """
-    made = _made_of(config)
-    seed = config.seed if made.seed is None else made.seed
-    return mixed(_tasks(made, made.shares, ("train", seed), most))
+    made = config.data.environment
+    if made is None:
+        return {}
+    sets = task_sets(made, config.seed, bool(config.evaluate.every))
+    found: dict[str, dict[str, list[NamedTask]]] = {one.key: {} for one in sets}
+    for name, given in made.components.items():
+        with open_calls(plugin_of(name, made), 1) as calls:
+            for one in sets:
+                tasks = tasks_of(name, given, calls, one, made.time_limit, most)
+                found[one.key][name] = list(tasks)
+    return {key: mixed(tasks) for key, tasks in found.items()}
 
 
-def heldout_tasks(config: Config, most: int | None = None) -> list[NamedTask]:
-    """Make the held-out tasks of a run, as :func:`training_tasks` does."""
-    made = _made_of(config)
-    seed = config.seed if made.seed is None else made.seed
-    seed = seed if made.heldout_seed is None else made.heldout_seed
-    return mixed(_tasks(made, made.heldout_shares, ("heldout", seed), most))
+@dataclass(frozen=True)
+class TaskSet:
+    """Tasks to train on, or held-out ones."""
+
+    key: str
+    """Key that says how many there are."""
+    shares: Mapping[str, int]
+    """How many, by environment."""
+    seed: tuple[str, int]
+    """Name and seed that seeds of environments are derived from."""
+
+    def seed_of(self, name: str) -> int:
+        """Return the seed of an environment's tasks."""
+        return derive_seed("environment", *self.seed, name) % _SEEDS
 
 
-def _made_of(config: Config) -> EnvironmentConfig:
-    assert config.data.environment is not None
-    return config.data.environment
-
-
-def _tasks(
-    made: EnvironmentConfig, shares: Mapping[str, int], seed: tuple[str, int], most: int | None
-) -> dict[str, list[NamedTask]]:
-    found = {}
-    for name, size in shares.items():
-        if size:
-            own = derive_seed("environment", *seed, name) % _SEEDS
-            found[name] = list(tasks_of(name, made, size, own, min(size, most or size)))
-    return found
+def task_sets(made: EnvironmentConfig, seed: int, has_heldout: bool) -> list[TaskSet]:
+    """Return the sets of tasks of a run with this seed."""
+    seed = seed if made.seed is None else made.seed
+    heldout = seed if made.heldout_seed is None else made.heldout_seed
+    sets = [
+        TaskSet(TASKS_KEY, made.shares, ("train", seed)),
+        TaskSet(HELDOUT_TASKS_KEY, made.heldout_shares, ("heldout", heldout)),
+    ]
+    return sets if has_heldout else sets[:1]
 
 
 def mixed(tasks: Mapping[str, list[NamedTask]]) -> list[NamedTask]:
@@ -79,32 +97,33 @@ def mixed(tasks: Mapping[str, list[NamedTask]]) -> list[NamedTask]:
 
 
 def tasks_of(
-    name: str, made: EnvironmentConfig, size: int, seed: int, num_wanted: int
+    name: str,
+    given: EnvironmentComponentConfig,
+    calls: Calls,
+    wanted: TaskSet,
+    time_limit: float,
+    most: int | None,
 ) -> Iterator[NamedTask]:
-    """Yield the first tasks of one environment, of the ``size`` that it is asked for. Raises PluginError."""
-    given = made.components[name]
-    plugin = plugin_of(name, made)
-    with open_calls(plugin, 1) as calls:
-        if failure := calls.call(made.time_limit, begin, given.arguments, size, seed):
-            raise PluginError(
-                failure.text
-                if failure.text.startswith(plugin.key)
-                else f"{plugin.key}={given.source}: the environment cannot be made: it {failure.text}"
-            )
-        index = 0
-        for index, task in enumerate(_made(calls, made, num_wanted), start=1):
-            yield f"{name}/{index - 1}", row_of(f"{name}/{index - 1}", given, task)
-        if index < num_wanted:
-            why = f"made {index} tasks, and {size} were asked for"
-            raise PluginError(f"{plugin.key}={given.source}: {why}; ask for fewer (size, weight)")
+    """Yield the first tasks of one environment. Raises PluginError."""
+    source, size = f"{calls.plugin.key}={given.source}", wanted.shares[name]
+    if failure := calls.call(time_limit, begin, given.arguments, size, wanted.seed_of(name)):
+        is_named = failure.text.startswith(calls.plugin.key)
+        raise PluginError(failure.text if is_named else f"{source}: as it is made, it {failure.text}")
+    num_wanted, num_made = min(size, most or size), 0
+    for task in _made(calls, num_wanted, time_limit):
+        yield f"{name}/{num_made}", row_of(f"{name}/{num_made}", given, task)
+        num_made += 1
+    if num_made < num_wanted:
+        why = f"it makes {num_made} tasks, and {size} are its share of {wanted.key}"
+        raise PluginError(f"{source}: {why}; ask for fewer")
 
 
-def _made(calls: Calls, made: EnvironmentConfig, num_wanted: int) -> Iterator[Task]:
+def _made(calls: Calls, num_wanted: int, time_limit: float) -> Iterator[Task]:
     plugin, progress = calls.plugin, Path(calls.folder.name, "task")
     progress.write_bytes(bytes(NUMBER_BYTES))
     while num_wanted:
-        asked = calls.ask(made.time_limit + CHUNK_SECONDS, make, num_wanted, str(progress))
-        found = calls.answer(asked, made.time_limit)
+        asked = calls.ask(time_limit + CHUNK_SECONDS, make, num_wanted, str(progress))
+        found = calls.answer(asked, time_limit)
         if isinstance(found, PluginFailure):
             index = int.from_bytes(progress.read_bytes()) if found.index is None else found.index
             raise PluginError(f"{plugin.key}={plugin.name}: its task {index} {found.text}")

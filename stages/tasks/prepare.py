@@ -16,9 +16,7 @@ import pyarrow as pa
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.schema import Config
 from pipeline.data.checks import (
-    HELDOUT_TASKS_KEY,
     SETS_MERGE,
-    TASKS_KEY,
     Judged,
     check_sets,
     check_usable,
@@ -27,10 +25,10 @@ from pipeline.data.checks import (
     read_file,
     without_known,
 )
-from pipeline.data.prompts import Prompts, Rejected, made_prompts, write_rejected
+from pipeline.data.prompts import Rejected, made_prompts, write_rejected
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.summary import counts, lines, num_masked
-from pipeline.plugins.environments import heldout_tasks, training_tasks
+from pipeline.plugins.environments import made_tasks
 from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, SampleRow, check_rules, check_scheduler, open_rules
 from pipeline.run.commits import FileEntry, hash_file
@@ -83,9 +81,10 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
     templates = scoring_templates(
         config, rendering, partial(tried_tokenizer, config), partial(same_tokenizer, tokenizer)
     )
-    files = []
+    files, made = [], made_tasks(config)
     for key, path in prompt_files(config):
-        judged = judge(key, path, prompts_of(config, key, path), config, rendering, tokenizer, templates)
+        prompts = made_prompts(made[key]) if key in made else read_file(config, path)
+        judged = judge(key, path, prompts, config, rendering, tokenizer, templates)
         found = row_problems(rules, chunks_of(judged.found.columns), f"{key}={path}")
         files.append(judged.without(dict(found)))
     files = without_known(files)
@@ -94,15 +93,6 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
     check_usable(config, files, str(rejected))
     check_sets(files)
     return files
-
-
-def prompts_of(config: Config, key: str, path: str) -> Prompts:
-    """Read a prompt file, or have environments make their tasks. Raises PromptError, PluginError."""
-    make = {TASKS_KEY: training_tasks, HELDOUT_TASKS_KEY: heldout_tasks}.get(key)
-    if make is None:
-        return read_file(config, path)
-    tasks = make(config)
-    return made_prompts(tasks, len(tasks))
 
 
 def tell(said: Iterable[str]) -> None:
