@@ -23,7 +23,7 @@ from pipeline.config.environment import (
 )
 from pipeline.config.schema import Config
 from pipeline.plugins.called import Plugin, PluginFailure
-from pipeline.plugins.load import ENVIRONMENTS, PluginError
+from pipeline.plugins.load import ENVIRONMENTS, MissingImport, PluginError
 from pipeline.plugins.making import CHUNK_SECONDS, NUMBER_BYTES, Task, begin, make
 from pipeline.plugins.sandbox import Calls, open_calls
 from pipeline.run.schemas import ENVIRONMENT_ENTRY, ENVIRONMENT_TASK
@@ -45,6 +45,7 @@ def made_tasks(config: Config, most: int | None = None) -> dict[str, list[NamedT
 
     Raises:
         PluginError: an environment cannot be made, or one of its tasks, which is named.
+        MissingImport: a package is not on this machine.
     """
     made = config.data.environment
     if made is None:
@@ -108,7 +109,9 @@ def tasks_of(
     source, size = f"{calls.plugin.key}={given.source}", wanted.shares[name]
     if failure := calls.call(time_limit, begin, given.arguments, size, wanted.seed_of(name)):
         is_named = failure.text.startswith(calls.plugin.key)
-        raise PluginError(failure.text if is_named else f"{source}: as it is made, it {failure.text}")
+        raise (MissingImport if failure.is_elsewhere else PluginError)(
+            failure.text if is_named else f"{source}: as it is made, it {failure.text}"
+        )
     num_wanted, num_made = min(size, most or size), 0
     for task in _made(calls, num_wanted, time_limit):
         yield f"{name}/{num_made}", row_of(f"{name}/{num_made}", given, task)

@@ -1,4 +1,4 @@
-"""Environments: prompts that Python makes, the same each time; one that breaks down is named with its task."""
+"""Environments: prompts that Python makes, the same each time, and what is wrong with one, named by its task."""
 
 import json
 from collections.abc import Callable
