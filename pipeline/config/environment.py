@@ -41,7 +41,7 @@ class EnvironmentConfig:
     """Seed of the held-out tasks, which are others than those of the same seed to train on. Default: as
     seed."""
     time_limit: PositiveFloat = 60.0
-    """Seconds that one task may take to make."""
+    """Seconds that making an environment, and each of its tasks, may take."""
     import_limit: PositiveFloat = 60.0
     """Seconds that importing an environment may take."""
 

@@ -11,12 +11,10 @@ _OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split")
 """Keys of data that say how files are read."""
 
 
-def source_problems(config: Config) -> Iterator[str | ConfigIssue]:
+def source_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield what is wrong with the choice between a file of prompts and environments."""
     data = config.data
     if data.environment is None:
-        if data.prompts is None:
-            yield "data.prompts: must be given, e.g. data.prompts=FILE, or data.environment in its place"
         yield from _rules_without_tasks(config)
         return
     for key in ("prompts", "heldout"):

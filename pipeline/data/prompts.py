@@ -27,7 +27,7 @@ from pipeline.data.messages import (
     parse_tools,
 )
 from pipeline.data.rows import Cells, ReadAs, Reading, RejectReason, Unusable
-from pipeline.data.sources import Lines, Source, read_source
+from pipeline.data.sources import Source, SourceLines, read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
 
@@ -130,7 +130,7 @@ def made_prompts(tasks: Sequence[tuple[str, dict[str, Any]]], num_total: int | N
         tasks: name and row of each, with ``prompt``, ``tools``, and columns to keep.
         num_total: tasks that there will be, of which these are the first. Default: these.
     """
-    source = Lines(Path("data.environment"), tuple(tasks), num_total or len(tasks), "task")
+    source = SourceLines(Path("data.environment"), tuple(tasks), num_total or len(tasks), "task")
     others = [name for name in source.names if name not in (_MADE_PROMPT, TOOLS_COLUMN)]
     return _prompts_in(source, _MADE_PROMPT, None, TOOLS_COLUMN, others)
 

@@ -1,6 +1,6 @@
 """The files prompts come in: JSON Lines, Parquet, Arrow, and the directories that Hugging Face writes.
 
-Each becomes :class:`Lines` or :class:`_Table`: rows to judge one by one, and columns to keep.
+Each becomes :class:`SourceLines` or :class:`_Table`: rows to judge one by one, and columns to keep.
 """
 
 import json
@@ -45,7 +45,7 @@ _Line = tuple[int | str, dict[str, object] | Unusable]
 
 
 @dataclass(frozen=True)
-class Lines:
+class SourceLines:
     """The non-blank lines of a JSON Lines file, which are its rows; or rows that come from no file."""
 
     path: Path
@@ -135,7 +135,7 @@ class _Table:
         return Columns(table, read_as)
 
 
-Source = Lines | _Table
+Source = SourceLines | _Table
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -239,18 +239,18 @@ def _chosen(num_rows: int, num_bytes: int) -> Sequence[int]:
     return range(num_rows) if num_rows <= limit else sorted(random.Random(0).sample(range(num_rows), limit))
 
 
-def _read_lines(path: Path, is_sample: bool) -> Lines:
+def _read_lines(path: Path, is_sample: bool) -> SourceLines:
     """Read the lines of a file; twice for a sample of them, so that it is never in memory whole."""
     _check_is_lines(path)
     if not is_sample:
         filled = tuple((number, _parse_line(line)) for number, line in _filled(path))
-        return Lines(path, filled, len(filled))
+        return SourceLines(path, filled, len(filled))
     num_rows, num_bytes = 0, path.stat().st_size
     for _ in _filled(path):
         num_rows += 1
     wanted = set(_chosen(num_rows, num_bytes))
     chosen = (one for row, one in enumerate(_filled(path)) if row in wanted)
-    return Lines(path, tuple((number, _parse_line(line)) for number, line in chosen), num_rows)
+    return SourceLines(path, tuple((number, _parse_line(line)) for number, line in chosen), num_rows)
 
 
 def _filled(path: Path) -> Iterator[tuple[int, bytes]]:

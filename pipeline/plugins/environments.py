@@ -24,7 +24,7 @@ from pipeline.config.environment import (
 from pipeline.config.schema import Config
 from pipeline.plugins.called import Plugin, PluginFailure
 from pipeline.plugins.load import ENVIRONMENTS, MissingImport, PluginError
-from pipeline.plugins.making import CHUNK_SECONDS, NUMBER_BYTES, Task, begin, make
+from pipeline.plugins.making import CHUNK_SECONDS, NUMBER_BYTES, MadeTask, begin, make
 from pipeline.plugins.sandbox import Calls, open_calls
 from pipeline.run.schemas import ENVIRONMENT_ENTRY, ENVIRONMENT_TASK
 from pipeline.run.seeds import derive_seed
@@ -110,7 +110,7 @@ def tasks_of(
     if failure := calls.call(time_limit, begin, given.arguments, size, wanted.seed_of(name)):
         is_named = failure.text.startswith(calls.plugin.key)
         raise (MissingImport if failure.is_elsewhere else PluginError)(
-            failure.text if is_named else f"{source}: as it is made, it {failure.text}"
+            failure.text if is_named else f"{source}: as it is made, it {' '.join(failure.text.split())}"
         )
     num_wanted, num_made = min(size, most or size), 0
     for task in _made(calls, num_wanted, time_limit):
@@ -121,7 +121,7 @@ def tasks_of(
         raise PluginError(f"{source}: {why}; ask for fewer")
 
 
-def _made(calls: Calls, num_wanted: int, time_limit: float) -> Iterator[Task]:
+def _made(calls: Calls, num_wanted: int, time_limit: float) -> Iterator[MadeTask]:
     plugin, progress = calls.plugin, Path(calls.folder.name, "task")
     progress.write_bytes(bytes(NUMBER_BYTES))
     while num_wanted:
@@ -129,7 +129,7 @@ def _made(calls: Calls, num_wanted: int, time_limit: float) -> Iterator[Task]:
         found = calls.answer(asked, time_limit)
         if isinstance(found, PluginFailure):
             index = int.from_bytes(progress.read_bytes()) if found.index is None else found.index
-            raise PluginError(f"{plugin.key}={plugin.name}: its task {index} {found.text}")
+            raise PluginError(f"{plugin.key}={plugin.name}: its task {index} {' '.join(found.text.split())}")
         yield from found
         num_wanted = num_wanted - len(found) if found else 0
 
@@ -140,7 +140,7 @@ def plugin_of(name: str, made: EnvironmentConfig) -> Plugin:
     return Plugin(key, made.components[name].source, ENVIRONMENTS, made.import_limit)
 
 
-def row_of(name: str, given: EnvironmentComponentConfig, task: Task) -> dict[str, Any]:
+def row_of(name: str, given: EnvironmentComponentConfig, task: MadeTask) -> dict[str, Any]:
     """Return a task as a row of prompts, with all that scoring a response takes."""
     source, arguments = json.dumps(given.source), json.dumps(given.arguments, sort_keys=True)
     entry = f'{{"source": {source}, "arguments": {arguments}, "metadata": {task.metadata}}}'

@@ -23,9 +23,12 @@ _CHUNK_TASKS = 1000
 NUMBER_BYTES = 8
 """Bytes of the file that says which task is being made."""
 
+_NO_JSON = "JSON text cannot give back as they are"
+_USE = "use dictionaries with keys of text, lists, text, finite numbers, true, false and null"
+
 
 @dataclass(frozen=True)
-class Task:
+class MadeTask:
     """A task of an environment, in plain values."""
 
     prompt: str | list[Any]
@@ -75,15 +78,15 @@ def begin(plugin: Plugin, arguments: Mapping[str, Any], size: int, seed: int) ->
     return None
 
 
-def make(plugin: Plugin, num_wanted: int, progress: str) -> list[Task] | PluginFailure:
+def make(plugin: Plugin, num_wanted: int, progress: str) -> list[MadeTask] | PluginFailure:
     """Return the next tasks: up to ``num_wanted``, fewer where they take long, none where there are no more.
 
     Args:
         progress: file of 8 bytes that gets the number of the task that is being made, should it never end.
     """
-    until, made = time.monotonic() + CHUNK_SECONDS, list[Task]()
+    until, made = time.monotonic() + CHUNK_SECONDS, list[MadeTask]()
     with Path(progress).open("r+b") as file, mmap.mmap(file.fileno(), NUMBER_BYTES) as number:
-        while len(made) < min(num_wanted, _CHUNK_TASKS) and time.monotonic() < until:
+        while not made or (len(made) < min(num_wanted, _CHUNK_TASKS) and time.monotonic() < until):
             number[:] = _making.num_made.to_bytes(NUMBER_BYTES)
             try:
                 row = next(_making.tasks)
@@ -100,7 +103,7 @@ def make(plugin: Plugin, num_wanted: int, progress: str) -> list[Task] | PluginF
     return made
 
 
-def task_of(row: Any) -> Task | str:
+def task_of(row: Any) -> MadeTask | str:
     """Return a task in plain values, or what is wrong with it."""
     if not isinstance(row, Mapping):
         return f"is {row!r:.80} instead of a dictionary with a prompt"
@@ -111,14 +114,12 @@ def task_of(row: Any) -> Task | str:
         return f"has as prompt {prompt!r:.80} instead of text or a list of messages"
     if not isinstance(answer, str | int | float | None):
         return f"has as answer {answer!r:.80} instead of text"
+    if plain_json([prompt, answer, row.get("tools")]) is None:
+        return f"has a prompt, answer or tools that {_NO_JSON}, {row!r:.80}; {_USE}"
     metadata = plain_json(row.get("metadata"))
     if metadata is None:
-        what = f"{row.get('metadata')!r:.80}"
-        return (
-            f"has metadata that JSON text cannot give back as they are, {what}; use dictionaries with keys "
-            "of text, lists, text, finite numbers, true, false and null"
-        )
-    return Task(prompt, None if answer is None else str(answer), row.get("tools"), metadata)
+        return f"has metadata that {_NO_JSON}, {row.get('metadata')!r:.80}; {_USE}"
+    return MadeTask(prompt, None if answer is None else str(answer), row.get("tools"), metadata)
 
 
 def plain_json(value: Any) -> str | None:

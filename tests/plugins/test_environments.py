@@ -1,4 +1,4 @@
-"""Environments: prompts that Python makes, the same each time, and what is wrong with one, named by its task."""
+"""Environments: prompts that Python makes, the same each time; what is wrong is named with its task."""
 
 import json
 from collections.abc import Callable
@@ -139,6 +139,7 @@ BROKEN = {
     "list": r"its task 3 has as answer \['4'\] instead of text",
     "tuple": "its task 3 has metadata that JSON text cannot give back as they are, .*; use dictionaries",
     "nan": "its task 3 has metadata that JSON text cannot give back",
+    "surrogate": "its task 3 has a prompt, answer or tools that JSON text cannot give back as they are",
     "object": "its task 3 has metadata that JSON text cannot give back",
 }
 
@@ -241,7 +242,7 @@ def test_prompts_have_to_come_from_somewhere(inputs, tmp_path):
     with pytest.raises(ConfigError) as error:
         configure(words(inputs, tmp_path / "run"))
     first, second = str(error.value).splitlines()
-    assert first == "data.prompts: must be given, e.g. data.prompts=FILE, or data.environment in its place"
+    assert first == "data.prompts: must be given, e.g. data.prompts=FILE, or data.environment instead"
     assert "function=environment: scores tasks of environments, and the run has none; give" in second
 
 

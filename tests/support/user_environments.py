@@ -49,6 +49,7 @@ BREAK = {
     "no prompt": lambda row: {"metadata": 1},
     "list": lambda row: row | {"answer": ["4"]},
     "tuple": lambda row: row | {"metadata": {"a": (1, 2)}},
+    "surrogate": lambda row: row | {"prompt": "\\ud800"},
     "nan": lambda row: row | {"metadata": float("nan")},
     "object": lambda row: row | {"metadata": {"a": {1, 2}}},
 }
