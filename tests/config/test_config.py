@@ -79,7 +79,7 @@ MISTAKES = [
     ("rollout=vllmm", ["rollout=vllmm", "no such option", "transformers"]),
     ("update=zero4", ["update=zero4", "cpu, ", "did you mean 'zero"]),
     ("tracking=null", ["tracking=None", "here: tracking=none"]),
-    ("reward=[model,rule]", ["reward=", "legal: model, remote, rule"]),
+    ("reward=[model,rule]", ["reward=", "legal: environment, model, remote, rule"]),
     ("experimnt=quickstart", ["experimnt", "did you mean 'experiment'"]),
     ("model=llama", ["model", "model.policy=VALUE"]),
     ("~update.epochs", ["~update.epochs", "cannot be deleted", "another value"]),
