@@ -97,8 +97,9 @@ def vllm_speed(given: argparse.Namespace) -> Facts:
     """Our generator against vLLM's own offline class on the same requests, compiled, in bf16."""
     from stages.rehearsal.engines import responses, runner_of
     from stages.rehearsal.models import random_prompts
+    from stages.rehearsal.speed import bare_loop, saved_model, timed
 
-    model = random_model(given.work / "half_billion")
+    model = saved_model(given.work / "half_billion")
     compiled = ("rollout.vllm.enforce_eager=false", "rollout.vllm.gpu_memory_utilization=0.5")
     config = half_billion_config(model, "vllm", *compiled)
     began = time.perf_counter()
@@ -108,7 +109,7 @@ def vllm_speed(given: argparse.Namespace) -> Facts:
     responses(engine, prompts[:8], 1.0, longest=8)
     ours = [timed(lambda: responses(engine, prompts, 1.0, longest=512)) for _ in range(3)]
     inner = engine._engine._engine
-    theirs = [timed(lambda: bare(inner, prompts, 512)) for _ in range(3)]
+    theirs = [timed(lambda: bare_loop(inner, prompts, 512)) for _ in range(3)]
     tokens = 1024 * 512
     return {
         "start_s": round(start, 1),
@@ -118,31 +119,13 @@ def vllm_speed(given: argparse.Namespace) -> Facts:
     }
 
 
-def bare(engine: Any, prompts: list[list[int]], longest: int) -> None:
-    """The loop of vLLM's offline class, around the same engine."""
-    from vllm import SamplingParams
-    from vllm.inputs.engine import tokens_input
-    from vllm.sampling_params import RequestOutputKind
-
-    for index, prompt in enumerate(prompts):
-        params = SamplingParams(
-            max_tokens=longest,
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        engine.add_request(f"bare-{time.time_ns()}-{index}", tokens_input(prompt), params)
-    while engine.has_unfinished_requests():
-        engine.step()
-
-
 def generation_transformers(given: argparse.Namespace) -> Facts:
     """transformers' generate with the half billion, bf16."""
     from stages.rehearsal.engines import responses
     from stages.rehearsal.models import random_prompts
+    from stages.rehearsal.speed import saved_model, timed
 
-    model = random_model(given.work / "half_billion")
+    model = saved_model(given.work / "half_billion")
     config = half_billion_config(model, "transformers")
     engine = generator(config, model)
     prompts = random_prompts(256, 151_000, 128)
@@ -227,27 +210,6 @@ def generator(config: Config, policy: Path) -> Any:
     from stages.engines import make_generator
 
     return make_generator(config, str(policy))
-
-
-def random_model(place: Path) -> Path:
-    """A policy with random weights, with an end token that is never drawn on purpose."""
-    if place.is_dir():
-        return place
-    from gpu_update import SHAPES, make_model
-
-    model = make_model(SHAPES["0.5b"], 2048, False, None)
-    model.config.eos_token_id = model.generation_config.eos_token_id = 0
-    model.save_pretrained(place)
-    return place
-
-
-def timed(work: Callable[[], Any]) -> float:
-    import torch
-
-    began = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - began
 
 
 def peak_gib() -> float:

@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -139,14 +139,20 @@ def judge_exchange(title: str, seen: Exchange) -> Finding:
     return ok(title, facts, **numbers)
 
 
-def aims_of(config: Config) -> list[Aim]:
-    """Group the job kinds by options, interpreter, container, setup and environment. Pure."""
+def aims_of(config: Config, left_out: Collection[str] = _LEFT_OUT) -> list[Aim]:
+    """Group the job kinds by options but for those left out, interpreter, container, setup and environment.
+    Pure."""
     given = config.slurm
     assert given
     groups: dict[object, list[str]] = {}
     for stage in job_kinds_used(config):
         resources = resources_of(given, stage)
-        key = (tuple(options_of(resources).items()), words_of(resources), resources.setup, stage == DRIVER)
+        key = (
+            tuple(options_of(resources, left_out).items()),
+            words_of(resources),
+            resources.setup,
+            stage == DRIVER,
+        )
         groups.setdefault((key, tuple(resources.environment.items())), []).append(stage)
     folder = str(folder_of(config))
     return [
@@ -161,9 +167,9 @@ def aims_of(config: Config) -> list[Aim]:
     ]
 
 
-def options_of(given: ResourcesConfig) -> dict[str, str | int | bool]:
+def options_of(given: ResourcesConfig, left_out: Collection[str] = _LEFT_OUT) -> dict[str, str | int | bool]:
     options = sbatch_options(given, Escalation(), None)
-    return {name: value for name, value in options.items() if name not in _LEFT_OUT}
+    return {name: value for name, value in options.items() if name not in left_out}
 
 
 def words_of(given: ResourcesConfig) -> tuple[str, ...]:

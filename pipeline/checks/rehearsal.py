@@ -7,6 +7,7 @@ forked from a server that has imported the libraries, with GPUs of their own.
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +50,11 @@ class RehearsalRequest:
     """Names of the GPUs that there are."""
     nodes: int = 1
     """Nodes of this job."""
+    ranks: int = RANKS
+    """Ranks of checks that have several."""
+    launcher: tuple[str, ...] = ()
+    """Command that runs :mod:`slurm.step` in each rank of this job, as its tasks start theirs; empty where
+    ranks are processes of this machine."""
     is_short: bool = False
     needs_vllm: bool = False
     num_mib: int = 256
@@ -105,15 +111,16 @@ class RehearsalRunner:
             yield found
 
     def _made(self, check: RehearsalCheck) -> Finding:
-        found, seconds = skipped(check.name, "not shown here"), 0.0
+        made, seconds = list[Finding](), 0.0
         for size in check.sizes:
             stem = self._folder / f"{check.name}-of-{size}"
             ended = self._ended(check, size, stem)
             seconds += ended.seconds
             found = judge(check, ended, self._answers(stem, size), last_line(stem.with_suffix(".log")))
-            found = self._killed(check, found)
-            if found.verdict is not Verdict.OK:
+            made.append(self._killed(check, found))
+            if made[-1].verdict is not Verdict.OK:
                 break
+        found = whole(made)
         numbers = {**found.numbers, "seconds": round(seconds, 2)}
         return Finding(found.title, found.verdict, found.measured, found.advice, numbers)
 
@@ -129,17 +136,22 @@ class RehearsalRunner:
         given = {name: getattr(self._request, name) for name in ("gpus", "is_short", "needs_vllm", "num_mib")}
         words = (check.function, str(stem), json.dumps({"folder": str(self._folder), **given}))
         log = stem.with_suffix(".log")
-        if size > 1 and self._request.nodes > 1:
+        if self._is_step(size):
             return run_command(self._step(words, stem), log, check.limit)
         if check.is_plain:
             return run_command([sys.executable, "-P", "-m", _PROGRAM, *words], log, check.limit)
         return self._forked(check, size, words, log)
 
+    def _is_step(self, size: int) -> bool:
+        """Whether ranks are those of a job step: they can be forked on one node, if its image has no srun."""
+        has_step = size > 1 and bool(self._request.launcher)
+        return has_step and (self._request.nodes > 1 or shutil.which(SRUN) is not None)
+
     def _step(self, words: Sequence[str], stem: Path) -> list[str]:
-        """Return the command of a job step with a rank on each node."""
-        step = [SRUN, "--kill-on-bad-exit=1", "--wait=0", "--ntasks-per-node=1", "--overlap"]
-        step += [f"--nodes={self._request.nodes}", sys.executable, "-P", "-m", "slurm.step"]
-        return [*step, str(stem.with_suffix(".rendezvous")), _PROGRAM, *words]
+        """Return the command of a job step with all ranks of this job. It may be within another step, where
+        srun enters an image (--overlap)."""
+        srun, *launcher = self._request.launcher
+        return [srun, "--overlap", *launcher, str(stem.with_suffix(".rendezvous")), _PROGRAM, *words]
 
     def _forked(self, check: RehearsalCheck, size: int, words: Sequence[str], log: Path) -> CheckEnd:
         began, worker = time.monotonic(), Started(log.stem, Task(1, _KIND[size, check.devices]), log)
@@ -161,8 +173,8 @@ class RehearsalRunner:
 
     def _answers(self, stem: Path, size: int) -> list[dict[str, Any] | None]:
         """Return the answer of each rank; None of one that has written none."""
-        size = self._request.nodes if size > 1 and self._request.nodes > 1 else size
-        paths = [Path(f"{stem}.{rank}.json") for rank in range(size)]
+        number = self._request.ranks if self._is_step(size) else size
+        paths = [Path(f"{stem}.{rank}.json") for rank in range(number)]
         return [json.loads(path.read_text()) if path.exists() else None for path in paths]
 
 
@@ -209,12 +221,14 @@ def judge(
     alone = f"look for the cause with slurm-ppo rehearse --only {check.name}"
     if ended.refused:
         return skipped(check.name, f"not shown here: {ended.refused}")
-    if None in answers and not ended.is_late:  # before what the other ranks say, which only miss it
+    problems = [answer for answer in answers if answer and answer["verdict"] == Verdict.PROBLEM]
+    # What the other ranks say of one that died is only that their peer is gone. One that hangs they name.
+    if None in answers and not ended.is_late and not any(answer["missed"] for answer in problems):
         how = ended.note or exit_in_words(ended.code)
         return problem(check.name, f"its process gave no answer ({how}){said}", alone)
-    for answer in answers:
-        if answer and answer["verdict"] == Verdict.PROBLEM:
-            return problem(check.name, answer["measured"], answer["advice"], **answer["numbers"])
+    if problems:  # a rank that fails before it meets the others says why, and they only that it did not come
+        answer = min(problems, key=lambda answer: bool(answer["missed"]))
+        return problem(check.name, answer["measured"], answer["advice"], **answer["numbers"])
     if ended.is_late:
         return problem(check.name, f"it hung: no end in {check.limit:g} s, so it was ended{said}", alone)
     first = answers[0]
@@ -222,6 +236,16 @@ def judge(
     return Finding(
         check.name, Verdict(first["verdict"]), first["measured"], first["advice"], first["numbers"]
     )
+
+
+def whole(made: Sequence[Finding]) -> Finding:
+    """Return the finding of a check that was made with several numbers of ranks: the last, which says what
+    those before it have shown where it shows nothing. Pure."""
+    *before, last = made
+    if last.verdict is not Verdict.SKIPPED or not before:
+        return last
+    shown = "; ".join(one.measured for one in before)
+    return skipped(last.title, f"{last.measured}; shown without: {shown}")
 
 
 def judge_killed(check: RehearsalCheck, seconds: float) -> Finding:
@@ -242,7 +266,7 @@ def main(request: str, folder: str) -> None:
     each check."""
     content = json.loads(request)
     given = visible_names(os.environ) or () if content["gpus"] else ()
-    content |= {"names": tuple(content["names"]), "devices": given}
+    content |= {"names": tuple(content["names"]), "launcher": tuple(content["launcher"]), "devices": given}
     found: list[dict[str, Any]] = []
     path = Path(folder) / "findings.json"
     with RehearsalRunner(RehearsalRequest(**content), Path(folder)) as runner:

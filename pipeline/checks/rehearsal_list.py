@@ -10,8 +10,10 @@ from pipeline.run.tasks import Stage
 
 DRIVER = "driver"
 """Name of the check without which no other that computes makes sense."""
+_TRANSFORMERS, _VLLM = "transformers", "vllm"
+"""Names of the checks of each engine's numbers."""
 RANKS = 2
-"""Ranks of the checks that have several."""
+"""Ranks of the checks that have several, where a job has no number of its own."""
 
 
 class Role(StrEnum):
@@ -40,7 +42,7 @@ class RehearsalCheck:
     is_plain: bool = False
     """Whether its process is started afresh, as by Slurm; else it is forked as on one machine."""
     sizes: tuple[int, ...] = (1,)
-    """Numbers of ranks with which it is made, one after the other."""
+    """Numbers of ranks with which it is made, one after the other. Several are as many as a job has."""
     devices: int = 1
     """GPUs of each rank."""
     kills: bool = False
@@ -90,7 +92,7 @@ CHECKS = (
         is_plain=True,
     ),
     RehearsalCheck(
-        "transformers",
+        _TRANSFORMERS,
         f"{_STAGES}.engines:transformers_numbers",
         "log-probabilities, seeds, reload and abort of transformers' engine",
         _NUMBERS,
@@ -98,7 +100,7 @@ CHECKS = (
         is_short=True,
     ),
     RehearsalCheck(
-        "vllm",
+        _VLLM,
         f"{_STAGES}.engines:vllm_numbers",
         "the same of vLLM, and which model runner it takes",
         f"{_NUMBERS}, of the runner for CPUs",
@@ -131,6 +133,14 @@ CHECKS = (
         limit=_VLLM_SECONDS,
     ),
     RehearsalCheck(
+        "side-by-side",
+        f"{_STAGES}.beside:side_by_side",
+        "a reward model in vLLM and the reference, in turn in one process: neither is loaded again",
+        "that they stay, not that a card has room",
+        Role.GENERATES,
+        limit=_VLLM_SECONDS,
+    ),
+    RehearsalCheck(
         "warned-generation",
         f"{_STAGES}.engines:warned_generation",
         "SIGUSR2 while transformers' engine generates",
@@ -141,7 +151,7 @@ CHECKS = (
         "warned-vllm",
         f"{_STAGES}.engines:warned_vllm",
         "SIGUSR2 while vLLM generates",
-        "all of it, in the task's own process",
+        "all of it, with the runner for CPUs",
         Role.GENERATES,
         limit=_VLLM_SECONDS,
     ),
@@ -175,6 +185,14 @@ CHECKS = (
         Role.GENERATES,
     ),
     RehearsalCheck(
+        "speed-generation",
+        f"{_STAGES}.speed:generation",
+        "tokens per second of vLLM, beside those of its bare loop",
+        "that they are measured",
+        Role.GENERATES,
+        limit=_VLLM_SECONDS,
+    ),
+    RehearsalCheck(
         "own-device",
         f"{_STAGES}.devices:own_device",
         "names of devices, and one of its own for each rank",
@@ -185,7 +203,7 @@ CHECKS = (
     RehearsalCheck(
         "zero",
         f"{_STAGES}.training:same_loss",
-        "losses of two ranks against one, by ZeRO stage, precision and offload",
+        "losses of several ranks against one, by ZeRO stage, precision and offload",
         "the sums of gloo, not of NCCL",
         Role.TRAINS,
         limit=600.0,
@@ -196,13 +214,14 @@ CHECKS = (
         "rows",
         f"{_STAGES}.training:rows",
         "packed and padded rows with each attention",
-        "eager and sdpa",
+        "eager, sdpa, and flex attention where a C++ compiler is",
         Role.TRAINS,
+        limit=600.0,
     ),
     RehearsalCheck(
         "all-reduce",
         f"{_STAGES}.nodes:all_reduce",
-        "bandwidth and interface between ranks, of two nodes where a stage has them",
+        "bandwidth and interface between ranks, of all nodes of a job",
         "the network that gloo takes, not NCCL's",
         Role.TRAINS,
         sizes=(RANKS,),
@@ -224,11 +243,34 @@ CHECKS = (
         Role.TRAINS,
     ),
     RehearsalCheck(
+        "deterministic-cost",
+        f"{_STAGES}.determinism:cost",
+        "seconds of an update with deterministic kernels, and without",
+        "that both compute",
+        Role.TRAINS,
+        limit=600.0,
+    ),
+    RehearsalCheck(
+        "host-copies",
+        f"{_STAGES}.copies:host_copies",
+        "GB/s of copies to the host, into new memory, page-locked or not",
+        "",
+        Role.TRAINS,
+    ),
+    RehearsalCheck(
         "memory-training",
         f"{_STAGES}.memory:training",
         "memory of an update with micro-batches of two sizes, beside the formulas",
         "the formulas, on CPUs",
         Role.TRAINS,
+    ),
+    RehearsalCheck(
+        "speed-training",
+        f"{_STAGES}.speed:training",
+        "tokens per second of an update, and its share of the card's peak",
+        "that they are measured",
+        Role.TRAINS,
+        limit=600.0,
     ),
     RehearsalCheck(
         "full-card-training",
@@ -246,12 +288,15 @@ _ROLES: Mapping[str, frozenset[Role]] = {
 }
 
 
-def chosen(only: Sequence[str], is_short: bool, kinds: Collection[str] | None = None) -> tuple[str, ...]:
+def chosen(
+    only: Sequence[str], is_short: bool, kinds: Collection[str] | None = None, needs_vllm: bool = False
+) -> tuple[str, ...]:
     """Return the names of the checks to make.
 
     Args:
         only: names that were asked for; none for all.
         kinds: job kinds that run in a place; None for all of them.
+        needs_vllm: whether they use vLLM, whose numbers the short list then has instead of transformers'.
 
     Raises:
         ConfigError: there is no check of a name.
@@ -259,12 +304,15 @@ def chosen(only: Sequence[str], is_short: bool, kinds: Collection[str] | None = 
     legal = [check.name for check in CHECKS]
     if unknown := [name for name in only if name not in legal]:
         raise ConfigError(f"--only: there is no check {unknown[0]}; choose of {', '.join(legal)}")
+    wanted = set(only) or (_short(needs_vllm) if is_short else set(legal))
     roles = set(Role) if kinds is None else {role for kind in kinds for role in roles_of(kind)}
-    return tuple(
-        check.name
-        for check in CHECKS
-        if check.role in roles and (check.name in only if only else check.is_short or not is_short)
-    )
+    return tuple(check.name for check in CHECKS if check.role in roles and check.name in wanted)
+
+
+def _short(needs_vllm: bool) -> set[str]:
+    """Return the names of the short list, which has one engine."""
+    found = {check.name for check in CHECKS if check.is_short}
+    return found - {_TRANSFORMERS} | {_VLLM} if needs_vllm else found
 
 
 def roles_of(kind: str) -> frozenset[Role]:

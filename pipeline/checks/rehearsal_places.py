@@ -4,30 +4,31 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.checks.finding import CheckGroup, Finding, Grouped, Verdict, describe, problem, skipped
-from pipeline.checks.nodes import Aim, aims_of, folder_of, note, probe_of
+from pipeline.checks.nodes import Aim, aims_of, folder_of, note, options_of, probe_of
 from pipeline.checks.rehearsal import RehearsalRequest, RehearsalRunner
-from pipeline.checks.rehearsal_list import chosen, without_gpus
+from pipeline.checks.rehearsal_list import RANKS, chosen, without_gpus
 from pipeline.checks.rehearsal_record import keep_record
 from pipeline.config.job_kinds import DRIVER
-from pipeline.config.scheduler import LocalConfig
+from pipeline.config.scheduler import LocalConfig, ResourcesConfig
 from pipeline.config.schema import Config
-from pipeline.decide.escalating import Escalation
 from pipeline.executors.devices import devices_of
-from pipeline.executors.slurm.resources import sbatch_options
+from pipeline.executors.slurm.resources import rank_words
 from pipeline.run.durable import digest_file
 from pipeline.run.engine_use import uses_vllm
 from pipeline.run.gpus import visible_names
-from slurm.commands import on_cluster
+from slurm.commands import SlurmError, SlurmMissing, on_cluster
+from slurm.limits import Partition, format_duration, partitions_of, read_partitions
 from slurm.probe import Answer, Probe, ProbeResult, run_probes
 
 _PREFIX = ".slurm-ppo-rehearsal-"
-_MOST_SECONDS = 3600
+_MOST_SECONDS = 3600.0
+"""Seconds that a job may take, and the command waits."""
 SENT = "from-the-command"
 """Name of the file that nodes read; as in :mod:`stages.rehearsal.storage`."""
 _LEFT_OUT = ("time", "signal", "mail-type", "mail-user")
@@ -78,7 +79,7 @@ def _here(wanted: RehearsalOptions) -> Iterator[Finding]:
         or ()
     )
     parent = folder_of(wanted.config) if wanted.config else Path.cwd()
-    request = RehearsalRequest(chosen(wanted.only, wanted.is_short), len(devices), devices, **_common(wanted))
+    request = RehearsalRequest(gpus=len(devices), devices=devices, **_common(wanted))
     made = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
     with made as folder, RehearsalRunner(request, Path(folder)) as runner:
         found = []
@@ -89,46 +90,71 @@ def _here(wanted: RehearsalOptions) -> Iterator[Finding]:
         yield without_gpus(found)
 
 
-def _common(wanted: RehearsalOptions) -> dict[str, Any]:
-    needs_vllm = wanted.config is not None and uses_vllm(wanted.config)
-    return {"is_short": wanted.is_short, "needs_vllm": needs_vllm, "num_mib": wanted.num_mib}
+def _common(wanted: RehearsalOptions, kinds: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what a rehearsal has anywhere, for the job kinds of a place; None for all of them."""
+    needs_vllm = wanted.config is not None and uses_vllm(wanted.config, kinds)
+    names = chosen(wanted.only, wanted.is_short, kinds, needs_vllm)
+    common = {"is_short": wanted.is_short, "needs_vllm": needs_vllm, "num_mib": wanted.num_mib}
+    return {"names": names, **common}
 
 
 # --- in jobs ---
 
 
 def _in_jobs(wanted: RehearsalOptions, config: Config) -> Iterator[Finding]:
-    """Send a job to every place that stages go to, and wait for what they have found."""
-    aims = [aim for aim in aims_of(config) if DRIVER not in aim.stages]
-    parent = folder_of(config)
+    """Send a job to every place where stages do what is to be rehearsed, and wait for what it has found."""
+    aims, parent = aims_for(wanted, config), folder_of(config)
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True) as made:
         sent = Path(made) / SENT
         sent.write_bytes(os.urandom(wanted.num_mib << 20))
         sent.with_suffix(".digest").write_text(digest_file(sent)[1])
-        probes = [probe_for(wanted, config, aim, Path(made)) for aim in aims]
         with on_cluster(config.slurm.cluster if config.slurm else ""):
+            known = _partitions()
+            probes = [probe_for(wanted, config, aim, Path(made), known) for aim in aims]
             answers = run_probes(probes, parent, Path.cwd(), _MOST_SECONDS, note)
         for aim in aims:
             yield from in_place(aim, answers[aim.name], Path(made) / aim.name)
 
 
-def probe_for(wanted: RehearsalOptions, config: Config, aim: Aim, folder: Path) -> Probe:
+def aims_for(wanted: RehearsalOptions, config: Config) -> list[Aim]:
+    """Return the places where stages do what is to be rehearsed. Pure."""
+    aims = [aim for aim in aims_of(config, _LEFT_OUT) if DRIVER not in aim.stages]
+    return [aim for aim in aims if chosen(wanted.only, wanted.is_short, aim.stages)]
+
+
+def _partitions() -> Mapping[str, Partition]:
+    """Return the partitions of the cluster; none where it does not say."""
+    with contextlib.suppress(SlurmError, SlurmMissing):
+        return read_partitions()
+    return {}
+
+
+def time_limit(given: ResourcesConfig, known: Mapping[str, Partition]) -> str:
+    """Return the time limit of a job: an hour, or less where a partition allows less. Pure."""
+    longest = [place.max_time for place in partitions_of(given.partition, known) if place.max_time]
+    return format_duration(min([_MOST_SECONDS, *longest]))
+
+
+def probe_for(
+    wanted: RehearsalOptions, config: Config, aim: Aim, folder: Path, known: Mapping[str, Partition]
+) -> Probe:
     """Return the job that rehearses in a place, with what its job kinds ask for, in a folder of its own."""
     place = folder / aim.name
     place.mkdir()
     for name in (SENT, f"{SENT}.digest"):
         (place / name).hardlink_to(folder / name)
+    given, has_ranks = aim.given, aim.given.num_ranks > 1
     request = RehearsalRequest(
-        chosen(wanted.only, wanted.is_short, aim.stages),
-        aim.given.num_gpus or 0,
-        nodes=aim.given.nodes,
-        **_common(wanted),
+        gpus=given.num_gpus or 0,
+        nodes=given.nodes,
+        ranks=given.num_ranks if has_ranks else RANKS,
+        launcher=tuple(rank_words(given, "slurm.step")) if has_ranks else (),
+        **_common(wanted, aim.stages),
     )
-    options = sbatch_options(aim.given, Escalation(), None)
     return replace(
         probe_of(config, aim),
-        options={name: value for name, value in options.items() if name not in _LEFT_OUT},
-        time="1:00:00",
+        options=options_of(given, _LEFT_OUT),
+        time=time_limit(given, known),
         run=("pipeline.checks.rehearsal", json.dumps(asdict(request)), str(place)),
     )
 

@@ -142,7 +142,8 @@ def rehearse(
     ] = None,
     config_dir: ConfigDir = None,
     short: Annotated[
-        bool, typer.Option("--short", help="One engine, ZeRO 0 and 3: a few minutes on two cores.")
+        bool,
+        typer.Option("--short", help="Processes, storage, one engine, ZeRO 0 and 3: minutes on two cores."),
     ] = False,
     only: Annotated[
         str, typer.Option(metavar="CHECKS", help="Names of checks, with commas between them. Default: all.")

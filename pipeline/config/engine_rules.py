@@ -1,12 +1,16 @@
 """Contradictions between keys of the engines, each with the way out. Pure: looks at no file."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pipeline.config.algorithm import CorrectionLevel, ReferenceStage
 from pipeline.config.engines import Engine, VllmConfig
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import Component, RewardConfig, RewardModelConfig
 from pipeline.config.schema import Config
+
+ALONE, BESIDE_REFERENCE = 0.9, 0.6
+"""Shares of a GPU's memory that vLLM takes if none is given."""
 
 
 def engine_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -101,3 +105,14 @@ def has_reference_in(config: Config, stage: ReferenceStage) -> bool:
     """Whether a stage computes the reference's log-probabilities."""
     kl = config.algorithm.kl
     return kl.coef > 0 and kl.reference_in is stage
+
+
+def vllm_in(config: Config, section: str, job_kind: str) -> VllmConfig:
+    """Return vLLM's settings of ``rollout`` or ``reward`` in tasks of a job kind, with the share of a GPU's
+    memory that it takes there: the one that is given, else less where the reference is to stay beside it."""
+    given: VllmConfig = getattr(config, section).vllm
+    if given.gpu_memory_utilization is not None:
+        return given
+    stays = given.own_process is not False  # in the task's own process nothing stays beside it on a GPU
+    is_shared = stays and job_kind == "reward" and has_reference_in(config, ReferenceStage.REWARD)
+    return replace(given, gpu_memory_utilization=BESIDE_REFERENCE if is_shared else ALONE)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipeline.config.engine_rules import ALONE
 from pipeline.config.engines import Engine
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
@@ -88,7 +89,9 @@ def _for_serving(config: Config, stage: str) -> list[tuple[Change, ...]]:
     if section == "rollout" and given.engine == Engine.VLLM:
         return [(("rollout.vllm.tensor_parallel_size", size),) for size in (2, 4, 8)]
     if section == "reward" and stage not in ("reward", *(f"score-{pool}" for pool in given.pools)):
-        return [(("reward.vllm.tensor_parallel_size", size),) for size in (2, 4, 8)]
+        if given.vllm.gpu_memory_utilization is None:
+            found.append((("reward.vllm.gpu_memory_utilization", ALONE),))
+        return found + [(("reward.vllm.tensor_parallel_size", size),) for size in (2, 4, 8)]
     tokens = given.tokens_per_batch // 2
     while tokens > longest_response(config):
         found.append(((f"{section}.tokens_per_batch", tokens),))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipeline.config.algorithm import Estimator, ReferenceStage
-from pipeline.config.engine_rules import has_reference_in, scores_with
+from pipeline.config.engine_rules import has_reference_in, scores_with, vllm_in
 from pipeline.config.engines import Engine, VllmConfig
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
@@ -67,7 +67,7 @@ def rollout_need(config: Config, gpus: int) -> StageNeed:
     shape = read_shape(Path(config.model.policy))
     if rollout.engine == Engine.VLLM:
         longest = rollout.vllm.max_model_len or config.model.context_length or rollout.max_new_tokens
-        return _vllm_need("rollout", shape, width, rollout.vllm, longest)
+        return _vllm_need("rollout", shape, width, vllm_in(config, "rollout", "rollout"), longest)
     spread = max(1, gpus) if rollout.device_map else 1
     parts = generating(shape, width, rollout.tokens_per_batch, longest_response(config), spread)
     return StageNeed("rollout", (*parts, *_context(gpus)))
@@ -77,7 +77,7 @@ def _vllm_need(stage: str, shape: ModelShape, width: int, given: VllmConfig, lon
     return StageNeed(
         stage,
         tuple(in_vllm(shape, width, given, longest)),
-        share=given.gpu_memory_utilization,
+        share=given.gpu_memory_utilization or 1.0,
         cache=longest * cache_per_token(shape, width, given),
     )
 
@@ -95,7 +95,8 @@ def reward_needs(config: Config, pool: str, job_kind: str, gpus: int) -> Iterato
             together += scoring(name, shape, width, reward.tokens_per_batch, spread)
         elif engine == Engine.VLLM:
             longest = reward.vllm.max_model_len or config.model.context_length or 1
-            yield _vllm_need(f"{job_kind} {name}", shape, width, reward.vllm, longest)
+            given = vllm_in(config, "reward", job_kind)
+            yield _vllm_need(f"{job_kind} {name}", shape, width, given, longest)
     if not pool and has_reference_in(config, ReferenceStage.REWARD):
         shape = read_shape(Path(config.model.reference or config.model.policy))
         together += scoring_reference(shape, width, reward.tokens_per_batch, spread, gpus > 0)

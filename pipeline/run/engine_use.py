@@ -1,6 +1,6 @@
 """Engines that a stage's tasks compute with, by the configuration."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in, is_normalised_by_samples, scores_with
@@ -8,7 +8,7 @@ from pipeline.config.engines import Engine
 from pipeline.config.reward import Component, RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
-from pipeline.run.tasks import WORK_STAGES, Stage
+from pipeline.run.tasks import WORK_STAGES, Stage, task_of
 
 
 def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[str, str]]:
@@ -47,6 +47,10 @@ def uses_torch(config: Config) -> bool:
     return not all_engines(config).isdisjoint({*Engine, *TrainingEngine})
 
 
-def uses_vllm(config: Config) -> bool:
-    """Whether any task computes with vLLM."""
-    return Engine.VLLM in all_engines(config)
+def uses_vllm(config: Config, job_kinds: Collection[str] | None = None) -> bool:
+    """Whether any task computes with vLLM; of some job kinds alone, where they are given."""
+    if job_kinds is None:
+        return Engine.VLLM in all_engines(config)
+    tasks = [task_of(1, kind) for kind in job_kinds]
+    used = {name for task in tasks for _, name in engines_of(config, task.stage, task.pool)}
+    return Engine.VLLM in used

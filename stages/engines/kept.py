@@ -41,7 +41,7 @@ class Wanted:
     weights: Weights
     name: str = Engine.TRANSFORMERS
     vllm: VllmConfig | None = None
-    """Its settings if it is vLLM."""
+    """Its settings if it is vLLM: see :func:`pipeline.config.engine_rules.vllm_in`."""
 
     @property
     def share(self) -> float | None:

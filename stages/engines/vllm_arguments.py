@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from pipeline.config.engine_rules import vllm_in
 from pipeline.config.engines import VllmConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
@@ -64,9 +65,8 @@ def check_gpus(stage: str, config: Config) -> None:
 
 def _of_stage(config: Config, stage: str) -> tuple[VllmConfig, Precision]:
     """Return vLLM's section, and the precision, of the rollout or the reward stage."""
-    if stage == "rollout":
-        return config.rollout.vllm, config.rollout_precision
-    return config.reward.vllm, config.reward_precision
+    precision = config.rollout_precision if stage == "rollout" else config.reward_precision
+    return vllm_in(config, stage, stage), precision
 
 
 def computes_on_cpus() -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config.engine_rules import vllm_in
 from pipeline.config.engines import Engine
 from pipeline.config.model_files import text_settings
 from pipeline.config.schema import Config
@@ -77,7 +78,7 @@ def generator_of(context: Context, files: PolicyFiles) -> Generator:
     threads = (config.evaluate if context.task.stage is Stage.EVALUATE else config.rollout).num_threads
     settings = (config, threads)
     name = config.rollout.engine
-    vllm = config.rollout.vllm if name == Engine.VLLM else None
+    vllm = vllm_in(config, "rollout", context.task.job_kind) if name == Engine.VLLM else None
     wanted = Wanted("generator", context.attempt, settings, files.weights, name, vllm)
     found: Generator = engine(
         wanted,

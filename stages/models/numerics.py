@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC = (":4096:8", ":16:8")
 """Workspaces with which cuBLAS gives the same sums again; tasks have the first, if nothing else is given."""
 
@@ -62,7 +62,7 @@ def be_deterministic() -> None:
     """Let torch compute what is the same the next time, where it can."""
     import torch
 
-    os.environ.setdefault(_WORKSPACE, _DETERMINISTIC[0])  # read at the first matrix product
+    os.environ.setdefault(WORKSPACE, _DETERMINISTIC[0])  # read at the first matrix product
     torch.use_deterministic_algorithms(is_deterministic(os.environ), warn_only=True)
     # Deterministic mode also fills all new memory with NaN, to expose reads of uninitialised memory. One
     # thread does so, whatever num_threads is, in a quarter of its time.
@@ -71,11 +71,11 @@ def be_deterministic() -> None:
 
 def is_deterministic(environment: Mapping[str, str]) -> bool:
     """Whether sums are to be the same again. On GPUs cuBLAS needs a workspace for that; where an environment
-    gives another one (CUBLAS_WORKSPACE_CONFIG=), torch takes its fastest kernels too. What the deterministic
-    ones cost was never measured on a GPU."""
+    gives another one (CUBLAS_WORKSPACE_CONFIG=), torch takes its fastest kernels too. The check
+    ``deterministic-cost`` of the rehearsal measures what the deterministic ones cost; no GPU has yet."""
     import torch
 
-    return not torch.cuda.is_available() or environment[_WORKSPACE] in _DETERMINISTIC
+    return not torch.cuda.is_available() or environment[WORKSPACE] in _DETERMINISTIC
 
 
 def set_up_chance(seed: int) -> None:

@@ -1,25 +1,19 @@
 """DeepSpeed's settings, and the optimizer that it steps."""
 
 import contextlib
-import os
-import sys
-import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from pipeline.config.update import Precision, UpdateConfig
-from stages.context import UserError
 from stages.models.devices import device
 from stages.ppo.bare import Bare, filled
+from stages.ppo.host_adamw import host_adamw
 
 _LARGEST_BUCKET = 500_000_000
 """Elements of the buckets together; DeepSpeed's own default."""
-_BUILD_SECONDS = 900.0
-"""Seconds that another process may take to compile."""
 
 
 def engine_settings(config: UpdateConfig, num_parameters: int, backend: str = "gloo") -> dict[str, Any]:
@@ -128,43 +122,5 @@ def adamw(parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig)
         UserError: AdamW for the host cannot be compiled.
     """
     if config.offload_optimizer:
-        return _host_adamw(parameters, peak, config)
+        return host_adamw(parameters, peak, config)
     return torch.optim.AdamW(parameters, peak, config.betas, config.epsilon, weight_decay=config.weight_decay)
-
-
-def _host_adamw(
-    parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig
-) -> torch.optim.Optimizer:
-    from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-    # ninja comes with DeepSpeed, but PATH leads to it only where the environment is activated.
-    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    _wait_for_build()
-    given = {"betas": config.betas, "eps": config.epsilon, "weight_decay": config.weight_decay}
-    try:
-        return DeepSpeedCPUAdam(parameters, peak, **given)
-    except RuntimeError as error:
-        raise UserError(
-            "update.offload_optimizer=true needs DeepSpeed's AdamW for CPUs, which a C++ compiler builds at "
-            f"first use, and that failed: {error.__cause__ or error}. Load a compiler module or install g++; "
-            "or set update.offload_optimizer=false"
-        ) from error
-
-
-def _wait_for_build() -> None:
-    """Wait for another process's build; torch would wait without end, even if that process was killed since.
-
-    Raises:
-        UserError: it takes too long; names the file to delete.
-    """
-    from torch.utils.cpp_extension import _get_build_directory
-
-    lock = Path(_get_build_directory("cpu_adam", verbose=False)) / "lock"
-    deadline = time.monotonic() + _BUILD_SECONDS
-    while lock.exists():
-        if time.monotonic() > deadline:
-            raise UserError(
-                f"update.offload_optimizer=true waited {_BUILD_SECONDS:.0f} s for another process to compile "
-                f"DeepSpeed's AdamW; if there is none, delete {lock}"
-            )
-        time.sleep(1.0)

@@ -28,6 +28,8 @@ class Shown:
     measured: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Measurements for scripts; units are in the names."""
+    advice: str = ""
+    """What a user may change for it, although nothing failed."""
 
 
 class CheckFailed(Exception):
@@ -36,6 +38,10 @@ class CheckFailed(Exception):
     def __init__(self, measured: str, advice: str) -> None:
         super().__init__(measured)
         self.advice = advice
+
+
+class MissedRanks(CheckFailed):
+    """A rank that did not come to meet the others. It may hang, so that those which came end it with them."""
 
 
 class NotShown(Exception):

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from pipeline.config.update import Precision
 from stages import ranks
-from stages.rehearsal.allocation import compute, device
+from stages.rehearsal.allocation import compute, device, half_precision
 from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown, Shown, with_torch
+from stages.rehearsal.meeting import meet
 
-_BF16 = (8, 0)
-"""Least compute capability with bf16 arithmetic."""
 _SPAWN_SECONDS = 120
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SEEN = """
@@ -33,7 +33,8 @@ def driver(given: CheckInput) -> Shown:
     if not torch.cuda.is_available():
         return Shown(f"CPU, {versions}; fp32 and bf16 compute")
     capability, free = torch.cuda.get_device_capability(), torch.cuda.mem_get_info()[0] / 2**30
-    formats = "fp32 and bf16" if capability >= _BF16 else "fp32, bf16 only by emulation: set precision=fp16"
+    has_bf16 = half_precision() is Precision.BF16
+    formats = "fp32 and bf16" if has_bf16 else "fp32, bf16 only by emulation: set precision=fp16"
     name = torch.cuda.get_device_name()
     return Shown(
         f"{name}, capability {'.'.join(map(str, capability))}, {free:.1f} GiB free, {versions}, "
@@ -90,7 +91,7 @@ def has_card(devices: Path = Path("/dev")) -> bool:
 def own_device(given: CheckInput) -> Shown:
     """Check that ranks have devices of their own, by the names that they were given and the cards behind."""
     names = [name for name in os.environ.get(_VISIBLE, "").split(",") if name]
-    ranks.start_distributed()
+    meet()
     mine = identity(names)
     found = ranks.share(mine)
     if not names and not torch.cuda.is_available():

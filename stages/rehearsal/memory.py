@@ -24,6 +24,7 @@ from stages.engines.base import Request, Sampling
 from stages.engines.transformers import TransformersGenerator
 from stages.engines.vllm_setup import be_quiet
 from stages.models.loading import load_causal_lm
+from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown, with_torch
 from stages.rehearsal.engines import check_vllm, eager, engine_config, responses
 from stages.rehearsal.models import config_of, even_experience, policy, random_prompts, wide_policy
@@ -39,7 +40,6 @@ _BELIEVED = (0.5, 2.0)
 """Least and largest factor of a formula that is a correction; beyond them something else is wrong."""
 _OTHERS = 2 * GIB
 """Bytes of a GPU beside torch's that are not a process's own alone."""
-_BF16_CAPABILITY = (8, 0)
 _REPORT = "report this, with this command's --json; until then leave room beside what validate says"
 
 
@@ -77,7 +77,7 @@ def training(given: CheckInput) -> Shown:
 
 def settings(model: Path, rows: int) -> tuple[str, ...]:
     """Return words for an update of two micro-batches: in bf16 and with ZeRO on a card that has it."""
-    has_bf16 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= _BF16_CAPABILITY
+    has_bf16 = torch.cuda.is_available() and half_precision() is Precision.BF16
     precision, stage = (Precision.BF16, 2) if has_bf16 else (Precision.FP32, 0)
     return (
         f"model.policy={model}",

@@ -54,6 +54,23 @@ def wide_policy(folder: Path) -> Path:
     return _made(folder, "wide-policy", lambda place: _save(place, 0, **sizes))
 
 
+def timed_policy(folder: Path) -> Path:
+    """Return a random policy large enough for a GPU's kernels to take the time of an update, not their
+    launches: of 90 million weights, for 1,024 tokens."""
+    sizes = {
+        "vocab_size": 16_000,
+        "hidden_size": 1024,
+        "intermediate_size": 2730,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 64,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    }
+    return _made(folder, "timed-policy", lambda place: _save(place, 0, **sizes))
+
+
 def reward_model(folder: Path) -> Path:
     """Return a random reward model in ``folder``."""
     return _made(folder, "reward-model", lambda place: _save(place, 0, num_labels=1))

@@ -1,5 +1,6 @@
 """Checks of what lies between ranks: the network, and the end of one of them."""
 
+import math
 import os
 import signal
 import time
@@ -10,9 +11,13 @@ from torch import distributed as dist
 from stages import ranks
 from stages.models.devices import device
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown, with_torch
+from stages.rehearsal.meeting import meet
+from stages.rehearsal.network import log_nccl, network
 
 _MIB = 64
 _ROUNDS = 3
+_ROUNDING = 1e-4
+"""Relative error that sums in fp32 may have: of many ranks the last of them has more digits than fp32."""
 _SLOW_GB = 0.01
 """GB/s of an all-reduce below which an update mostly waits."""
 
@@ -20,7 +25,8 @@ _SLOW_GB = 0.01
 @with_torch
 def all_reduce(given: CheckInput) -> Shown:
     """Measure the bandwidth of a sum over all ranks, and name the interface."""
-    ranks.start_distributed()
+    log = log_nccl(given.folder)
+    meet()
     numbers = torch.ones(_MIB << 18, device=device())
     dist.all_reduce(numbers)
     ranks.share(None)
@@ -29,15 +35,16 @@ def all_reduce(given: CheckInput) -> Shown:
         dist.all_reduce(numbers)
     total = float(numbers[-1])  # waits for the device
     seconds = (time.perf_counter() - began) / _ROUNDS
-    if total != float(ranks.size()) ** (_ROUNDS + 1):
+    if not math.isclose(total, float(ranks.size()) ** (_ROUNDS + 1), rel_tol=_ROUNDING):
         raise CheckFailed(
             f"the sum over {ranks.size()} ranks is {total}", "exclude this node, and tell the administrators"
         )
     speed = _MIB * 2**20 / seconds / 1e9
     hosts = len(set(ranks.share(os.uname().nodename)))
-    way = os.environ.get("NCCL_SOCKET_IFNAME" if torch.cuda.is_available() else "GLOO_SOCKET_IFNAME")
-    measured = f"{ranks.size()} ranks on {hosts} nodes, {dist.get_backend()}"
-    return judged(f"{measured}, interface {way or 'chosen by itself'}", speed, hosts)
+    ways = sorted(set(ranks.share(network(log))))
+    return judged(
+        f"{ranks.size()} ranks on {hosts} nodes, {dist.get_backend()}, {'; '.join(ways)}", speed, hosts
+    )
 
 
 def judged(way: str, speed: float, hosts: int) -> Shown:
@@ -51,7 +58,7 @@ def judged(way: str, speed: float, hosts: int) -> Shown:
 @with_torch
 def killed_rank(given: CheckInput) -> Shown:
     """Kill the last rank while the others wait for it; the caller measures how soon all have ended."""
-    ranks.start_distributed()
+    meet()
     numbers = torch.ones(1, device=device())
     dist.all_reduce(numbers)
     if ranks.rank() == ranks.size() - 1:

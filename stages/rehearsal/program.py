@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.decide.device_faults import diagnose
 from stages.context import UserError
-from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown, Shown
+from stages.rehearsal.answers import CheckFailed, CheckInput, MissedRanks, NotShown, Shown
 
 _SAID = 300
 """Characters of a library's error message that are quoted."""
@@ -26,7 +26,8 @@ _LOOK_AT_LOG = (
 
 
 def serve(words: Sequence[str]) -> None:
-    """Make a check; its answer names the outcome as ``verdict``."""
+    """Make a check; its answer names the outcome as ``verdict``. Where another rank did not come, the exit
+    code is 1, upon which that one is ended too."""
     check, stem, given = words
     content = json.loads(given)
     answer = answer_of(check, CheckInput(**content | {"folder": Path(content["folder"])}))
@@ -34,18 +35,22 @@ def serve(words: Sequence[str]) -> None:
     private = path.with_suffix(".tmp")
     private.write_text(json.dumps(answer))
     private.replace(path)
+    if answer["missed"]:
+        sys.exit(1)
 
 
 def answer_of(check: str, given: CheckInput) -> dict[str, Any]:
-    """Return verdict, what was measured, advice and numbers of a check, whatever it meets."""
+    """Return verdict, what was measured, advice and numbers of a check, whatever it meets, and whether it
+    missed another rank."""
     try:
         module, _, name = check.partition(":")
         shown: Shown = getattr(importlib.import_module(module), name)(given)
-        return _answer("ok", shown.measured, numbers=shown.numbers)
+        return _answer("ok", shown.measured, shown.advice, shown.numbers)
     except NotShown as error:
         return _answer("skipped", f"not shown here: {error}")
     except CheckFailed as error:
-        return _answer("problem", str(error), error.advice)
+        answer = _answer("problem", str(error), error.advice)
+        return answer | {"missed": isinstance(error, MissedRanks)}
     except UserError as error:
         measured, _, advice = str(error).rpartition("; ")
         return _answer("problem", measured or advice, advice if measured else _LOOK_AT_LOG)
@@ -60,7 +65,8 @@ def answer_of(check: str, given: CheckInput) -> dict[str, Any]:
 def _answer(
     verdict: str, measured: str, advice: str = "", numbers: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    return {"verdict": verdict, "measured": measured, "advice": advice, "numbers": dict(numbers or {})}
+    numbers = dict(numbers or {})
+    return {"verdict": verdict, "measured": measured, "advice": advice, "numbers": numbers, "missed": False}
 
 
 if __name__ == "__main__":

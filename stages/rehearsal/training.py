@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,15 +20,22 @@ from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, Steps
 from stages.process.preemption import listen
+from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown, with_torch
+from stages.rehearsal.meeting import meet
 from stages.rehearsal.models import CONTEXT, config_of, policy, random_experience
 
 _ROWS = 16
 _VOCABULARY = 256
-_TOLERANCE = {Precision.FP32: 1e-4, Precision.BF16: 5e-2}
+_TOLERANCE = {Precision.FP32: 1e-4, Precision.BF16: 5e-2, Precision.FP16: 1e-2}
 """Largest difference of losses and gradient norms from those of one rank, relative to the largest."""
-_ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
+_ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2")
+_COMPILED = "flex_attention"
+"""Attention whose kernels are compiled at the first call, by compilers that a node may lack."""
+_SAID = 200
+"""Characters of a library's error message that are quoted."""
 _PACKED_BY_ITSELF = "flash_attention_2"
+_KEPT, _MIXED = "keeps rows apart", "does not keep rows apart"
 
 
 @dataclass(frozen=True)
@@ -52,20 +58,24 @@ class Case:
         ]
 
 
-def cases(is_short: bool) -> list[Case]:
+def cases(is_short: bool, half: Precision) -> list[Case]:
     """Return all ways that a configuration may name, or of the short list the ends: ZeRO 0 and 3. Without
-    ZeRO there are neither half precision nor offload."""
-    exact, half = ((0, 3), (3,)) if is_short else ((0, 1, 2, 3), (1, 2, 3))
-    found = [Case(stage, Precision.FP32) for stage in exact] + [Case(stage, Precision.BF16) for stage in half]
+    ZeRO there are neither half precision nor offload. Pure.
+
+    Args:
+        half: the half precision that the device computes in.
+    """
+    exact, rounded = ((0, 3), (3,)) if is_short else ((0, 1, 2, 3), (1, 2, 3))
+    found = [Case(stage, Precision.FP32) for stage in exact] + [Case(stage, half) for stage in rounded]
     return found if is_short else [*found, Case(2, Precision.FP32, True), Case(3, Precision.FP32, True)]
 
 
 @with_torch
 def same_loss(given: CheckInput) -> Shown:
     """Check that several ranks have the losses and gradients of one, which is called first."""
-    ranks.start_distributed()
-    found = {}
-    for case in cases(given.is_short):
+    meet()
+    found, tried = {}, cases(given.is_short, half_precision())
+    for case in tried:
         print(f"{case}, {ranks.size()} ranks", flush=True)  # what a check that hangs hangs in
         found[str(case)] = losses(given.folder, case)
     kept = given.folder / "losses-of-one-rank.json"
@@ -73,8 +83,8 @@ def same_loss(given: CheckInput) -> Shown:
         kept.write_text(json.dumps(found))
         return Shown(f"{len(found)} updates by one rank")
     alone = json.loads(kept.read_text())
-    errors = {str(case): error(found[str(case)], alone[str(case)]) for case in cases(given.is_short)}
-    too_far = [f"{case} {errors[str(case)]:.1e}" for case in cases(given.is_short) if is_far(case, errors)]
+    errors = {str(case): error(found[str(case)], alone[str(case)]) for case in tried}
+    too_far = [f"{case} {errors[str(case)]:.1e}" for case in tried if is_far(case, errors)]
     if too_far:
         raise CheckFailed(
             f"losses of {ranks.size()} ranks differ from one rank's: {', '.join(too_far)}",
@@ -115,7 +125,7 @@ def trained(folder: Path, *words: str) -> Steps:
 
 def learner_of(folder: Path, *words: str) -> Learner:
     """Return a policy under DeepSpeed, and no critic; ``words`` are of the configuration."""
-    ranks.start_distributed()
+    meet()
     config = config_of(
         folder,
         f"data.prompts_per_iteration={_ROWS}",
@@ -137,34 +147,49 @@ def update_of(learner: Learner, iteration: int = 1, given: Experience | None = N
 @with_torch
 def rows(given: CheckInput) -> Shown:
     """Check with each attention whether rows laid end to end are kept apart, as padded ones are."""
-    found = dict(apart(given))
-    if found.get(_PACKED_BY_ITSELF) is False:
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(given.folder / "compiled"))  # goes with the folder
+    found = {attention: packed_with(given.folder, attention) for attention in _ATTENTIONS}
+    if found[_PACKED_BY_ITSELF] == _MIXED:
         raise CheckFailed(
             "flash attention does not keep rows apart that are laid end to end",
             "set update.remove_padding=false",
         )
-    said = [f"{name} {'keeps rows apart' if is_apart else 'does not'}" for name, is_apart in found.items()]
-    missing = [name for name in _ATTENTIONS if name not in found]
-    return Shown("; ".join([*said, *(f"{name} is not installed" for name in missing)]))
+    return Shown("; ".join(f"{name} {said}" for name, said in found.items()))
 
 
-def apart(given: CheckInput) -> Iterable[tuple[str, bool]]:
-    """Yield each attention that there is, and whether packed rows have the numbers of padded ones."""
+def packed_with(folder: Path, attention: str) -> str:
+    """Return whether packed rows have the numbers of padded ones with an attention, or why they were not
+    compared."""
+    if reason := why_not(attention):
+        return f"was not tried: {reason}"
+    precision = half_precision() if attention == _PACKED_BY_ITSELF else Precision.FP32
+    try:
+        model = load_causal_lm(policy(folder), precision, False, attention=attention)
+    except UserError as error:
+        return f"was not tried: {first_sentence(error.__cause__ or error)}"
     shortest = random_experience(2, _VOCABULARY, CONTEXT).rows
-    for attention in _ATTENTIONS:
-        is_half = attention == _PACKED_BY_ITSELF
-        if is_half and not torch.cuda.is_available():
-            continue
-        precision = Precision.BF16 if is_half else Precision.FP32
-        try:
-            model = load_causal_lm(policy(given.folder), precision, False, attention=attention)
-        except UserError:
-            continue
-        try:
-            check_packing(model, (shortest[0], shortest[1]), device())
-            yield attention, True
-        except UserError:
-            yield attention, False
+    try:
+        check_packing(model, (shortest[0], shortest[1]), device())
+    except UserError:
+        return _MIXED
+    except Exception as error:  # whatever a compiler and torch's around it raise
+        if attention != _COMPILED:
+            raise
+        return f"cannot be compiled here: {type(error).__name__}: {first_sentence(error)}"
+    return _KEPT
+
+
+def why_not(attention: str) -> str:
+    """Return why this process's device has no kernels of an attention; empty if it has."""
+    if attention != _PACKED_BY_ITSELF:
+        return ""
+    if not torch.cuda.is_available():
+        return "no GPU"
+    return "it needs compute capability 8.0" if half_precision() is Precision.FP16 else ""
+
+
+def first_sentence(error: BaseException) -> str:
+    return " ".join(str(error).split()).partition(". ")[0][:_SAID]
 
 
 @with_torch

@@ -1,6 +1,7 @@
 """Scores of each reward component for a table of responses."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.config.engine_rules import vllm_in
 from pipeline.config.engines import Engine
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
 from pipeline.data.chat import refusals
@@ -102,12 +104,11 @@ class RewardModel:
         self._affixes = affixes_of(self._tokenizer)
         self._shares_tokens = shares_tokens(context, config.path)
         name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
-        settings, vllm = (
-            (config.path, context.config),
-            context.config.reward.vllm if name == Engine.VLLM else None,
-        )
-        wanted = Wanted("scorer", context.attempt, settings, (fingerprint,), name, vllm)
-        self._scorer: Scorer = engine(wanted, lambda: make_scorer(context.config, name, config.path))
+        reward = replace(context.config.reward, vllm=vllm_in(context.config, "reward", context.task.job_kind))
+        whole = replace(context.config, reward=reward)
+        vllm = reward.vllm if name == Engine.VLLM else None
+        wanted = Wanted("scorer", context.attempt, (config.path, whole), (fingerprint,), name, vllm)
+        self._scorer: Scorer = engine(wanted, lambda: make_scorer(whole, name, config.path))
         self._limit = self._scorer.limits.context
         self.num_truncated = 0
         """Sequences that were cut to fit the reward model's context: behind the tokens that begin a text."""

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +14,14 @@ from pipeline.checks.finding import Finding, Verdict
 from pipeline.checks.nodes import Aim
 from pipeline.checks.rehearsal import CheckEnd, RehearsalRequest, RehearsalRunner, judge, judge_killed
 from pipeline.checks.rehearsal_list import CHECKS, RehearsalCheck, Role, chosen
-from pipeline.checks.rehearsal_places import in_place
+from pipeline.checks.rehearsal_places import SENT, RehearsalOptions, aims_for, in_place, probe_for
 from pipeline.cli.app import main
-from pipeline.config.scheduler import ResourcesConfig
-from slurm.probe import ProbeResult, ProbeTimeout
-from tests.support import ROOT
+from pipeline.config.compose import compose
+from pipeline.config.scheduler import ResourcesConfig, resources_of
+from pipeline.executors.slurm.resources import command_words
+from slurm.limits import parse_partitions
+from slurm.probe import Probe, ProbeResult, ProbeTimeout
+from tests.support import ROOT, tiny
 from tests.support.tables import IS_SOAK
 
 FAULTS = "tests.support.rehearsed"
@@ -66,6 +69,7 @@ IN_PROCESSES = {
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
         1,
     ),
+    "one_rank_never_comes": ("rank 0 waited 8 s for ranks [1] of 2", 2),
     "second_rank_dies": ("its process gave no answer (rank 1 of 2 killed by signal 9", 2),
 }
 
@@ -98,11 +102,12 @@ def test_each_fault_is_named_with_a_way_out_and_the_others_are_made(tmp_path, mo
 
 
 def test_processes_get_devices_of_their_own_and_those_that_find_none_are_not_started(tmp_path, monkeypatch):
-    names = {"one": {}, "ranks": {"sizes": (2,)}, "split": {"devices": 2}}
+    names = {"one": {}, "ranks": {"sizes": (2,)}, "split": {"devices": 2}, "both": {"sizes": (1, 2)}}
+    missing = "not shown here: needs 2 GPUs, there are 1"
     with_checks(monkeypatch, *(check(name, f"{FAULTS}:names", **more) for name, more in names.items()))
     for devices, said in (
-        (("3",), ["3", *["not shown here: needs 2 GPUs, there are 1"] * 2]),
-        (("3", "5"), ["3", "3,5", "3,5"]),
+        (("3",), ["3", missing, missing, f"{missing}; shown without: 3"]),
+        (("3", "5"), ["3", "3,5", "3,5", "3,5"]),
     ):
         place = tmp_path / str(len(devices))
         place.mkdir()
@@ -138,6 +143,23 @@ def test_what_starts_no_process_is_said():
     assert "the server of processes ended" in ended.measured
 
 
+def test_a_rank_that_fails_before_the_others_meet_it_says_why():
+    missed = {"verdict": "problem", "measured": "rank 0 waited 120 s for ranks [1] of 2", "advice": "look"}
+    cause = {"verdict": "problem", "measured": "rank 1 sees no GPU", "advice": "ask for one", "missed": False}
+    answers = [missed | {"missed": True, "numbers": {}}, cause | {"numbers": {}}]
+    found = judge(check("all-reduce", ""), CheckEnd(121.0, 1), answers, "")
+    assert (found.measured, found.advice) == ("rank 1 sees no GPU", "ask for one")
+    found = judge(check("all-reduce", ""), CheckEnd(121.0, 1), [answers[0], None], "")
+    assert (found.measured, found.advice) == ("rank 0 waited 120 s for ranks [1] of 2", "look")
+
+
+def test_ranks_say_whom_they_wait_for_long_before_a_check_is_ended():
+    from stages.rehearsal.meeting import MEETING_SECONDS
+
+    with_ranks = [one for one in CHECKS if max(one.sizes) > 1]
+    assert min(one.limit for one in with_ranks) >= 2 * MEETING_SECONDS
+
+
 def test_ranks_that_outlive_one_that_was_killed_are_a_finding():
     one = check("killed-rank", "")
     assert judge_killed(one, 5.0).verdict is Verdict.OK
@@ -149,6 +171,60 @@ def test_ranks_that_outlive_one_that_was_killed_are_a_finding():
 
 AIM = Aim(("rollout", "evaluate"), ResourcesConfig())
 ANSWER = ProbeResult("gpu7", "3.12.1", {}, [], {}, None)
+
+
+def probes_of(inputs: Path, folder: Path, *words: str, is_short: bool = False) -> dict[str, Probe]:
+    """The jobs of a rehearsal on a cluster whose partition rm allows half an hour."""
+    config = compose(tiny.overrides(inputs, folder / "run", "scheduler=slurm", *words), None)
+    known = parse_partitions("PartitionName=rm MaxTime=00:30:00\nPartitionName=gpu MaxTime=UNLIMITED", "")
+    place = folder / "rehearsal"
+    place.mkdir()
+    for name in (SENT, f"{SENT}.digest"):
+        (place / name).touch()
+    wanted = RehearsalOptions(config, is_short=is_short)
+    return {aim.name: probe_for(wanted, config, aim, place, known) for aim in aims_for(wanted, config)}
+
+
+def requested(inputs: Path, folder: Path, *words: str, is_short: bool = False) -> dict[str, RehearsalRequest]:
+    sent = probes_of(inputs, folder, *words, is_short=is_short)
+    return {name: RehearsalRequest(**json.loads(probe.run[1])) for name, probe in sent.items()}
+
+
+def test_a_job_asks_for_no_more_time_than_its_partition_allows(inputs, tmp_path):
+    sent = probes_of(inputs, tmp_path, "scheduler.reward.partition=rm", "scheduler.update.partition='gpu,rm'")
+    times = {name: probe.time for name, probe in sent.items()}
+    assert {name: times[name] for name in ("rollout", "reward", "update")} == {
+        "rollout": "0-01:00:00",
+        "reward": "0-00:30:00",
+        "update": "0-00:30:00",
+    }
+
+
+RANKS = ("update.nodes=2", "update.ntasks_per_node=2", "update.gpus_per_node=2", "update.cpus_per_task=3")
+
+
+def test_ranks_are_those_of_an_update_although_other_stages_go_to_its_partition(
+    inputs, tmp_path, monkeypatch
+):
+    words = [f"scheduler.{word}" for word in (*RANKS, "rollout.gpus_per_node=2")]
+    words.append("scheduler.update.container='apptainer exec /images/ppo.sif'")
+    sent = probes_of(inputs, tmp_path, *words, "scheduler.rollout.container='apptainer exec /images/ppo.sif'")
+    asked = {"nodes": 2, "ntasks-per-node": 2, "gpus-per-node": "2", "cpus-per-task": 3}
+    assert asked.items() <= sent["update"].options.items()
+    request = RehearsalRequest(**json.loads(sent["update"].run[1]))
+    assert (request.ranks, RehearsalRequest(**json.loads(sent["rollout"].run[1])).launcher) == (4, [])
+    with_checks(monkeypatch, check("sum", "somewhere:sum", sizes=(2,)))
+    (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$@" >{tmp_path / "said"}\n')
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with RehearsalRunner(replace(request, names=("sum",)), tmp_path) as runner:
+        (found,) = runner.findings()
+    assert found.measured == "its process gave no answer (ended with exit code 0)"
+    config = compose(tiny.overrides(inputs, tmp_path / "run", "scheduler=slurm", *words), None)
+    real = command_words(resources_of(config.slurm, "update"), "TASKS")
+    same = real[1 : real.index("slurm.element")]
+    assert {"--ntasks-per-node=2", "--cpus-per-task=3", "apptainer"} < set(same)
+    assert (tmp_path / "said").read_text().split()[1 : len(same) + 2] == [*same, "slurm.step"]
 
 
 def said_of(
@@ -210,6 +286,18 @@ def test_job_kinds_are_rehearsed_in_what_they_do():
     assert set(chosen((), False)) == {one.name for one in CHECKS}
     assert {"transformers", "zero"} < set(chosen((), True)) < set(chosen((), False))
     assert chosen(("zero",), True, ("rollout",)) == ()
+
+
+def test_the_short_list_has_the_engine_of_the_run(inputs, tmp_path):
+    engines = {"transformers", "vllm", "vllm-split", "vllm-reload", "warned-vllm", "memory-vllm"}
+    for needs_vllm, one in ((False, "transformers"), (True, "vllm")):
+        assert engines & set(chosen((), True, needs_vllm=needs_vllm)) == {one}
+        assert engines <= set(chosen((), False, needs_vllm=needs_vllm))
+    assert chosen(("transformers",), True, needs_vllm=True) == ("transformers",)
+    words = ("rollout.engine=vllm", "scheduler.reward.partition=rm")
+    requests = requested(inputs, tmp_path, *words, is_short=True)
+    assert ("vllm" in requests["rollout"].names, requests["rollout"].needs_vllm) == (True, True)
+    assert ("transformers" in requests["reward"].names, requests["reward"].needs_vllm) == (True, False)
 
 
 def test_a_check_that_does_not_exist_is_refused_with_those_that_do(tmp_path, monkeypatch, capfd):

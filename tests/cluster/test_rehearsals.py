@@ -2,8 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
+from slurm.devcluster import PracticePartition
+from tests.cluster.test_machines import needs_root
+from tests.cluster.test_many_ranks import MACHINES, NAMES
 from tests.support import tiny
+from tests.support.tables import ON_CLUSTER
 
 
 def test_each_stage_is_rehearsed_on_its_partition_and_nothing_is_left(
@@ -24,3 +29,27 @@ def test_each_stage_is_rehearsed_on_its_partition_and_nothing_is_left(
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
     assert not cluster.call("squeue", "--noheader").stdout
+
+
+@ON_CLUSTER
+@needs_root
+def test_the_ranks_of_two_nodes_are_rehearsed_on_the_partition_of_all_stages(
+    own_cluster, slurm_ppo, inputs, environment, tmp_path
+):
+    """Its jobs may take half an hour, which is less than a rehearsal asks for elsewhere."""
+    one = PracticePartition("update", NAMES, max_time="30")
+    cluster = own_cluster(replace(MACHINES, partitions=(*MACHINES.partitions[:1], one)))
+    checks = ("own-device", "all-reduce", "killed-rank")
+    words = tiny.overrides(inputs, tmp_path / "run", "scheduler=devcluster", "scheduler.update.nodes=2")
+    words += ["scheduler.update.ntasks_per_node=2", "scheduler.update.cpus_per_task=2"]
+    for stage in ("rollout", "reward", "update"):
+        words += [f"scheduler.{stage}.partition=update", f"scheduler.{stage}.gpus_per_node=2"]
+    told = environment | cluster.environment() | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = slurm_ppo("rehearse", "--only", ",".join(checks), "--json", *words, env=told)
+    found = {one["title"]: one for one in json.loads(done.stdout)["findings"]}
+    assert {title: one["verdict"] for title, one in found.items()} == {f"update: {n}": "ok" for n in checks}
+    own, summed, killed = (found[f"update: {name}"]["measured"] for name in checks)
+    assert re.fullmatch(r"4 ranks on (\w+)/0, \1/1, (?!\1)(\w+)/0, \2/1, named by numbers", own)
+    assert re.match(r"4 ranks on 2 nodes, gloo, interface \w+: [\d.]+ GB/s for 64 MiB", summed)
+    assert re.match(r"all ranks had ended [\d.]+ s after one was killed", killed)
+    assert done.returncode == 0

@@ -7,6 +7,8 @@ import pytest
 
 from pipeline.checks.finding import Verdict
 from pipeline.checks.memory import card_of_job, check_memory
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.reward import RewardModelConfig
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.update import LoraConfig, UpdateConfig
 from pipeline.forecast.cards import card_named
@@ -14,6 +16,8 @@ from pipeline.forecast.parts import GIB
 from pipeline.forecast.shapes import read_shape
 from pipeline.forecast.stages import stage_needs, update_need
 from slurm.limits import NodeKind, Partition
+from stages.engines.base import SequenceLimits
+from stages.engines.vllm_arguments import scorer_arguments
 from tests.support import tiny
 from tests.support.large_models import eight_billion
 from tests.support.processes import config_of
@@ -95,6 +99,43 @@ def test_vllm_says_how_many_sequences_it_serves_and_is_split_where_it_cannot_ser
     refused = told(16)
     assert refused.verdict is Verdict.PROBLEM
     assert refused.advice == "it would fit with rollout.vllm.tensor_parallel_size=2"
+
+
+@pytest.mark.parametrize(
+    ("words", "shares"),
+    [
+        ((), {"rollout": 0.9, "reward rm": 0.6}),
+        (("reward.vllm.gpu_memory_utilization=0.9",), {"rollout": 0.9, "reward rm": 0.9}),
+        (("rollout.vllm.gpu_memory_utilization=0.5",), {"rollout": 0.5, "reward rm": 0.6}),
+        (("algorithm.kl.reference_in=update",), {"rollout": 0.9, "reward rm": 0.9}),
+        (("algorithm.kl.coef=0",), {"rollout": 0.9, "reward rm": 0.9}),
+        (("reward.vllm.own_process=false",), {"rollout": 0.9, "reward rm": 0.9}),
+        (("reward.components.rm.pool=big",), {"rollout": 0.9, "score-big rm": 0.9}),
+    ],
+)
+def test_a_share_of_the_gpu_that_is_not_given_leaves_room_for_a_reference_beside_it(
+    models, tmp_path, words, shares
+):
+    config = config_of(models, tmp_path / "run", "rollout=vllm", "reward.engine=vllm", *words)
+    needs = {need.stage: need.share for need in stage_needs(config, lambda _: 1) if need.cache}
+    assert needs == shares
+    arguments = scorer_arguments(config, config.reward.components["rm"].path, SequenceLimits(64, 260))
+    if "score-big rm" not in shares:  # which only its task knows
+        assert arguments["gpu_memory_utilization"] == shares["reward rm"]
+
+
+def test_a_reward_model_that_needs_the_gpu_alone_is_given_it(config):
+    """Whatever is computed beside it has to make room then."""
+    path = config.model.policy
+    reward = replace(config.reward, components={"rm": RewardModelConfig(path=path)}, engine="vllm")
+    kl = replace(config.algorithm.kl, coef=0.1, reference_in=ReferenceStage.REWARD)
+    algorithm = replace(config.algorithm, kl=kl)
+    bf16 = replace(config.update, precision="bf16")
+    given = replace(config, reward=reward, algorithm=algorithm, update=bf16)
+    memory = 22.0  # GiB, of which the weights and one sequence take 15
+    found = next(one for one in check_memory(given, memory) if one.title == "memory of reward rm")
+    assert found.verdict is Verdict.PROBLEM
+    assert found.advice == "it would fit with reward.vllm.gpu_memory_utilization=0.9"
 
 
 def test_a_critic_is_counted_without_the_output_layer(policy):

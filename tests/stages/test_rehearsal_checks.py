@@ -4,21 +4,43 @@ import contextlib
 import errno
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from pipeline.config.engines import Engine
+from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from pipeline.forecast.corrections import Corrected
 from pipeline.run.failures import FailureKind
-from stages.context import OutOfMemory
-from stages.rehearsal import allocation, devices, engines, full, memory, nodes, storage, training
-from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown
+from stages.context import OutOfMemory, UserError
+from stages.engines import kept
+from stages.engines.base import Scorer, SequenceLimits
+from stages.rehearsal import (
+    allocation,
+    beside,
+    copies,
+    determinism,
+    devices,
+    engines,
+    full,
+    memory,
+    network,
+    nodes,
+    speed,
+    storage,
+    training,
+)
+from stages.rehearsal.answers import CheckFailed, CheckInput, NotShown, Shown
 from stages.rehearsal.models import config_of
 from stages.rehearsal.program import answer_of
 from stages.rehearsal.training import Case
+from tests.support.tables import LONG
 
 
 @pytest.fixture
@@ -70,7 +92,7 @@ def test_a_card_that_computes_wrong_numbers_is_named(monkeypatch):
 def test_two_ranks_on_one_device_are_named(given, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
     monkeypatch.setenv("SLURMD_NODENAME", "gpu7")
-    monkeypatch.setattr(devices.ranks, "start_distributed", lambda: None)
+    monkeypatch.setattr(devices.ranks, "start_distributed", lambda limit: None)
     monkeypatch.setattr(devices.ranks, "share", lambda mine: [mine, mine])
     with pytest.raises(CheckFailed, match="two ranks have the same device: gpu7/GPU-7, gpu7/GPU-7"):
         devices.own_device.__wrapped__(given)
@@ -88,6 +110,40 @@ def test_a_device_that_is_another_by_another_name_is_named():
     assert devices.judged_names({"3": "8f1c"}, "8f1c").measured == "one device by each of its names: 3"
     with pytest.raises(CheckFailed, match="the device is 8f1c, and a process sees by GPU-8f1c 77aa"):
         devices.judged_names({"3": "8f1c", "GPU-8f1c": "77aa"}, "8f1c")
+
+
+# --- speed ---
+
+
+def test_copies_to_the_host_are_told_by_the_memory_they_go_to(given):
+    told = copies.judged(pageable=0.5, locking=0.8, locked=0.05).measured
+    said = "to new memory 2.1 GB/s, to memory page-locked for it 1.3 GB/s, once that is locked 21.5 GB/s"
+    assert told == said
+    assert answer_of("stages.rehearsal.copies:host_copies", given)["verdict"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("NVIDIA H100 80GB HBM3", "400 model TFLOP/s, 40% of its peak of 989 (goal 45%)"),
+        ("NVIDIA H100 PCIe", "400 model TFLOP/s, 53% of its peak of 756 (goal 45%)"),
+        ("Tesla V100", "400 model TFLOP/s; the peak of this device is not known"),
+    ],
+)
+def test_the_speed_of_an_update_is_told_beside_the_cards_peak(card, said):
+    assert speed.utilisation("1.5b", 5000.0, 400.0, speed.peak_tflops(card)).measured.endswith(said)
+
+
+def test_an_update_whose_speed_is_measured_fits_into_the_free_memory():
+    assert [speed.load_for(free).size for free in (0.0, 15.0, 16.0, 79.0)] == ["tiny", "tiny", "0.5b", "1.5b"]
+
+
+def test_model_flops_are_those_of_each_product_of_matrices():
+    shape = speed.Shape(layers=1, width=2, inner=3, heads=1, key_value_heads=1, vocabulary=5)
+    weights, tokens, response = 4 * 2 * 2 + 3 * 2 * 3, 7, 4
+    attention = 2 * 2 * tokens**2
+    once = 2 * weights * tokens + 2 * 2 * 5 * response + attention
+    assert speed.update_flops(shape, [(3, response)], 1, has_critic=False) == 4 * once
 
 
 # --- memory ---
@@ -186,6 +242,51 @@ def test_an_engine_with_wrong_numbers_is_named(nats, same, is_repeated, said):
     engines.check_numbers({"1": 1e-5}, 1, True)
 
 
+@pytest.mark.parametrize(("precision", "far"), [(Precision.BF16, 0.2), (Precision.FP16, 0.02)])
+def test_an_engine_with_wrong_numbers_in_half_precision_is_named(precision, far):
+    shown = engines.judged_half(precision, {"1": 0.003, "0.7": 0.004})
+    assert shown.numbers[f"nats/{precision}/0.7"] == 0.004
+    with pytest.raises(CheckFailed, match=rf"in {precision} differ from .* on average: 0.7 2.0e-0"):
+        engines.judged_half(precision, {"1": 0.003, "0.7": far})
+    with pytest.raises(CheckFailed, match="1 nan"):
+        engines.judged_half(precision, {"1": float("nan"), "0.7": 0.004})
+
+
+@pytest.mark.parametrize(("card", "precision"), [((9, 0), Precision.BF16), ((7, 5), Precision.FP16)])
+def test_vllm_is_tried_in_the_half_precision_that_its_users_have(given, monkeypatch, card, precision):
+    monkeypatch.setattr(engines, "check_vllm", lambda given: None)
+    monkeypatch.setattr(engines, "numbers_of", lambda given, name: Shown("exact", {"nats/1": 1e-5}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: card)
+    monkeypatch.setattr(engines, "half_numbers", lambda folder, asked: Shown(f"in {asked}", {"nats/half": 1}))
+    shown = engines.vllm_numbers.__wrapped__(given)
+    assert shown.measured == f"exact; in {precision}"
+    assert shown.numbers == {"nats/1": 1e-5, "nats/half": 1}
+
+
+def test_an_engine_is_held_against_transformers_in_its_own_precision(given, monkeypatch):
+    """With transformers' engine in the place of vLLM, which takes a minute to start."""
+    made = engines.make_generator
+    monkeypatch.setattr(engines, "_PROMPTS", 4)
+    monkeypatch.setattr(engines, "engine_config", partial(in_transformers, engines.engine_config))
+    shown = engines.half_numbers(given.folder, Precision.BF16)
+    assert 0 < shown.numbers["nats/bf16/0.7"] < 0.1
+
+    def other(config: Config, model: str) -> object:
+        return made(config, str(engines.policy(given.folder, seed=1)))
+
+    monkeypatch.setattr(engines, "make_generator", other)
+    with pytest.raises(CheckFailed, match="in bf16 differ from transformers'"):
+        engines.half_numbers(given.folder, Precision.BF16)
+
+
+def in_transformers(
+    config_of_engine: Callable[..., Config], folder: Path, name: Engine, *words: str
+) -> Config:
+    assert name is Engine.VLLM
+    return config_of_engine(folder, Engine.TRANSFORMERS, *words)
+
+
 def test_vllm_is_missed_only_where_it_is_asked_for(given, monkeypatch):
     monkeypatch.setattr(engines, "is_installed_vllm", lambda: False)
     with pytest.raises(NotShown, match="no stage asks for it"):
@@ -200,11 +301,62 @@ def test_numbers_of_an_engine_are_compared(given):
     assert max(shown.numbers[f"nats/{key}"] for key in ("1", "0.7", "reloaded")) < 1e-3
 
 
+class Scores(Scorer):
+    """A scorer whose scores grow by so much with each call."""
+
+    limits = SequenceLimits(64, 260)
+
+    def __init__(self, by: float = 0.0) -> None:
+        self._by, self._calls = by, 0
+
+    def _score(self, sequences):
+        self._calls += 1
+        return [self._by * self._calls for _ in sequences]
+
+    def reset(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("by", "share", "said"),
+    [
+        (0.0, None, None),
+        (0.0, "0.9", "side by side with another engine the reference, scorer does not stay"),
+        (0.5, None, "they compute other numbers each time: off by 5.0e-01"),
+    ],
+)
+def test_engines_that_do_not_stay_side_by_side_are_named(given, monkeypatch, by, share, said):
+    monkeypatch.setattr(beside, "check_vllm", lambda given: None)
+    monkeypatch.setattr(beside, "make_scorer", lambda config, name, path: Scores(by))
+    monkeypatch.setattr(kept, "has_gpu", lambda: True)
+    if share:
+        words = (f"reward.vllm.gpu_memory_utilization={share}",)
+        monkeypatch.setattr(beside, "config_of", lambda *given: config_of(*given, *words))
+    if said is None:
+        assert "stay in one process, off by 0.0e+00" in beside.side_by_side.__wrapped__(given).measured
+        assert kept._kept == {}
+    else:
+        with pytest.raises(CheckFailed, match=said):
+            beside.side_by_side.__wrapped__(given)
+
+
+def test_vllm_is_warned_where_it_has_a_process_of_its_own_as_on_a_gpu(given, monkeypatch):
+    def make(config, directory):
+        assert config.rollout.vllm.own_process
+        raise NotShown("made")
+
+    monkeypatch.setattr(engines, "check_vllm", lambda given: None)
+    monkeypatch.setattr(engines, "listen", lambda can_save: None)
+    monkeypatch.setattr(engines, "make_generator", make)
+    with pytest.raises(NotShown, match="made"):
+        engines.warned_vllm.__wrapped__(given)
+
+
 # --- ranks ---
 
 
 def test_losses_that_are_not_one_rank_s_are_named(given, monkeypatch):
-    monkeypatch.setattr(training.ranks, "start_distributed", lambda: None)
+    monkeypatch.setattr(training.ranks, "start_distributed", lambda limit: None)
     monkeypatch.setattr(training, "losses", lambda folder, case: [0.5, 2.0])
     short = replace(given, is_short=True)
     assert training.same_loss.__wrapped__(short).measured == "3 updates by one rank"
@@ -215,6 +367,99 @@ def test_losses_that_are_not_one_rank_s_are_named(given, monkeypatch):
     kept.write_text(json.dumps(alone | {"ZeRO 3 fp32": [0.5, 2.1]}))
     with pytest.raises(CheckFailed, match=r"losses of 2 ranks differ from one rank's: ZeRO 3 fp32 4.8e-02"):
         training.same_loss.__wrapped__(short)
+
+
+NCCL_WITH_INFINIBAND = """
+gpu7:2101:2101 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.7<0>
+gpu7:2101:2130 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.7<0>
+gpu7:2101:2130 [0] NCCL INFO Initialized NET plugin IB
+gpu7:2101:2130 [0] NCCL INFO Using network IB
+gpu7:2101:2130 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/3/GDRDMA
+gpu7:2101:2130 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[0] [send] via NET/IB/2(1)/GDRDMA
+gpu7:2101:2130 [0] NCCL INFO Channel 02/0 : 0[0] -> 2[1] via P2P/CUMEM
+"""
+NCCL_WITH_SOCKETS = """
+gpu7:2101:2130 [0] NCCL INFO NET/IB : No device found.
+gpu7:2101:2130 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.7<0> [1]ib0:192.168.0.7<0>
+gpu7:2101:2130 [0] NCCL INFO Using network Socket
+gpu7:2101:2130 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct
+"""
+NCCL_WITH_A_PLUGIN = """
+gpu7:2101:2130 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 4 nics)
+gpu7:2101:2130 [0] NCCL INFO Using network AWS Libfabric
+gpu7:2101:2130 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/AWS Libfabric/0/GDRDMA
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "chosen"),
+    [
+        (
+            NCCL_WITH_INFINIBAND,
+            "network IB (mlx5_0:1/IB, mlx5_1:1/RoCE), data by NET/IB/GDRDMA, P2P/CUMEM",
+        ),
+        (NCCL_WITH_SOCKETS, "network Socket (eth0, ib0), data by SHM/direct"),
+        (NCCL_WITH_A_PLUGIN, "network AWS Libfabric, data by NET/AWS Libfabric/GDRDMA"),
+        ("gpu7:2101:2130 [0] NCCL INFO cudaDriverVersion 13000", ""),
+    ],
+)
+def test_what_nccl_says_of_its_network_is_read(said, chosen):
+    assert network.chosen_by_nccl(said) == chosen
+
+
+def test_nccl_is_asked_before_ranks_meet(given, monkeypatch):
+    class Met(Exception):
+        pass
+
+    def meet(limit: float) -> None:
+        path = Path(os.environ["NCCL_DEBUG_FILE"])
+        assert path.parent == given.folder
+        assert (os.environ["NCCL_DEBUG"], os.environ["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,NET")
+        raise Met(path.name)
+
+    monkeypatch.setattr(os, "environ", dict(os.environ, RANK="1"))
+    monkeypatch.setattr(nodes.ranks, "start_distributed", meet)
+    with pytest.raises(Met, match=r"nccl-1\.log"):
+        nodes.all_reduce.__wrapped__(given)
+
+
+def test_the_interface_that_gloo_takes_by_itself_is_named(monkeypatch):
+    assert network.chosen_by_gloo({"GLOO_SOCKET_IFNAME": "ib0"}) == "ib0"
+    addresses = {"eth7": [SimpleNamespace(address="10.0.0.7")]}
+    monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: addresses)
+    assert network.interface_of("10.0.0.7") == "eth7 (by this host's name)"
+    assert network.interface_of("127.0.1.1") == "lo (by this host's name)"
+    assert network.own_address("no-such-host.invalid") == "127.0.0.1"
+    assert network.own_address("localhost") in ("127.0.0.1", "::1")
+
+
+# --- speed ---
+
+
+def test_deterministic_kernels_that_cost_much_are_advised_against():
+    dear = determinism.judged({True: 1.2, False: 1.0}, is_gpu=True)
+    assert dear.numbers["deterministic_ratio"] == pytest.approx(1.2)
+    assert "an update takes 1.200 times as long with deterministic kernels" in dear.measured
+    assert "scheduler.update.environment.CUBLAS_WORKSPACE_CONFIG=''" in dear.advice
+    assert determinism.judged({True: 1.04, False: 1.0}, is_gpu=True).advice == ""
+    on_cpus = determinism.judged({True: 9.0, False: 1.0}, is_gpu=False)
+    assert on_cpus.advice == ""
+    assert on_cpus.numbers == {}
+
+
+def test_advice_without_a_failure_is_passed_on(given):
+    answer = answer_of("tests.support.rehearsed:advises", given)
+    assert (answer["verdict"], answer["advice"]) == ("ok", "take the faster one")
+
+
+@LONG
+def test_updates_are_timed_by_processes_with_and_without_deterministic_kernels(given, monkeypatch):
+    for is_deterministic in (True, False):
+        assert determinism.measured(given.folder, is_deterministic) > 0
+    monkeypatch.setenv("RANK", "no number")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RuntimeError, match="updates without deterministic kernels: UserError: of several"):
+        determinism.measured(given.folder, False)
 
 
 def test_a_slow_network_is_named():
@@ -228,7 +473,64 @@ def test_a_slow_network_is_named():
 def test_every_way_to_train_is_one_that_a_configuration_may_name(given, is_short):
     from pipeline.config.rules import contradictions
 
-    for case in training.cases(is_short):
+    for case in training.cases(is_short, Precision.BF16):
         config = config_of(given.folder, *case.words)
         assert [str(one) for one in contradictions(config) if str(one).startswith("update.")] == []
-    assert Case(3, Precision.FP32) in training.cases(is_short)
+    assert Case(3, Precision.FP32) in training.cases(is_short, Precision.BF16)
+
+
+@pytest.fixture
+def turing(monkeypatch):
+    """A T4, which has no bf16 and for which there is no flash attention."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_card_without_bf16_trains_in_fp16(given, monkeypatch, turing, is_short):
+    tried = []
+    monkeypatch.setattr(training.ranks, "start_distributed", lambda limit: None)
+    monkeypatch.setattr(training, "losses", lambda folder, case: tried.append(case) or [0.5, 2.0])
+    given = replace(given, is_short=is_short)
+    training.same_loss.__wrapped__(given)
+    assert {case.precision for case in tried} == {Precision.FP32, Precision.FP16}
+    monkeypatch.setattr(training.ranks, "size", lambda: 2)
+    assert "ZeRO 3 fp16" in str(training.same_loss.__wrapped__(given).numbers)
+
+
+def test_flash_attention_is_not_called_missing_where_the_card_has_no_code_for_it(given, monkeypatch, turing):
+    def load(folder: Path, precision: Precision, trust: bool, attention: str) -> None:
+        if precision is Precision.BF16:
+            raise UserError("some card: the GPUs here have compute capability 7.5, and bf16 needs 8.0")
+
+    monkeypatch.setattr(training, "policy", lambda folder: folder)
+    monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(training, "check_packing", lambda model, rows, device: None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    said = training.rows.__wrapped__(given).measured
+    assert "flash_attention_2 was not tried: it needs compute capability 8.0" in said
+    assert "sdpa keeps rows apart" in said
+
+
+def test_attention_that_is_not_installed_or_mixes_rows_is_named(given, monkeypatch):
+    def load(folder: Path, precision: Precision, trust: bool, attention: str) -> str:
+        if attention == "eager":
+            cause = ImportError("the package is not installed. Please refer to its page")
+            raise UserError("update.attention=eager: it cannot be loaded; leave it out") from cause
+        return attention
+
+    def check(model: str, rows: object, device: object) -> None:
+        if model == "flex_attention":
+            raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found in CXX. Set it")
+        if model == "sdpa":
+            raise UserError("log-probabilities are off; set update.remove_padding=false")
+
+    monkeypatch.setattr(training, "load_causal_lm", load)
+    monkeypatch.setattr(training, "check_packing", check)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    said = training.rows.__wrapped__(given).measured
+    assert "eager was not tried: the package is not installed" in said.split("; ")
+    assert "sdpa does not keep rows apart" in said.split("; ")
+    no_compiler = "RuntimeError: InvalidCxxCompiler: No working C++ compiler found in CXX"
+    assert f"flex_attention cannot be compiled here: {no_compiler}" in said.split("; ")
+    assert "flash_attention_2 was not tried: no GPU" in said.split("; ")

@@ -5,6 +5,7 @@ import json
 import shutil
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,12 @@ from pipeline.run.schemas import REWARD, ROLLOUT
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, NumericalError, UserError
+from stages.engines import kept, release_all
+from stages.engines.base import Scorer, SequenceLimits
+from stages.engines.vllm_arguments import scorer_arguments
+from stages.rewards import components
 from stages.rewards.components import component_scores
+from stages.rewards.reference import load_reference
 from stages.tasks.reward import reward_table
 from tests.support import tiny
 from tests.support.processes import make_run, stage
@@ -42,6 +48,56 @@ def score_of_text(directory: Path, text: str) -> float:
 
 
 # reward models
+
+
+@pytest.fixture
+def made_with(monkeypatch) -> Iterator[list[float | None]]:
+    """Pretend that there is a GPU; the shares of its memory that vLLM was started with, for a scorer that
+    gives 0."""
+    shares: list[float | None] = []
+
+    class Zero(Scorer):
+        limits = SequenceLimits(tiny.CONTEXT, 260)
+
+        def _score(self, sequences):
+            return [0.0 for _ in sequences]
+
+        def reset(self) -> bool:
+            return True
+
+    def make_scorer(config, name, path):
+        shares.append(scorer_arguments(config, path, Zero.limits)["gpu_memory_utilization"])
+        return Zero()
+
+    monkeypatch.setattr(Context, "source", lambda self, given: Path(given))  # no record of prepare is here
+    monkeypatch.setattr(Context, "fingerprint_of", lambda self, directory: directory)
+    monkeypatch.setattr(components, "make_scorer", make_scorer)
+    monkeypatch.setattr(kept, "has_gpu", lambda: True)
+    yield shares
+    release_all()
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "shares"),
+    [
+        (Task(1, Stage.REWARD), (), [0.6]),
+        (Task(1, Stage.REWARD), ("reward.vllm.gpu_memory_utilization=0.9",), [0.9, 0.9]),
+        (Task(1, Stage.SCORE, pool="big"), ("reward.components.rm.pool=big",), [0.9]),
+        (Task(1, Stage.EVALUATE), (), [0.9]),
+    ],
+    ids=str,
+)
+def test_a_reward_model_in_vllm_and_the_reference_stay_from_task_to_task(
+    models, tmp_path, made_with, task, words, shares
+):
+    run = make_run(models, tmp_path / "run", "reward.engine=vllm", *words)
+    rows = responses(models, TEXTS)
+    for attempt in ("1-a", "2-a"):
+        context = Context(run.paths, run.config, task, attempt)
+        component_scores(context, rows)
+        if task.stage is Stage.REWARD:
+            load_reference(context)
+    assert made_with == shares
 
 
 def test_a_reward_model_with_another_tokenizer_reads_the_text_in_its_own_ids(models, tmp_path):

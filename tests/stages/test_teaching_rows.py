@@ -18,6 +18,7 @@ from stages.ppo.minibatches import all_minibatches, begin_epochs, split_epoch
 from stages.ppo.targets import shape, teaching_rows
 from tests.support.learning import difference, experience, make_learner, metrics_of, updated, weights
 from tests.support.ranks import ended, start_ranks
+from tests.support.tables import LONG
 
 COMMON = ("rollout.samples_per_prompt=4", "algorithm.kl.coef=0", "rollout.num_shards=1")
 GROUPS = ("data.prompts_per_iteration=3", *COMMON)
@@ -157,6 +158,7 @@ def learn(models: Path, folder: Path, rank: int) -> None:
             save_file(learned, folder / f"{ranks.size()}-{zero_stage}.safetensors")
 
 
+@LONG
 def test_a_rank_without_rows_takes_part(models, tmp_path):
     for size in (1, 2):
         assert ended(start_ranks(size, tmp_path / f"meeting-{size}", learn, models, tmp_path)) == [0] * size

