@@ -45,6 +45,7 @@ WORDS: dict[int, str] = {
         (configtypes.TimeLimit, "`D-HH:MM:SS` or `HH:MM:SS`"),
         (configtypes.PluginName, "`module:function`"),
         (configtypes.RuleName, "`module:function` or a rule's name"),
+        (configtypes.SourceName, "`module:function` or an environment's name"),
         (configtypes.HttpUrl, "address `http://...` or `https://...`"),
         (configtypes.EnvironmentName, "name of a variable"),
         (configtypes.OptionName, "name of an sbatch option"),

@@ -16,17 +16,32 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pyarrow as pa
 
 from pipeline.checks.disk import check_disk
-from pipeline.config.compose import NOT_GIVEN, to_yaml
+from pipeline.config.compose import to_yaml
 from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.model_files import has_chat_template
 from pipeline.config.model_rules import model_notes
-from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.reward import (
+    ENVIRONMENT_RULE,
+    Component,
+    RemoteConfig,
+    RewardModelConfig,
+    RuleConfig,
+    unknown_field,
+)
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import Judged, check_sets, check_usable, judge, prompt_files, read_file
-from pipeline.data.prompts import Prompts
+from pipeline.data.checks import (
+    Judged,
+    check_sets,
+    check_usable,
+    judge,
+    prompt_files,
+    read_file,
+    without_known,
+)
+from pipeline.data.prompts import Prompts, made_prompts
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.rows import as_text
 from pipeline.data.sources import scan
@@ -37,7 +52,8 @@ from pipeline.data.tokens import Ends, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
 from pipeline.notify.events import is_secret_name
-from pipeline.plugins.load import make_importable
+from pipeline.plugins.environments import made_tasks
+from pipeline.plugins.load import MissingImport, make_importable
 from pipeline.plugins.row_checks import CHUNK_ROWS, Chunk, chunks_of, row_problems
 from pipeline.plugins.trial import (
     NUM_ROWS,
@@ -88,6 +104,7 @@ def validate_inputs(
         ("GPUs", describe_gpus),
         ("the allocation", describe_allocation),
         ("sizes and number formats", describe_run),
+        ("environments", describe_environments),
     ):
         with found.collecting(what):
             yield from lines_of(config)
@@ -129,15 +146,37 @@ def describe_run(config: Config) -> Iterator[str]:
     yield "number formats: update {}, rollout {}, reward and reference {}".format(*formats)
 
 
+def describe_environments(config: Config) -> Iterator[str]:
+    """Yield a line for each environment that makes prompts, and a warning where none of them scores."""
+    made, components = config.data.environment, config.reward.components.values()
+    if made is None:
+        return
+    for name, share in made.shares.items():
+        held_out = f" and {made.heldout_shares[name]:,} held-out ones" if config.evaluate.every else ""
+        yield f"environment {name}: {made.components[name].source}, makes {share:,} tasks{held_out}"
+    rules = [one.function for one in components if isinstance(one, RuleConfig)]
+    if ENVIRONMENT_RULE not in rules:
+        yield (
+            "warning: data.environment: no component of the reward scores by the environments; "
+            f"choose reward=environment, or give a rule the function {ENVIRONMENT_RULE}"
+        )
+
+
 def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[SampleRow]]:
     """Check the prompt files, and the rules on a row of each; rules that are not set rightly, or have no row,
     are imported only. Yields lines for people. Returns these rows."""
     files: list[Judged] = []
     with open_rules(config) as rules:
         sound = [rule for rule in rules if not found.names_below(f"reward.components.{rule.name}")]
-        if config.data.prompts != NOT_GIVEN or not found.names("data.prompts"):
+        is_wrong = found.names("data.prompts") or found.names("data.environment")
+        if not is_wrong and not found.names_below("data.environment"):
             with found.collecting("prompts"):
-                files = yield from validate_prompts(config, sound)
+                try:
+                    files = yield from validate_prompts(config, sound)
+                except MissingImport as error:
+                    if config.slurm is None:
+                        raise
+                    yield f"warning: {error}; compute nodes may have it, and no task was looked at"
         samples = [sample for judged in files for sample in samples_of(judged, 1)]
         with found.collecting("rules on rows"):
             if samples:
@@ -174,7 +213,7 @@ def check_all_answers(config: Config, rules: Sequence[OpenRule], judged: Judged)
     """Have rules check all rows of a file of which only a sample was judged. Yields a line for people.
     Raises PromptError where such rows are fatal, or too many."""
     found, names = judged.found, judged.found.columns.column_names
-    if found.num_rows == found.num_total or not names:
+    if judged.is_made or found.num_rows == found.num_total or not names:
         return
     where: list[str] = []
 
@@ -210,9 +249,13 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     """Read the prompt files, or samples of large ones. Returns them, and the policy's tokenizer or why they
     were not tokenised. Raises PromptError where a whole file cannot be used."""
     found, unreadable = {}, Findings()
+    made = made_tasks(config, NUM_ROWS)
     for key, path in prompt_files(config):
         with unreadable.collecting(f"{key}={path}"):
-            found[key, path] = read_file(config, path, is_sample=True)
+            is_made = key in made
+            found[key, path] = (
+                made_prompts(made[key], int(path)) if is_made else read_file(config, path, is_sample=True)
+            )
     unreadable.refuse()
     for (key, path), prompts in found.items():
         check_chat(key, path, prompts, Path(config.model.policy))
@@ -231,6 +274,7 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
     judged = [
         judge(*names, prompts, config, rendering, tokenizer, templates) for names, prompts in found.items()
     ]
+    judged = without_known(judged)
     check_sets(judged)
     return judged, tokenizer, why_not
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.job_kinds import parts_of
-from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, RuleConfig
+from pipeline.config.reward import ENVIRONMENT_RULE, Component, RemoteConfig, RewardModelConfig
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import SRUN
@@ -48,39 +48,54 @@ def paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
     stage, pool = parts_of(job_kind)
     model, reward = config.model, config.reward
     if stage == Stage.PREPARE:  # it tries and hashes everything that the user gave
-        yield from (config.data.prompts, *config.data.heldout_sets.values())
+        yield from filter(None, (config.data.prompts, *config.data.heldout_sets.values()))
+        yield from _of_environments(config, folder)
         yield from filter(None, (model.policy, model.reference, model.critic))
-        yield from _of_components(reward.components, folder)
+        yield from _of_components(config, reward.components, folder)
         yield from _samples(reward.components)
     elif stage == Stage.ROLLOUT:
         yield model.policy
     elif stage == Stage.SCORE:
-        yield from _of_components(reward.components_of(pool), folder)
+        yield from _of_components(config, reward.components_of(pool), folder)
     elif stage == Stage.REWARD:
-        yield from _of_components(reward.components_of(None), folder)
+        yield from _of_components(config, reward.components_of(None), folder)
         yield from _reference(config, ReferenceStage.REWARD)
     elif stage == Stage.UPDATE:
         yield from filter(None, (model.policy, model.critic))
         yield from _reference(config, ReferenceStage.UPDATE)
     elif stage == Stage.EVALUATE:
         yield model.policy
-        yield from _of_components(reward.components, folder)
+        yield from _of_components(config, reward.components, folder)
     elif stage == Stage.BENCHMARK:
         yield model.policy
         yield from (word for word in (config.evaluate.command or ())[:1] if Path(word).is_absolute())
 
 
-def _of_components(components: Mapping[str, Component], folder: Path) -> Iterator[str]:
-    """Yield directories of reward models and of services' tokenizers, and files of rules that lie in the
-    folder of the run's start."""
+def _of_components(config: Config, components: Mapping[str, Component], folder: Path) -> Iterator[str]:
+    """Yield directories of reward models and of services' tokenizers, and files of rules, and of environments
+    that score, which lie in the folder of the run's start."""
     for component in components.values():
         if isinstance(component, RewardModelConfig):
             yield component.path
         elif isinstance(component, RemoteConfig):
             yield from filter(None, [component.tokenizer])
-        elif isinstance(component, RuleConfig) and ":" in component.function:
-            name = component.function.partition(":")[0].partition(".")[0]
-            yield from (str(path) for path in (folder / f"{name}.py", folder / name) if path.exists())
+        elif component.function == ENVIRONMENT_RULE:
+            yield from _of_environments(config, folder)
+        else:
+            yield from _files_of(component.function, folder)
+
+
+def _of_environments(config: Config, folder: Path) -> Iterator[str]:
+    made = config.data.environment
+    for component in made.components.values() if made else ():
+        yield from _files_of(component.source, folder)
+
+
+def _files_of(function: str, folder: Path) -> Iterator[str]:
+    """Yield the file or folder of a function's module, where it lies in ``folder``."""
+    if ":" in function:
+        name = function.partition(":")[0].partition(".")[0]
+        yield from (str(path) for path in (folder / f"{name}.py", folder / name) if path.exists())
 
 
 def _samples(components: Mapping[str, Component]) -> Iterator[str]:

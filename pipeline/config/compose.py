@@ -70,8 +70,17 @@ def compose_what_can_be(
         found.add_mistakes(elsewhere)
         for key in [*(mistake.key for mistake in elsewhere), *(choices.keys() - fields_of(Config).keys())]:
             remove(data, key.split("."))
+        found.add(_missing_prompts(data.get("data")))
         return _converted(with_homes(without_superseded(data, sound, config_dir)), found)
     return None
+
+
+def _missing_prompts(data: Any) -> list[str]:
+    """Return that a run has no prompts, neither of a file nor of environments, if that is so."""
+    given = data if isinstance(data, Mapping) else {}
+    if any(given.get(key) is not None for key in ("prompts", "environment")):
+        return []
+    return ["data.prompts: must be given, e.g. data.prompts=FILE, or data.environment instead"]
 
 
 def from_mapping(data: Mapping[str, Any]) -> Config:
@@ -227,7 +236,7 @@ def _defaults(node: Any) -> dict[str, Any]:
 # --- what is left without what is wrong ---
 
 NOT_GIVEN = "/"
-_FILLING: dict[str, Any] = {"model": {"policy": NOT_GIVEN}, "data": {"prompts": NOT_GIVEN}}
+_FILLING: dict[str, Any] = {"model": {"policy": NOT_GIVEN}, "data": {}}
 """Values in place of those that have no default. They are never shown: the only message
 about such a key is that it must be given."""
 _DEPTH_OF_SECTION = 2

@@ -25,7 +25,7 @@ def evaluation_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _heldout_problems(config: Config) -> Iterator[ConfigIssue]:
-    if config.evaluate.every and not config.data.heldout:
+    if config.evaluate.every and not config.data.has_heldout:
         why = "needs data.heldout=FILE; or set it to 0"
         if config.evaluate.command and config.evaluate.command_every is None:
             why += "; for evaluate.command alone give evaluate.command_every=N"

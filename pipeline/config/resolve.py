@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.compose import compose_what_can_be
+from pipeline.config.environment_rules import source_problems
 from pipeline.config.evaluate_rules import missing_programs
 from pipeline.config.findings import Findings, without_problems
 from pipeline.config.home import why_no_home
@@ -61,6 +62,8 @@ def resolve(config: Config) -> Config:
 
 def resolve_what_can_be(config: Config, found: Findings) -> Config:
     """Resolve as :func:`resolve` does, and add what is wrong to ``found``."""
+    if not (found.names("data.environment") or found.names_below("data.environment")):
+        found.add(source_problems(config))
     found.add(unknown_homes(config))
     config = _absolute(with_cluster(config, os.environ))
     found.add(missing_paths(config))

@@ -124,6 +124,8 @@ class RuleConfig:
     """Pool whose jobs score it, as of a reward model. Default: in the reward stage's jobs."""
 
 
+ENVIRONMENT_RULE = "environment"
+"""Name of the ready rule that scores as the environment does that made the prompt."""
 PLAIN_RESPONSES = "plain_responses"
 """Name under which a rule with special_tokens gets the text without them."""
 RULE_ARGUMENTS = frozenset({"prompts", "responses"})

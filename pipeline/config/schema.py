@@ -13,6 +13,7 @@ from pydantic import ConfigDict, with_config
 
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.engines import Engine
+from pipeline.config.environment import EnvironmentConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.job_kinds import BENCHMARK
 from pipeline.config.notify import NotifyConfig
@@ -86,9 +87,11 @@ class ModelConfig:
 class DataConfig:
     """Source of the prompts, and their dealing to iterations."""
 
-    prompts: Text
+    prompts: Text | None = None
     """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory: written by save_to_disk, or laid out
-    as on the hub."""
+    as on the hub. It or environment must be given."""
+    environment: EnvironmentConfig | None = None
+    """Environments that make the prompts, in place of a file, and score responses to them. Default: none."""
     heldout: Paths | None = None
     """Prompts for the evaluate stage, same formats: one path, or a name and a path for each of several sets
     (data.heldout.NAME=FILE). Default: none, and nothing is evaluated."""
@@ -115,6 +118,11 @@ class DataConfig:
     """Prompts that are too long: drop, or truncate (on the left)."""
     shuffle: bool = True
     """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
+
+    @property
+    def has_heldout(self) -> bool:
+        """Whether there are held-out prompts: of a file, or made by environments."""
+        return bool(self.heldout or self.environment)
 
     @property
     def heldout_sets(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pipeline.config.reward import KINDS
 
 _WORDING = {
     "function": "module:function, or the name of a ready rule such as exact_match",
+    "source": "module:function, or the name of an environment such as reasoning_gym",
     "url": "an address such as http://gpu07:8000/classify, without user name and password",
     "mail_user": "an address such as me@example.org, or a user's name",
     "api_key_env": "the name of an environment variable; the key itself belongs into no file",

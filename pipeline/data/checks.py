@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipeline.config.environment import HELDOUT_TASKS_KEY, TASKS_KEY
 from pipeline.config.model_files import text_settings
 from pipeline.config.schema import Config, LongPrompts
 from pipeline.data.chat import Rendering
@@ -23,6 +24,8 @@ from pipeline.text import printable
 
 SETS_MERGE = "permissive"
 """Arrow's way to put columns of one name together: the wider type, of numbers or of offsets."""
+FILE_KEY = "data.prompts"
+"""Key that messages call the prompts to train on by, where they are of a file."""
 _MOST_QUOTED = 80
 _WAYS_OUT = {
     RejectReason.BAD_ANSWER: "mend the answers",
@@ -52,14 +55,31 @@ class Judged:
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Counts of prompts, by what in them a chat template does not write, in words."""
 
-    def without(self, problems: Mapping[int, str]) -> "Judged":
-        """Return the same file without the rows that a reward rule cannot score responses to.
+    @property
+    def is_made(self) -> bool:
+        """Whether environments have made it, and it is no file."""
+        return self.key in (TASKS_KEY, HELDOUT_TASKS_KEY)
+
+    @property
+    def origin(self) -> str:
+        """Where the rows are from, for people."""
+        return "of environments" if self.is_made else f"in {self.path}"
+
+    @property
+    def is_heldout(self) -> bool:
+        return self.key not in (FILE_KEY, TASKS_KEY)
+
+    def without(
+        self, problems: Mapping[int, str], reason: RejectReason = RejectReason.BAD_ANSWER
+    ) -> "Judged":
+        """Return the same file without the rows that a reward rule cannot score responses to, or that are
+        left out for another ``reason``.
 
         Args:
             problems: why, by index into ``found.rows``.
         """
         rows = self.found.rows
-        unfit = [rows[i].rejected(RejectReason.BAD_ANSWER, problems[i]) for i in self.kept if i in problems]
+        unfit = [rows[i].rejected(reason, problems[i]) for i in self.kept if i in problems]
         kept = tuple(i for i in self.kept if i not in problems)
         rejected = tuple(sorted([*self.rejected, *unfit], key=lambda one: one.row))
         return replace(self, kept=kept, rejected=rejected)
@@ -84,10 +104,32 @@ class Judged:
 
 
 def prompt_files(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield keys and paths of the prompt files to read: held-out prompts only if something is evaluated."""
-    yield "data.prompts", config.data.prompts
+    """Yield keys and paths of the prompt files to read, or keys and values of the tasks that environments
+    make: held-out prompts only if something is evaluated."""
+    made = config.data.environment
+    if made is None:
+        yield FILE_KEY, str(config.data.prompts)
+    else:
+        yield TASKS_KEY, str(made.size)
     if config.evaluate.every:
-        yield from config.data.heldout_keys.items()
+        yield from (
+            config.data.heldout_keys.items()
+            if made is None
+            else [(HELDOUT_TASKS_KEY, str(made.heldout_size))]
+        )
+
+
+def without_known(files: Sequence[Judged]) -> list[Judged]:
+    """Return the tasks of environments without held-out ones whose prompt is trained on: environments of few
+    different tasks make the same by any seed."""
+    found = {judged.key: judged for judged in files}
+    if HELDOUT_TASKS_KEY not in found or TASKS_KEY not in found:
+        return list(files)
+    heldout, known = found[HELDOUT_TASKS_KEY], found[TASKS_KEY].found.rows
+    where = {row.prompt_id: row.where for row in known}
+    same = {i: row.prompt_id for i, row in enumerate(heldout.found.rows) if row.prompt_id in where}
+    problems = {i: f"same prompt as {where[one]}, which is trained on" for i, one in same.items()}
+    return [found[TASKS_KEY], heldout.without(problems, RejectReason.DUPLICATE_ID)]
 
 
 def read_file(config: Config, path: str, is_sample: bool = False) -> Prompts:
@@ -211,7 +253,7 @@ def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> 
 def check_sets(files: Sequence[Judged]) -> None:
     """Raise PromptError where a column is of different types in two sets of held-out prompts, which are put
     together."""
-    schemas = [judged.found.columns.schema for judged in files if judged.key != "data.prompts"]
+    schemas = [judged.found.columns.schema for judged in files if judged.is_heldout]
     try:
         pa.unify_schemas(schemas, promote_options=SETS_MERGE) if schemas else None
     except pa.ArrowException as error:
@@ -225,12 +267,13 @@ def too_few(config: Config, judged: Judged, by_example: bool) -> str:
     """Return the complaint about a file of which too little is left, maybe with an example; else nothing."""
     wanted, because = config.data.prompts_per_iteration, _because(judged, by_example)
     usable = judged.most_usable
-    if judged.key == "data.prompts" and usable < wanted:
+    if not judged.is_heldout and usable < wanted:
         return f" has {usable} usable rows, fewer than data.prompts_per_iteration={wanted}{because}"
     if not usable:
         return f" has no usable row{because}"
     if judged.share_dropped > config.data.max_dropped:
-        way_out = _WAYS_OUT.get(_commonest(judged), "mend them")
+        way_out = "make fewer tasks, or more different ones" if judged.is_made else "mend them"
+        way_out = _WAYS_OUT.get(_commonest(judged), way_out)
         return f": {judged.portion_dropped} cannot be used{because}; {way_out}, or set data.max_dropped=1"
     return ""
 

@@ -27,7 +27,7 @@ from pipeline.data.messages import (
     parse_tools,
 )
 from pipeline.data.rows import Cells, ReadAs, Reading, RejectReason, Unusable
-from pipeline.data.sources import read_source
+from pipeline.data.sources import Source, SourceLines, read_source
 from pipeline.data.tables import PromptError, readable
 from pipeline.text import listing, shown
 
@@ -120,8 +120,31 @@ def read_prompts(
             tools_column = None
         read = [name for name in ours if name in source.names]
         others = _check_columns(path, source.names, prompt_column, id_column, kept, reserved, read)
-        rows, rejected, read_as = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
-        found = source.columns(others, [prompt.row for prompt in rows])
+        return _prompts_in(source, prompt_column, id_column, tools_column, others)
+
+
+def made_prompts(tasks: Sequence[tuple[str, dict[str, Any]]], num_total: int | None = None) -> Prompts:
+    """Judge the tasks of environments as rows of a source.
+
+    Args:
+        tasks: name and row of each, with ``prompt``, ``tools``, and columns to keep.
+        num_total: tasks that there will be, of which these are the first. Default: these.
+    """
+    source = SourceLines(Path("data.environment"), tuple(tasks), num_total or len(tasks), "task")
+    others = [name for name in source.names if name not in (_MADE_PROMPT, TOOLS_COLUMN)]
+    return _prompts_in(source, _MADE_PROMPT, None, TOOLS_COLUMN, others)
+
+
+_MADE_PROMPT = "prompt"
+"""Column of tasks with the prompt."""
+
+
+def _prompts_in(
+    source: Source, prompt_column: str, id_column: str | None, tools_column: str | None, others: Sequence[str]
+) -> Prompts:
+    """Judge every row of a source, and keep columns of those that can be used."""
+    rows, rejected, read_as = _sift(source.cells(prompt_column, id_column, tools_column), tools_column)
+    found = source.columns(others, [prompt.row for prompt in rows])
     counts = Counter(Reading(kind) for kinds in read_as.values() for kind in kinds)
     return Prompts(tuple(rows), found.table, tuple(rejected), source.num_total, counts + found.read_as)
 

@@ -1,6 +1,6 @@
 """The files prompts come in: JSON Lines, Parquet, Arrow, and the directories that Hugging Face writes.
 
-Each becomes :class:`_Lines` or :class:`_Table`: rows to judge one by one, and columns to keep.
+Each becomes :class:`SourceLines` or :class:`_Table`: rows to judge one by one, and columns to keep.
 """
 
 import json
@@ -40,18 +40,20 @@ _SCAN_BYTES = 16 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-_Line = tuple[int, dict[str, object] | Unusable]
-"""1-based number of a line and its object, or why there is none."""
+_Line = tuple[int | str, dict[str, object] | Unusable]
+"""1-based number of a line, or another name of the row, and its object, or why there is none."""
 
 
 @dataclass(frozen=True)
-class _Lines:
-    """The non-blank lines of a JSON Lines file, which are its rows."""
+class SourceLines:
+    """The non-blank lines of a JSON Lines file, which are its rows; or rows that come from no file."""
 
     path: Path
     lines: tuple[_Line, ...]
     num_total: int
     """Rows of the file, of which ``lines`` may be a sample."""
+    word: str = "line"
+    """What messages call a row."""
 
     @property
     def num_rows(self) -> int:
@@ -63,7 +65,7 @@ class _Lines:
         objects = [value for _, value in self.lines if not isinstance(value, Unusable)]
         if not objects:
             number, first = self.lines[0]
-            why = f"{self.path} has no line with a JSON object; line {number} is {first}"
+            why = f"{self.path} has no line with a JSON object; {self.word} {number} is {first}"
             raise PromptError(f"{why}; {_WANTED}")
         return list(dict.fromkeys(key for value in objects for key in value))
 
@@ -71,7 +73,7 @@ class _Lines:
         no_prompt = Unusable(RejectReason.MISSING, f"no {prompt_column!r}")
         no_id = Unusable(RejectReason.BAD_ID, f"no {id_column!r}")
         for row, (number, value) in enumerate(self.lines):
-            where, has_id = f"line {number}", id_column is not None
+            where, has_id = f"{self.word} {number}", id_column is not None
             if isinstance(value, Unusable):
                 yield Cells(row, where, value, value, None, has_id)
             else:
@@ -133,7 +135,7 @@ class _Table:
         return Columns(table, read_as)
 
 
-Source = _Lines | _Table
+Source = SourceLines | _Table
 
 
 # --- reading -----------------------------------------------------------------------------------------------
@@ -237,18 +239,18 @@ def _chosen(num_rows: int, num_bytes: int) -> Sequence[int]:
     return range(num_rows) if num_rows <= limit else sorted(random.Random(0).sample(range(num_rows), limit))
 
 
-def _read_lines(path: Path, is_sample: bool) -> _Lines:
+def _read_lines(path: Path, is_sample: bool) -> SourceLines:
     """Read the lines of a file; twice for a sample of them, so that it is never in memory whole."""
     _check_is_lines(path)
     if not is_sample:
         filled = tuple((number, _parse_line(line)) for number, line in _filled(path))
-        return _Lines(path, filled, len(filled))
+        return SourceLines(path, filled, len(filled))
     num_rows, num_bytes = 0, path.stat().st_size
     for _ in _filled(path):
         num_rows += 1
     wanted = set(_chosen(num_rows, num_bytes))
     chosen = (one for row, one in enumerate(_filled(path)) if row in wanted)
-    return _Lines(path, tuple((number, _parse_line(line)) for number, line in chosen), num_rows)
+    return SourceLines(path, tuple((number, _parse_line(line)) for number, line in chosen), num_rows)
 
 
 def _filled(path: Path) -> Iterator[tuple[int, bytes]]:

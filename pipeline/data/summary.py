@@ -59,7 +59,7 @@ def num_masked(config: Config, tokenizer: Any | None) -> int:
 def describe(judged: Judged, config: Config) -> Iterator[str]:
     """Yield lines for people: counts by reason, rows as examples, a warning if many are dropped."""
     found, limit = judged.found, config.data.max_prompt_tokens
-    line = f"{judged.key}: {len(judged.kept)} usable rows in {judged.path}; {summarize(judged.rejected)}"
+    line = f"{judged.key}: {len(judged.kept)} usable rows {judged.origin}; {summarize(judged.rejected)}"
     if found.num_rows < found.num_total:
         line += f"; looked at {found.num_rows:,} of {found.num_total:,} rows"
     yield line

@@ -13,6 +13,9 @@ from slurm.errors import UserError
 
 RULES = "slurm_ppo.rules"
 """Entry point group of rules."""
+ENVIRONMENTS = "slurm_ppo.environments"
+"""Entry point group of environments."""
+_KINDS = {RULES: "a rule", ENVIRONMENTS: "an environment"}
 
 
 class PluginError(UserError, ValueError):
@@ -76,8 +79,9 @@ def registered(key: str, name: str, group: str) -> str:
     if not values:
         names = sorted(known.names)
         close = difflib.get_close_matches(name, names, n=1)
+        what = f"no installed package has {_KINDS[group]} of this name"
         raise PluginError(
-            f"{key}={name}: no installed package has a rule of this name; known: {', '.join(names) or 'none'}"
+            f"{key}={name}: {what}; known: {', '.join(names) or 'none'}"
             + (f" (did you mean {close[0]!r}?)" if close else "")
             + ", or write module:function"
         )

@@ -152,7 +152,7 @@ def start_calls(plugin: Plugin, workers: int) -> Calls:
     from pipeline.plugins.pool import Pool
 
     # Else strings hash differently in each process, and a sum over a set of words comes out differently.
-    os.environ.setdefault("PYTHONHASHSEED", "0")
+    os.environ["PYTHONHASHSEED"] = "0"
     resource_tracker.ensure_running()  # it lets Ctrl-C through when it starts
     folder = tempfile.TemporaryDirectory()
     Path(folder.name, STUCK).touch()

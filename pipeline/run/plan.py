@@ -31,7 +31,7 @@ class Plan:
 
     @staticmethod
     def of(config: Config, start: int = 0) -> "Plan":
-        every = config.evaluate.every if config.data.heldout else 0
+        every = config.evaluate.every if config.data.has_heldout else 0
         pools, measured = config.reward.pools, config.evaluate.measured_every
         return Plan(config.iterations, config.rollout.num_shards, every, start, pools, measured)
 

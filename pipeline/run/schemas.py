@@ -102,6 +102,10 @@ PROMPT_TOOLS = "prompt_tools"
 without. Only where a prompt has some."""
 HELDOUT_SET = "heldout_set"
 """Column of held-out prompts with the name of their set, where the run has several."""
+ENVIRONMENT_TASK = "environment_task"
+"""Column with the name of the task of an environment, such as ``sums/17``."""
+ENVIRONMENT_ENTRY = "environment_entry"
+"""Column with what scoring a response to it takes, as JSON: ``source``, ``arguments`` and ``metadata``."""
 RESERVED_COLUMNS = frozenset(
     {PROMPT_TOOLS, *(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)}
 )

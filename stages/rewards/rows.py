@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from pipeline.data.chat import Rendering, refusals
 from pipeline.data.tokens import affixes_of, text_ids, written_text
-from pipeline.run.schemas import PROMPT_TOOLS, extra_columns
+from pipeline.run.schemas import ENVIRONMENT_TASK, PROMPT_TOOLS, extra_columns
 from stages.context import UserError
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ def texts_with_special_tokens(
 
 def name_of(rows: pa.Table, index: int) -> str:
     """Return a row's name for error messages."""
-    return f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
+    name = f"prompt_id {rows['prompt_id'][index]}, sample {rows['sample_index'][index]}"
+    if ENVIRONMENT_TASK not in rows.column_names:
+        return name
+    return f"{name}, task {rows[ENVIRONMENT_TASK][index]}"
 
 
 def tokenized_conversations(

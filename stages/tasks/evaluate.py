@@ -80,7 +80,7 @@ def run(task: Task, context: Context) -> StageResult:
     context.read(PREPARE)
     prompts = context.table(PREPARE, PROMPTS, "heldout")
     if prompts.num_rows == 0:
-        raise UserError(f"data.heldout={config.data.heldout} has no usable row")
+        raise UserError("there is no usable held-out prompt (data.heldout, data.environment)")
     count = config.evaluate.samples_per_prompt
     samples = [GREEDY_SAMPLE] if count is None else list(range(count))
     prompts, sets = without_sets(prompts, len(samples))

@@ -15,10 +15,20 @@ import pyarrow as pa
 
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.schema import Config
-from pipeline.data.checks import SETS_MERGE, Judged, check_sets, check_usable, judge, prompt_files, read_file
-from pipeline.data.prompts import Rejected, write_rejected
+from pipeline.data.checks import (
+    SETS_MERGE,
+    Judged,
+    check_sets,
+    check_usable,
+    judge,
+    prompt_files,
+    read_file,
+    without_known,
+)
+from pipeline.data.prompts import Rejected, made_prompts, write_rejected
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.summary import counts, lines, num_masked
+from pipeline.plugins.environments import made_tasks
 from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, SampleRow, check_rules, check_scheduler, open_rules
 from pipeline.run.commits import FileEntry, hash_file
@@ -71,11 +81,13 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
     templates = scoring_templates(
         config, rendering, partial(tried_tokenizer, config), partial(same_tokenizer, tokenizer)
     )
-    files = []
+    files, made = [], made_tasks(config)
     for key, path in prompt_files(config):
-        judged = judge(key, path, read_file(config, path), config, rendering, tokenizer, templates)
+        prompts = made_prompts(made[key]) if key in made else read_file(config, path)
+        judged = judge(key, path, prompts, config, rendering, tokenizer, templates)
         found = row_problems(rules, chunks_of(judged.found.columns), f"{key}={path}")
         files.append(judged.without(dict(found)))
+    files = without_known(files)
     write_rejected(rejected, [row for judged in files for row in named(judged)])
     tell(lines(files, config, tokenizer, special_tokens(tokenizer), policy_ends(context)))
     check_usable(config, files, str(rejected))
@@ -114,9 +126,14 @@ def write_prompts(context: Context, prompts: pa.Table) -> tuple[FileEntry, FileE
 
 def named(judged: Judged) -> Sequence[Rejected]:
     """Return the rows of a file that cannot be used; those of held-out prompts name their file."""
-    if judged.key == "data.prompts":
+    if not judged.is_heldout:
         return judged.rejected
-    return [replace(row, detail=f"in {judged.path}: {row.detail}") for row in judged.rejected]
+    return [
+        replace(
+            row, detail=f"in {judged.path}: {row.detail}" if not judged.is_made else f"held-out {row.detail}"
+        )
+        for row in judged.rejected
+    ]
 
 
 def samples(prompts: pa.Table, key: str, path: str | None) -> list[SampleRow]:

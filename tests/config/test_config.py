@@ -79,7 +79,7 @@ MISTAKES = [
     ("rollout=vllmm", ["rollout=vllmm", "no such option", "transformers"]),
     ("update=zero4", ["update=zero4", "cpu, ", "did you mean 'zero"]),
     ("tracking=null", ["tracking=None", "here: tracking=none"]),
-    ("reward=[model,rule]", ["reward=", "legal: model, remote, rule"]),
+    ("reward=[model,rule]", ["reward=", "legal: environment, model, remote, rule"]),
     ("experimnt=quickstart", ["experimnt", "did you mean 'experiment'"]),
     ("model=llama", ["model", "model.policy=VALUE"]),
     ("~update.epochs", ["~update.epochs", "cannot be deleted", "another value"]),
@@ -358,7 +358,7 @@ def test_what_must_be_given_is_listed(tmp_path):
     with pytest.raises(ConfigError) as refused:
         compose(["reward=model"])
     keys = [line.split(":")[0] for line in str(refused.value).splitlines()]
-    assert keys == ["model.policy", "data.prompts", "reward.components.rm.path"]
+    assert keys == ["data.prompts", "model.policy", "reward.components.rm.path"]
 
 
 def test_a_run_without_a_reward_is_told_the_choices(inputs, tmp_path):

@@ -1,0 +1,50 @@
+"""Checks of where a run's prompts come from, a file or environments. Looks at no file."""
+
+from collections.abc import Iterator
+
+from pipeline.config.environment import EnvironmentConfig
+from pipeline.config.issue import ConfigIssue
+from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
+from pipeline.config.schema import Config, DataConfig
+
+_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split")
+"""Keys of data that say how files are read."""
+
+
+def source_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what is wrong with the choice between a file of prompts and environments."""
+    data = config.data
+    if data.environment is None:
+        yield from _rules_without_tasks(config)
+        return
+    for key in ("prompts", "heldout"):
+        if getattr(data, key) is not None:
+            why = f"data.environment makes the prompts; set data.{key}=null, or leave data.environment out"
+            yield ConfigIssue.at(config, f"data.{key}", why)
+    for key in _OF_FILES:
+        if getattr(data, key) != DataConfig.__dataclass_fields__[key].default:
+            why = "is of prompt files, and data.environment makes the prompts; leave it out"
+            yield ConfigIssue.at(config, f"data.{key}", why)
+    yield from _weight_problems(config, data.environment)
+
+
+def _rules_without_tasks(config: Config) -> Iterator[ConfigIssue]:
+    for name, component in config.reward.components.items():
+        if isinstance(component, RuleConfig) and component.function == ENVIRONMENT_RULE:
+            why = (
+                "scores tasks of environments, and the run has none; "
+                "give data.environment.components.NAME.source=..., or another rule"
+            )
+            yield ConfigIssue.at(component, "function", why, f"reward.components.{name}.")
+
+
+def _weight_problems(config: Config, environment: EnvironmentConfig) -> Iterator[ConfigIssue]:
+    sets = {"size": environment.shares}
+    if config.evaluate.every:
+        sets["heldout_size"] = environment.heldout_shares
+    for key, shares in sets.items():
+        if without := next((name for name, share in shares.items() if not share), None):
+            total = getattr(environment, key)
+            why = f"of data.environment.{key}={total} tasks it makes none; give a larger weight or {key}"
+            weight = environment.components[without].weight
+            yield ConfigIssue(f"data.environment.components.{without}.weight", weight, why)
