@@ -171,18 +171,19 @@ def generation(given: CheckInput) -> Shown:
         )
     finally:
         engine.close()
-    return against_bare(len(prompts) * longest / ours, bare / ours)
+    return against_bare(len(prompts) * longest / ours, bare / ours, has_gpu)
 
 
-def against_bare(most_tokens_per_second: float, share: float) -> Shown:
+def against_bare(most_tokens_per_second: float, share: float, has_gpu: bool) -> Shown:
     """Describe the speed of generation. Pure.
 
     Args:
         most_tokens_per_second: as if no response had ended before its longest.
         share: of the speed of the bare loop.
     """
+    goal = f" (goal {BARE_GOAL:g})" if has_gpu else ""
     return Shown(
-        f"vLLM gives {share:.2f} times the tokens/s of its bare loop (goal {BARE_GOAL:g})",
+        f"vLLM gives {share:.2f} times the tokens/s of its bare loop{goal}",
         {"most_tokens_per_s": most_tokens_per_second, "of_bare": share},
     )
 

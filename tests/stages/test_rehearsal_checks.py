@@ -134,6 +134,15 @@ def test_the_speed_of_an_update_is_told_beside_the_cards_peak(card, said):
     assert speed.utilisation("1.5b", 5000.0, 400.0, speed.peak_tflops(card)).measured.endswith(said)
 
 
+def test_vllm_is_told_beside_its_bare_loop_and_on_a_gpu_beside_the_goal():
+    told = [speed.against_bare(5000.0, 0.912, has_gpu).measured for has_gpu in (True, False)]
+    assert (
+        told[0]
+        == f"{told[1]} (goal 0.95)"
+        == "vLLM gives 0.91 times the tokens/s of its bare loop (goal 0.95)"
+    )
+
+
 def test_an_update_whose_speed_is_measured_fits_into_the_free_memory():
     assert [speed.load_for(free).size for free in (0.0, 15.0, 16.0, 79.0)] == ["tiny", "tiny", "0.5b", "1.5b"]
 
