@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.config.job_kinds import DRIVERS, GUARD
+from pipeline.config.job_kinds import DRIVERS
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Doing, read_beats
 from tests.cluster.scenario import Job, SlurmRun, element_of, processes_of
@@ -52,9 +52,9 @@ class Gremlin:
         return self.chance.choice(at_work or running), bool(at_work)
 
     def spares(self, job: Job) -> bool:
-        """Whether a job is a guard while the disk is full: no other can be submitted then, and whoever ends
-        both has ended the run."""
-        return job.stage == GUARD and self.is_mended_later("the disk")
+        """Whether a job is the last that makes passes: without one a run has ended until people submit it.
+        While the disk is full, or a lease is spoilt for two minutes, no other can be submitted."""
+        return job.stage in DRIVERS and sum(one.stage in DRIVERS for one in self.run.jobs()) == 1
 
     def count_hits(self) -> int:
         """Return how many faults hit something, by now."""
