@@ -608,4 +608,4 @@ def test_stages_know_nothing_of_slurm():
 def test_what_is_not_given_is_said_once_and_nothing_is_looked_at_in_its_place(slurm_ppo, tmp_path):
     done = slurm_ppo("run", cwd=tmp_path)
     keys = [line.split(":")[1].strip() for line in done.stderr.splitlines()]
-    assert keys == ["model.policy", "data.prompts", "reward.components"]
+    assert keys == ["data.prompts", "model.policy", "reward.components"]
