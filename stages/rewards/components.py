@@ -104,9 +104,10 @@ class RewardModel:
         self._affixes = affixes_of(self._tokenizer)
         self._shares_tokens = shares_tokens(context, config.path)
         name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
-        reward = replace(context.config.reward, vllm=vllm_in(context.config, "reward", context.task.job_kind))
-        whole = replace(context.config, reward=reward)
-        vllm = reward.vllm if name == Engine.VLLM else None
+        whole, vllm = context.config, None
+        if name == Engine.VLLM:
+            vllm = vllm_in(whole, "reward", context.task.job_kind)
+            whole = replace(whole, reward=replace(whole.reward, vllm=vllm))
         wanted = Wanted("scorer", context.attempt, (config.path, whole), (fingerprint,), name, vllm)
         self._scorer: Scorer = engine(wanted, lambda: make_scorer(whole, name, config.path))
         self._limit = self._scorer.limits.context
