@@ -1,6 +1,7 @@
 """Checks that model directories fit their use in a run, by their files' headers, without torch."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -46,6 +47,7 @@ from slurm.sharedfiles import is_special
 _SAME_VOCABULARY = 0.99
 """Least share of the ids common to two tokenizers that must stand for the same token: fine-tuned models
 rename some."""
+_GGUF = ".gguf"
 _NOT_CAUSAL = ("Classification", "QuestionAnswering", "MaskedLM", "MultipleChoice", "RewardModel")
 _NOT_SCORING = ("CausalLM", "LMHeadModel", "MaskedLM", "QuestionAnswering", "TokenClassification")
 
@@ -161,6 +163,8 @@ def _tokens_without_room(config: Config, model: UsedModel) -> str | None:
 def examine(model: UsedModel, with_tokenizer: bool) -> Known:
     """Read a model's headers. Raises BadModel for what keeps the model from being used."""
     directory = model.directory
+    if file := _gguf_of(directory):
+        raise BadModel(_why_not_gguf(model.use, file))
     settings = _settings(directory)
     if model.is_ours:
         _check_architecture(model.use, settings)
@@ -201,6 +205,24 @@ def _check_padding(settings: Mapping[str, Any], rows: int | None) -> None:
         )
 
 
+def _gguf_of(path: Path) -> Path | None:
+    """Return the GGUF file that a path is, or that is all there is of weights in it; None for anything else."""
+    if path.is_file():
+        return path if path.suffix == _GGUF else None
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return None
+    return min(path.glob(f"*{_GGUF}"), default=None)
+
+
+def _why_not_gguf(use: Use, file: Path) -> str:
+    """Return why a GGUF file cannot be used as it is, and what makes a model directory of it."""
+    why = "its weights are in GGUF, which is for inference"
+    if use is Use.REWARD:
+        return f"{why} and holds no head that makes a score; give the safetensors"
+    command = shlex.join(["python", "-m", "stages.models.gguf", str(file), "DIR"])
+    return f"{why}; make a model directory of it ({command}, with the extra gguf), and give that"
+
+
 def _settings(directory: Path) -> dict[str, Any]:
     """Return config.json. Raises BadModel where the directory is not that of a model with safetensors."""
     if directory.is_file():
@@ -209,8 +231,6 @@ def _settings(directory: Path) -> dict[str, Any]:
         raise BadModel("no such directory; give a Hugging Face model directory on this filesystem")
     if no_file := next((one.name for one in sorted(directory.iterdir()) if is_special(one)), None):
         raise BadModel(f"its {no_file} is a pipe, socket or device; put the file itself in its place")
-    if any(directory.glob("*.gguf")) and not any(directory.glob("*.safetensors")):
-        raise BadModel("holds weights in GGUF alone, which are quantised for inference; give the safetensors")
     if not (directory / "config.json").is_file():
         if (directory / ADAPTER_SETTINGS).is_file():
             raise BadModel(

@@ -166,11 +166,11 @@ AT_VALIDATE: dict[str, tuple[Damage, str]] = {
         settings(model_type="wonder", auto_map=CODE),
         "needs Python code .*trust_remote_code=true",
     ),
-    "gguf": (only("model.gguf", "GGUF"), "holds weights in GGUF alone, .*; give the safetensors"),
-    "gguf beside config": (
-        renamed(WEIGHTS, "model-q4.gguf"),
-        "holds weights in GGUF alone",
+    "gguf": (
+        only("my model.gguf", "GGUF"),
+        r"are in GGUF, .*; make a model directory of it \(python -m stages.models.gguf '\S+/my model.gguf' DIR",
     ),
+    "gguf beside config": (renamed(WEIGHTS, "model-q4.gguf"), r"are in GGUF, .*/model-q4.gguf DIR"),
     "pickles": (renamed(WEIGHTS, "pytorch_model.bin"), r"holds no \*.safetensors; .*convert"),
     "no weights": (without(WEIGHTS), r"holds no \*.safetensors"),
     "adapter": (adapter, "has only an adapter's weights .*; merge"),

@@ -1,0 +1,207 @@
+"""A GGUF file becomes a model directory that computes what the file's model computes; a difference is named."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGUFWriter
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from pipeline.config.issue import ConfigError
+from pipeline.config.resolve import resolve
+from pipeline.data.tokens import model_end_ids
+from stages.context import UserError
+from stages.models import gguf
+from stages.models.gguf_metadata import differences, read_metadata
+from tests.stages.test_model_folders import given_as
+from tests.support.processes import config_of
+
+END, BEGIN = "<|im_end|>", "<|im_start|>"
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
+TOKENS = ["<|endoftext|>", BEGIN, END, *LETTERS, "ab", "ĠĠ"]
+MERGES = ["a b", "Ġ Ġ"]
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Of transformers -> of GGUF."""
+CONFIG = LlamaConfig(
+    vocab_size=len(TOKENS),
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    rope_parameters={"rope_type": "default", "rope_theta": 12345.0},
+)
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a query or key projection in llama.cpp's order: the halves of each head alternate."""
+    rows, columns = weight.shape
+    return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def write_tensors(writer: GGUFWriter, model: LlamaForCausalLM) -> None:
+    state = model.model.state_dict()
+    heads = {"self_attn.q_proj": 4, "self_attn.k_proj": 2}
+    found = {"token_embd.weight": state["embed_tokens.weight"], "output_norm.weight": state["norm.weight"]}
+    for layer in range(CONFIG.num_hidden_layers):
+        for ours, theirs in NAMES.items():
+            weight = state[f"layers.{layer}.{ours}.weight"]
+            weight = interleaved(weight, heads[ours]) if ours in heads else weight
+            found[f"blk.{layer}.{theirs}.weight"] = weight
+    for name, weight in found.items():
+        writer.add_tensor(name, weight.contiguous().numpy())
+
+
+def write_gguf(file: Path, model: LlamaForCausalLM, **changes: object) -> Path:
+    """``changes`` are metadata besides, or in place of, what is written here."""
+    writer = GGUFWriter(file, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(12345.0)
+    writer.add_rope_dimension_count(8)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(str(changes.get("pre", "smollm")))
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(0)
+    writer.add_pad_token_id(0)
+    writer.add_add_bos_token(bool(changes.get("adds_bos", False)))
+    writer.add_chat_template(TEMPLATE)
+    write_tensors(writer, model)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(CONFIG).eval()
+
+
+@pytest.fixture(scope="module")
+def file(model, tmp_path_factory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
+
+
+@pytest.fixture(scope="module")
+def made(file, tmp_path_factory) -> Path:
+    return gguf.convert(file, tmp_path_factory.mktemp("made") / "policy").directory
+
+
+def test_it_computes_what_the_model_of_the_file_computes(made, model):
+    ids = torch.arange(1, 30)[None]
+    found = AutoModelForCausalLM.from_pretrained(made)
+    assert not hasattr(found, "hf_quantizer") or found.hf_quantizer is None
+    assert torch.equal(found(ids).logits, model(ids).logits)
+
+
+def test_responses_end_where_the_template_ends_a_turn_and_where_the_file_says(made):
+    assert model_end_ids(made) == {0, 2}
+
+
+def test_numbers_are_split_into_digits_before_spaces_are_joined(made):
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    tokens = tokenizer.convert_ids_to_tokens(tokenizer("ab  12").input_ids)
+    assert tokens == ["ab", "ĠĠ", "1", "2"]
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "1"}], tokenize=False).endswith(
+        END + "\n"
+    )
+
+
+def test_a_text_begins_as_the_file_says(model, tmp_path):
+    file = write_gguf(tmp_path / "begins.gguf", model, adds_bos=True, pre="other")
+    made = gguf.convert(file, tmp_path / "made")
+    assert AutoTokenizer.from_pretrained(made.directory)("ab").input_ids == [1, TOKENS.index("ab")]
+    assert any("(other)" in line for line in gguf.described(made))
+
+
+def changed(name: str, **keys: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        found = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(found | keys))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (changed("config.json", rms_norm_eps=1e-6), "rms_norm_eps: 9.99"),
+        (changed("config.json", num_key_value_heads=4), "num_key_value_heads: 2 in the file, 4 here"),
+        (changed("config.json", tie_word_embeddings=False), "tied embeddings: True in the file, False here"),
+        (
+            changed("config.json", rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+            "rope theta: 12345.0 in the file, 10000.0 here",
+        ),
+        (changed("tokenizer_config.json", eos_token=END), "eos id: 0 in the file, 2 here"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "chat template: "),
+    ],
+)
+def test_a_directory_that_differs_from_its_file_says_in_what(file, made, tmp_path, change, said):
+    folder = Path(shutil.copytree(made, tmp_path / "changed"))
+    assert differences(read_metadata(file), folder) == []
+    change(folder)
+    assert any(line.startswith(said) for line in differences(read_metadata(file), folder))
+
+
+def test_what_is_no_gguf_and_what_is_there_already_is_one_line(file, tmp_path, capsys):
+    (tmp_path / "no.gguf").write_bytes(b"safetensors")
+    (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:400])
+    for words, said in (
+        ((tmp_path / "no.gguf", tmp_path / "out"), "is no GGUF file"),
+        ((tmp_path / "cut.gguf", tmp_path / "out"), "is damaged"),
+        ((tmp_path / "gone.gguf", tmp_path / "out"), "no such file"),
+        ((file, tmp_path), "exists; give a new directory"),
+    ):
+        assert gguf.main([str(word) for word in words]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("key", ["model.policy", "reward.components.rm.path"])
+def test_as_the_path_of_a_model_it_is_refused_with_what_to_do(models, file, tmp_path, key):
+    config = given_as(config_of(models, tmp_path / "run"), key, file)
+    with pytest.raises(ConfigError) as found:
+        resolve(config)
+    said = next(line for line in str(found.value).splitlines() if key in line)
+    way = f"python -m stages.models.gguf {file} DIR" if key == "model.policy" else "give the safetensors"
+    assert way in said
+
+
+def test_a_missing_package_says_how_to_install_it(file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UserError, match=r"pip install 'slurm-ppo\[gguf\]'"):
+        gguf.convert(file, tmp_path / "out")
