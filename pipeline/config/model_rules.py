@@ -206,7 +206,7 @@ def _check_padding(settings: Mapping[str, Any], rows: int | None) -> None:
 
 
 def _gguf_of(path: Path) -> Path | None:
-    """Return the GGUF file that a path is, or that is all there is of weights in it; None for anything else."""
+    """Return the GGUF file that a path is, or that has the only weights in it; None for anything else."""
     if path.is_file():
         return path if path.suffix == _GGUF else None
     if not path.is_dir() or any(path.glob("*.safetensors")):

@@ -1,8 +1,8 @@
 """Model directories of GGUF files: ``python -m stages.models.gguf FILE DIR``.
 
-transformers reads and dequantises the file. What is left is here: it saves no model while the file's quantiser
-is on it, it splits texts as the file says for some tokenizers only, and what ends a response is found in the
-chat template as well. The directory is compared with the file's metadata before it gets its name.
+transformers reads and dequantises the file. What is left is here: it saves no model while the file's
+quantiser is on it, it splits texts as the file says for some tokenizers only, and what ends a response is
+found in the chat template as well. The directory is compared with the file's metadata before it is there.
 Needs the extra ``gguf``.
 """
 
@@ -112,10 +112,9 @@ def _model(metadata: Metadata, precision: Precision) -> "PreTrainedModel":
 
 def _save_model(model: "PreTrainedModel", folder: Path) -> None:
     """Save a model of which every weight is dequantised, as the plain one that it is."""
-    model.hf_quantizer = None
+    vars(model).pop("hf_quantizer", None)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.config._name_or_path = ""  # the file's title, which is no place
     model.save_pretrained(folder, max_shard_size=_SHARD)
 
 
@@ -160,6 +159,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--precision", type=Precision, choices=[*Precision], default=Precision.FP32)
     given = parser.parse_args(argv)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     try:
         made = convert(given.file, given.directory, given.precision)
     except (UserError, OSError) as error:
@@ -179,8 +181,8 @@ def described(made: Converted) -> Iterator[str]:
         yield "it has no chat template: give data.chat_template for prompts of messages"
     if data.unknown_split:
         yield (
-            f"note: how texts are split ({data.unknown_split}) is the only thing that was not compared: compare "
-            "ids of a few texts with those of the original tokenizer"
+            f"note: how texts are split ({data.unknown_split}) was not compared: compare ids of some "
+            "texts with those of the original tokenizer"
         )
 
 

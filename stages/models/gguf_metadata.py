@@ -173,8 +173,8 @@ def _of_tokenizer(metadata: Metadata, tokenizer: "PreTrainedTokenizerBase") -> I
 
 
 def _is_plain(token: str) -> bool:
-    """Whether a token is spelled in one way: not a run of spaces or other letters that byte-level vocabularies
-    write differently, which transformers renames."""
+    """Whether a token is spelled in one way: no spaces and no letters that byte-level vocabularies write
+    differently, which transformers renames."""
     return token.isascii() and not token.isspace()
 
 
@@ -197,9 +197,7 @@ def _of_config(metadata: Metadata, config: "PreTrainedConfig") -> Iterator[Fact]
     base, theta = metadata.of_model("rope.freq_base"), rope.get("rope_theta")
     if base is not None and theta is not None:
         yield "rope theta", base, base if math.isclose(base, theta, rel_tol=1e-6) else theta
-    is_scaled = _FREQUENCIES in metadata.tensors or metadata.of_model("rope.scaling.type") not in (
-        None,
-        "none",
-    )
+    scaling = metadata.of_model("rope.scaling.type")
+    is_scaled = _FREQUENCIES in metadata.tensors or scaling not in (None, "none")
     if "rope_type" in rope:
         yield "scaled positions", is_scaled, rope["rope_type"] != "default"

@@ -1,4 +1,4 @@
-"""A GGUF file becomes a model directory that computes what the file's model computes; a difference is named."""
+"""A GGUF file becomes a model directory that computes what its model computes; a difference is named."""
 
 import json
 import shutil
@@ -23,7 +23,8 @@ from tests.support.processes import config_of
 
 END, BEGIN = "<|im_end|>", "<|im_start|>"
 TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())

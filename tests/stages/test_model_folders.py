@@ -168,7 +168,7 @@ AT_VALIDATE: dict[str, tuple[Damage, str]] = {
     ),
     "gguf": (
         only("my model.gguf", "GGUF"),
-        r"are in GGUF, .*; make a model directory of it \(python -m stages.models.gguf '\S+/my model.gguf' DIR",
+        r"are in GGUF, .*; make a model directory .*\(python -m stages.models.gguf '\S+/my model.gguf' DIR",
     ),
     "gguf beside config": (renamed(WEIGHTS, "model-q4.gguf"), r"are in GGUF, .*/model-q4.gguf DIR"),
     "pickles": (renamed(WEIGHTS, "pytorch_model.bin"), r"holds no \*.safetensors; .*convert"),
