@@ -40,7 +40,7 @@ class Evaluation:
 
 
 def evaluations(path: Path) -> list[Evaluation]:
-    """Read the evaluations of a run, ascending. Raises RunError where one is missing or damaged."""
+    """Read the evaluations of a run, ascending. Raises BadCommit where one is missing or damaged."""
     run = load_run(path)
     return [_evaluation(run, iteration) for iteration in run.plan.evaluations()]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from evaluations import Evaluation, evaluations, picture, training_rewards
 
+from pipeline.run.commits import BadCommit
 from pipeline.run.identity import RunError
 
 LEAST_RISE = 0.15
@@ -37,8 +38,8 @@ def main() -> int:
     given = parser.parse_args()
     try:
         found = evaluations(given.run)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (RunError, BadCommit) as error:
+        print(f"error: {given.run}: {error}; slurm-ppo resume goes on with it", file=sys.stderr)
         return 2
     if len(found) < 2:
         parser.error("the run has no evaluation before and after training; set evaluate.every")

@@ -32,7 +32,9 @@ class Kind(StrEnum):
 
 
 ELSEWHERE = {
-    r"make quickstart.*": "tests/end_to_end/test_quickstart.py",
+    r"make quickstart(_vllm)?( .*)?": "tests/end_to_end/test_quickstart.py",
+    r"make quickstart_real.*|python examples/arithmetic/.*|.* runs/real.*": "tests/end_to_end/test_arithmetic.py",
+    r"python -m stages.models.gguf .*": "tests/stages/test_gguf.py",
     r"make test": ".ci/run",
     r"sbatch examples/slurm/allocation.sh .*": "tests/cluster/test_allocation.py",
     r"exec slurm-ppo sweep .* scheduler=allocation .*": "tests/sweep/test_carrying_out.py",
@@ -113,7 +115,7 @@ class Command:
 
 def pages() -> list[Path]:
     """README.md, the tutorial in its order, the other pages by name."""
-    tutorial = [DOCS / "tutorial" / f"{name}.md" for name in ("quickstart", "your_model", "slurm", "reading")]
+    tutorial = [DOCS / "tutorial" / f"{name}.md" for name in ("quickstart", "real_model", "your_model", "slurm", "reading")]
     return [ROOT / "README.md", *tutorial, *sorted(set(DOCS.rglob("*.md")) - set(tutorial))]
 
 
