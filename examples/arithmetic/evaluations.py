@@ -1,16 +1,19 @@
 """Answers of a run to held-out tasks, by policy, and the curve as a picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from pipeline import open_run
 from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, load_run
-from pipeline.run.schemas import ROLLOUT
+from pipeline.run.schemas import ROLLOUT, component_column
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import Stage, Task
+
+SCORE = component_column("environment")
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,8 @@ class Answer:
     right: str
     """The right answer."""
     said: str
-    reward: float
+    score: float
+    """By reasoning-gym's scorer, without the reward for the form."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Evaluation:
     @property
     def share_right(self) -> float:
         """Share of the tasks whose answer has the full score: the number, and nothing else."""
-        return sum(answer.reward >= self.solved_at for answer in self.answers) / len(self.answers)
+        return sum(answer.score >= self.solved_at for answer in self.answers) / len(self.answers)
 
 
 def evaluations(path: Path) -> list[Evaluation]:
@@ -48,17 +52,13 @@ def evaluations(path: Path) -> list[Evaluation]:
 def _evaluation(run: Run, iteration: int) -> Evaluation:
     record = require_record(run.paths, Task(iteration, Stage.EVALUATE))
     rows = read_shard(run.paths, record, ROLLOUT).to_pylist()
-    answers = [
-        Answer(
-            row["prompt_id"],
-            question_of(row["prompt_text"]),
-            row["answer"],
-            row["response_text"],
-            row["reward"],
-        )
-        for row in rows
-    ]
+    answers = [_answer(row) for row in rows]
     return Evaluation(iteration, answers, run.config.evaluate.solved_at)
+
+
+def _answer(row: Mapping[str, Any]) -> Answer:
+    question = question_of(row["prompt_text"])
+    return Answer(row["prompt_id"], question, row["answer"], row["response_text"], row[SCORE])
 
 
 def question_of(prompt: str) -> str:
@@ -66,31 +66,31 @@ def question_of(prompt: str) -> str:
     return prompt.rpartition("user\n")[2].partition("<|im_end|>")[0].strip()
 
 
-def training_rewards(path: Path) -> list[tuple[int, float]]:
-    """Mean reward of each iteration's own responses, which are sampled."""
-    rows = open_run(path).metrics().to_pylist()
-    return [(row["iteration"], row["reward/mean"]) for row in rows if row.get("reward/mean") is not None]
+def training_scores(path: Path) -> list[tuple[int, float]]:
+    """Mean score of each iteration's own responses, which are sampled, without the reward for the form."""
+    rows, name = open_run(path).metrics().to_pylist(), f"{SCORE}/mean"
+    return [(row["iteration"], row[name]) for row in rows if row.get(name) is not None]
 
 
 # --- the picture ---
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 720, 320, 56, 40, 20, 48
 _STYLE = """
-.figure { --ink: #1b2430; --soft: #55606e; --edge: #c9d1db; --solved: #1769c4; --reward: #b4610c; }
+.figure { --ink: #1b2430; --soft: #55606e; --edge: #c9d1db; --solved: #1769c4; --score: #b4610c; }
 @media (prefers-color-scheme: dark) { .figure { --ink: #e8ecf1; --soft: #a5b0bd; --edge: #434d59;
---solved: #6db1ff; --reward: #f0a357; } }
+--solved: #6db1ff; --score: #f0a357; } }
 .figure text { font-family: system-ui, sans-serif; font-size: 14px; fill: var(--soft); }
-.figure .solved { stroke: var(--solved); } .figure .reward { stroke: var(--reward); }
+.figure .solved { stroke: var(--solved); } .figure .score { stroke: var(--score); }
 .figure text.solved { fill: var(--solved); stroke: none; }
-.figure text.reward { fill: var(--reward); stroke: none; }
+.figure text.score { fill: var(--score); stroke: none; }
 .figure polyline { fill: none; stroke-width: 2.2; } .figure circle { fill: var(--solved); }
 .figure .grid { stroke: var(--edge); }
 """
 
 
-def picture(title: str, solved: Sequence[tuple[int, float]], rewards: Sequence[tuple[int, float]]) -> str:
-    """Draw the share of right answers and the training reward, both from 0 to 1, over iterations, as SVG."""
-    last = max(iteration for iteration, _ in (*solved, *rewards)) or 1
+def picture(title: str, solved: Sequence[tuple[int, float]], scores: Sequence[tuple[int, float]]) -> str:
+    """Draw the share of right answers and the score in training, both from 0 to 1, over iterations, as SVG."""
+    last = max(iteration for iteration, _ in (*solved, *scores)) or 1
     across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def place(point: tuple[int, float]) -> tuple[float, float]:
@@ -108,11 +108,12 @@ def picture(title: str, solved: Sequence[tuple[int, float]], rewards: Sequence[t
         f"<title>{escape(title)}</title>",
         f"<style>{_STYLE}</style>",
         *_grid(last, place),
-        line("reward", rewards),
+        line("score", scores),
         line("solved", solved),
         *dots,
         f'<text class="solved" x="{_LEFT}" y="22">share of right answers, held-out tasks, greedy</text>',
-        f'<text class="reward" x="{_WIDTH - _RIGHT}" y="22" text-anchor="end">mean reward, training</text>',
+        f'<text class="score" x="{_WIDTH - _RIGHT}" y="22" text-anchor="end">'
+        "mean score in training, sampled</text>",
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from evaluations import Evaluation, evaluations, picture, training_rewards
+from evaluations import Evaluation, evaluations, picture, training_scores
 
 from pipeline.run.commits import BadCommit
 from pipeline.run.identity import RunError
@@ -22,7 +22,7 @@ NUM_SHOWN = 6
 def shown(before: Evaluation, after: Evaluation) -> list[str]:
     """Lines of answers to the same tasks: half of them right in the end only, as far as there are such."""
     pairs = list(zip(before.answers, after.answers, strict=True))
-    solved = [pair for pair in pairs if pair[1].reward >= after.solved_at > pair[0].reward]
+    solved = [pair for pair in pairs if pair[1].score >= after.solved_at > pair[0].score]
     others = [pair for pair in pairs if pair not in solved]
     chosen = [*solved[: NUM_SHOWN // 2], *others]
     lines = [f"{'task':<28}{'right':>6}  before -> after"]
@@ -47,9 +47,7 @@ def main() -> int:
     print("\n".join(shown(before, after)))
     file = given.picture or given.run.with_name(f"{given.run.resolve().name}.svg")
     solved = [(one.iteration, one.share_right) for one in found]
-    file.write_text(
-        picture(f"{given.run.resolve().name}: right answers", solved, training_rewards(given.run))
-    )
+    file.write_text(picture(f"{given.run.resolve().name}: right answers", solved, training_scores(given.run)))
     rise = after.share_right - before.share_right
     shares = f"{before.share_right:.3f} before, {after.share_right:.3f} after {after.iteration} iterations"
     print(f"\nshare of right answers to {len(after.answers)} held-out tasks: {shares}, {rise:+.3f}")

@@ -44,7 +44,7 @@ def make_evaluated(root: Path, scores: Sequence[Sequence[float]]) -> Path:
             prompt_text=[QUESTION.format(i) for i in count],
             response_text=[f"{iteration} says {i}" for i in count],
             answer=[str(i + 1) for i in count],
-            reward=rewards,
+            **{"reward/environment": rewards},
         )
         entry = write_shard(run.paths, run.paths.task(task).data("one"), table)
         counted = {"responses": len(rewards), "response_tokens": len(rewards)}

@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 ELSEWHERE = {
     r"make quickstart(_vllm)?( .*)?": "tests/end_to_end/test_quickstart.py",
-    r"make quickstart_real.*|python examples/arithmetic/.*|.* runs/real.*": "tests/end_to_end/test_arithmetic.py",
+    r"make quickstart_real.*|.*[ =]runs/real.*": "tests/end_to_end/test_arithmetic.py",
     r"python -m stages.models.gguf .*": "tests/stages/test_gguf.py",
     r"make test": ".ci/run",
     r"sbatch examples/slurm/allocation.sh .*": "tests/cluster/test_allocation.py",
@@ -115,7 +115,8 @@ class Command:
 
 def pages() -> list[Path]:
     """README.md, the tutorial in its order, the other pages by name."""
-    tutorial = [DOCS / "tutorial" / f"{name}.md" for name in ("quickstart", "real_model", "your_model", "slurm", "reading")]
+    names = ("quickstart", "real_model", "your_model", "slurm", "reading")
+    tutorial = [DOCS / "tutorial" / f"{name}.md" for name in names]
     return [ROOT / "README.md", *tutorial, *sorted(set(DOCS.rglob("*.md")) - set(tutorial))]
 
 
