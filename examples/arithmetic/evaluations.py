@@ -89,7 +89,7 @@ _STYLE = """
 
 
 def picture(title: str, solved: Sequence[tuple[int, float]], scores: Sequence[tuple[int, float]]) -> str:
-    """Draw the share of right answers and the score in training, both from 0 to 1, over iterations, as SVG."""
+    """Draw the share of right answers and the score in training, both from 0 to 1, by iteration, as SVG."""
     last = max(iteration for iteration, _ in (*solved, *scores)) or 1
     across, down = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
