@@ -61,7 +61,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_BENCHMARK.data("ATTEMPT", suffix="json"), "numbers of a benchmark, or why it is missing"),
         (_BENCHMARK.data("ATTEMPT", "written", "json"), "what its program writes, until that is read"),
         (_TASK.partial_record("ATTEMPT"), "what an unfinished attempt saved"),
-        (_TASK.partial("ATTEMPT", "SAVE"), "its data; nobody must believe it"),
+        (_TASK.partial("ATTEMPT", "SAVE"), "its data, which no reader takes for a result"),
         (_UPDATE.thinned, "which folders of this commit were removed to save space"),
         (archives(_RUN, 7)[1], "shards, records, logs and submissions of an old iteration: a plain zip"),
         (next_log_archive(_RUN, 7), "logs of its shards, where there are many, once it has its row"),

@@ -39,6 +39,10 @@ from pipeline.text import duration, seconds_in_words
 from slurm.limits import Partition
 
 _ASSUMED = "assumed, not measured"
+_UNKNOWN = (
+    "not known: there is no earlier run of such a model here, nor a card whose peak is known; slurm-ppo try "
+    "measures them, and so does a first iteration"
+)
 
 
 def forecast_seconds(config: Config, lengths: PromptLengths | None) -> SecondsForecast | None:
@@ -47,16 +51,18 @@ def forecast_seconds(config: Config, lengths: PromptLengths | None) -> SecondsFo
     Responses are taken to be as long as an earlier run's were, else as long as they may be.
 
     Args:
-        lengths: of the prompts that are trained on.
+        lengths: of the prompts that are trained on; None where they are not known, which an earlier run's
+            stand in for.
 
     Raises:
         ConfigError, OSError: a model's files cannot be read.
     """
+    if earlier := earlier_run(config):
+        prompt = lengths.mean if lengths else earlier.work.prompt
+        response = min(earlier.work.response, config.rollout.max_new_tokens)
+        return by_earlier(config, work_of(config, prompt, response), earlier)
     if lengths is None:
         return None
-    if earlier := earlier_run(config):
-        response = min(earlier.work.response, config.rollout.max_new_tokens)
-        return by_earlier(config, work_of(config, lengths.mean, response), earlier)
     work = work_of(config, lengths.mean, config.rollout.max_new_tokens)
     partitions, known = partitions_of_cluster(config), list[StageFlops]()
     stages = [str(Stage.ROLLOUT), str(Stage.UPDATE)]
@@ -133,11 +139,7 @@ def _at_once(config: Config, stage: str) -> int:
 def seconds_finding(config: Config, found: SecondsForecast | None) -> Finding:
     """Say what an iteration and the run will take."""
     if found is None:
-        return skipped(
-            "seconds",
-            "seconds of an iteration are not known: there is no earlier run of such a model here, nor a card "
-            "whose peak is known; slurm-ppo try measures them, and the first iteration does",
-        )
+        return ok("seconds", _UNKNOWN)
     each = ", ".join(f"{stage} {seconds_in_words(seconds)}" for stage, seconds in found.stages.items())
     less = f"; without {', '.join(found.left_out)}, which is not known" if found.left_out else ""
     text = (

@@ -63,7 +63,7 @@ def measured_in(run: Run) -> EarlierRun | None:
     if not prompt or not response:
         return None
     work = work_of(run.config, prompt, response)
-    return EarlierRun(run.identity.name, len(rows), work, seconds, _median(rows, "seconds/iteration"))
+    return EarlierRun(run.paths.root.name, len(rows), work, seconds, _median(rows, "seconds/iteration"))
 
 
 def _is_stage(name: str) -> bool:
