@@ -14,8 +14,9 @@ from pipeline.config.schema import Config
 
 _BACKWARD = 2
 """Forward passes that a backward pass is worth."""
-UPDATE, SCORING = 0.3, 0.3
-"""Shares of a card's peak that updates and scoring are assumed to reach. Not measured."""
+UPDATE, SCORING = 0.28, 0.28
+"""Shares of a card's peak that updates and scoring are assumed to reach: an update of 1.5 billion weights did
+on an H200 (docs/explanation/benchmarks.md). Not measured on other cards, models or stages."""
 GENERATING = {Engine.VLLM: 0.08, Engine.TRANSFORMERS: 0.01}
 """Shares that generation is assumed to reach, which reads all weights for each token. Not measured."""
 

@@ -13,7 +13,7 @@ from pipeline.text import MISSING, seconds_in_words
 _GIB = 2.0**30
 _TRAINING = ("rollout", "reward", "update")
 HEADS = (
-    Head("", "lengths in tokens; memory in GiB"),
+    Head(""),
     Head("expected", "when the run began"),
     Head("happened", "seconds: median over iterations; memory: largest of all"),
 )
@@ -51,15 +51,16 @@ def _lengths(found: Forecast, prepared: Mapping[str, float]) -> Iterator[tuple[s
         measured = prepared.get(f"prompt_length/{name}")
         field = "num_over" if name == "over" else name
         before = None if expected is None else float(getattr(expected, field))
-        yield f"prompts, {title}", _count(before), _count(measured)
+        unit = "" if name == "over" else " tokens"
+        yield f"prompts, {title}", _count(before, unit), _count(measured, unit)
 
 
 def _responses(data: ReportData) -> Iterator[tuple[str, str, str]]:
     means = [row["response_length/mean"] for row in data.trained if "response_length/mean" in row]
     longest = [row["response_length/max"] for row in data.trained if "response_length/max" in row]
     if means and longest:
-        happened = f"mean {statistics.fmean(means):.0f}, longest {max(longest):.0f}"
-        yield "responses", f"up to {data.run.config.rollout.max_new_tokens}", happened
+        happened = f"mean {statistics.fmean(means):.0f}, longest {max(longest):.0f} tokens"
+        yield "responses", f"up to {data.run.config.rollout.max_new_tokens} tokens", happened
 
 
 def _memory(found: Forecast, rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
@@ -68,8 +69,7 @@ def _memory(found: Forecast, rows: Sequence[Row]) -> Iterator[tuple[str, str, st
         kind = stage.partition(" ")[0]
         peaks = _values(rows, f"gpu_memory_gib/{kind}") or _values(rows, f"memory_gib/{kind}")
         need = found.memory.get(stage)
-        before = MISSING if need is None else f"{need / _GIB:.2f}"
-        yield f"memory, {stage}", before, f"{max(peaks):.2f}" if peaks else MISSING
+        yield f"memory, {stage}", _size(need / _GIB if need else None), _size(max(peaks, default=None))
 
 
 def _seconds(found: Forecast, rows: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
@@ -100,8 +100,12 @@ def _median(rows: Sequence[Row], name: str) -> float | None:
     return statistics.median(found) if found else None
 
 
-def _count(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.0f}"
+def _count(value: float | None, unit: str) -> str:
+    return MISSING if value is None else f"{value:,.0f}{unit}"
+
+
+def _size(gib: float | None) -> str:
+    return MISSING if gib is None else f"{gib:.2f} GiB"
 
 
 def _time(seconds: float | None) -> str:

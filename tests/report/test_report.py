@@ -143,10 +143,10 @@ def test_the_report_shows_what_was_expected_beside_what_happened(run):
     assert publish(run.paths, record(PREPARE, started=1.0, ended=2.0, **prepared))
     cells = Page(written(run)).cells
     rows = [cells[i : i + 3] for i in range(len(cells))]
-    assert ["prompts, median", "30", "31"] in rows
-    assert ["prompts, longest", "900", "-"] in rows
+    assert ["prompts, median", "30 tokens", "31 tokens"] in rows
+    assert ["prompts, longest", "900 tokens", "-"] in rows
     assert ["prompts, over the limit", "2", "4"] in rows
-    assert ["memory, update", "4.00", "3.00"] in rows
+    assert ["memory, update", "4.00 GiB", "3.00 GiB"] in rows
     assert ["time, rollout", "50 s", "41 s"] in rows
     assert ["time, reward", "-", "12 s"] in rows
     assert ["time, iteration", "1 min 20 s", "1 min 26 s"] in rows
