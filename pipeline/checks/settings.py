@@ -131,9 +131,6 @@ def validate_inputs(
     if with_weights and not found:
         with found.collecting("weights of the models"):
             yield from try_models(config)
-        yield "ok so far; no run was started"
-    else:
-        yield "ok so far; the numbers in the models are checked by the run's first task"
 
 
 def describe_components(config: Config, samples: Sequence[SampleRow], found: Findings) -> Iterator[str]:

@@ -124,6 +124,9 @@ def why_not_tried(patient: Subject) -> str:
 
 # --- start and validate ---
 
+_ALL_TRIED = "ok so far; no run was started"
+_NOT_TRIED = "ok so far; the numbers in the models are checked by the run's first task"
+
 
 def start(
     config: Config,
@@ -156,6 +159,8 @@ def start(
     if not found:
         forecast.seconds, told = check_seconds(config, forecast.of_training)
         yield from [(CheckGroup.SETTINGS, told)] if with_weights else []
+    is_tried = with_weights and not found
+    yield CheckGroup.SETTINGS, of_line(_ALL_TRIED if is_tried else _NOT_TRIED)
     if config.slurm:
         with found.collecting("the cluster"):
             seen = check_cluster(config)

@@ -575,7 +575,7 @@ finally:
         ("logs RUN", set()),
         ("plan RUN", set()),
         ("config OVERRIDES", {"hydra", "omegaconf"}),
-        ("plan OVERRIDES", {"hydra", "omegaconf"}),
+        ("plan OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("validate OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("validate OVERRIDES model.tokenizer=null", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("samples RUN", {"pyarrow", "numpy"}),
