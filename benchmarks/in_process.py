@@ -34,12 +34,12 @@ from pipeline.config.algorithm import Estimator, ReferenceStage  # noqa: E402
 from pipeline.config.engine_rules import has_reference_in  # noqa: E402
 from pipeline.data.sampler import deal  # noqa: E402
 from pipeline.run.directory import Run, load_run  # noqa: E402
+from pipeline.run.held import num_threads  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
 from pipeline.run.schemas import PROMPTS  # noqa: E402
 from pipeline.run.seeds import derive_seed  # noqa: E402
 from pipeline.run.tasks import PREPARE, Stage, Task  # noqa: E402
 from stages import ranks  # noqa: E402
-from stages.attempts.execution import num_threads  # noqa: E402
 from stages.context import Context  # noqa: E402
 from stages.engines import make_generator  # noqa: E402
 from stages.engines.base import Sampling  # noqa: E402

@@ -99,6 +99,11 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def seconds_in_words(seconds: float) -> str:
+    """Write a duration with two digits below ten seconds, and as :func:`duration` above."""
+    return f"{seconds:.2g} s" if seconds < 10 else duration(seconds)
+
+
 def clock(seconds: float) -> str:
     """Write a unix time as time of day."""
     return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -13,6 +13,9 @@ DIALECT = re.compile(
     r"\b(nobody|whoever|somebody|(is|are|was|were) told|wish(es|ed)?|sees? to)\b", re.IGNORECASE
 )
 """What the field has other words for: none, the caller, a person, is notified, request, ensures."""
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md"))]
+VAGUE = re.compile(r"\b(nobody|whoever|somebody|anybody|for good|look(s|ed)? into)\b", re.IGNORECASE)
+"""Of a page: a plain statement names the user, the task or the process, and says what it does."""
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -30,6 +33,16 @@ def test_docstrings_use_the_words_of_the_field():
         for text in docstrings(tree)
     }
     assert {where: [words[0] for words in said] for where, said in found.items() if said} == {}
+
+
+def test_pages_say_who_does_what():
+    found = {
+        (str(page.relative_to(ROOT)), number): said.group()
+        for page in PAGES
+        for number, text in enumerate(page.read_text().splitlines(), 1)
+        if (said := VAGUE.search(text))
+    }
+    assert found == {}
 
 
 def test_no_call_gets_a_tuple_that_was_written_to_be_unpacked():

@@ -4,8 +4,8 @@ from docs.generate.markdown import code, page, table
 from pipeline.config.peers import OPTIONS, PEERS, peer_table
 
 ABOUT = """\
-What users of verl, OpenRLHF, TRL and ms-swift know by another name. Whoever types one of these words, on the
-command line or in a file, is told the key: `lr: unknown key 'lr' at the top; here: update.learning_rate`.
+What users of verl, OpenRLHF, TRL and ms-swift know by another name. One of these words, on the command
+line or in a file, is answered with the key: `lr: unknown key 'lr' at the top; here: update.learning_rate`.
 OpenRLHF, TRL and ms-swift take theirs as `--word`; here they are `key=value`, or lie in
 [files of yours](../howto/settings.md#groups-of-your-own).
 [Choose an algorithm](../howto/algorithm.md#defaults-beside-those-of-others) compares defaults."""

@@ -39,18 +39,24 @@ def check_memory(config: Config, gpu_memory: float | None = None) -> Iterator[Fi
         gpu_memory: GiB of each GPU. Default: what the scheduler's GRES or this machine's driver says.
     """
     try:
-        partitions, known = _partitions(config), corrections()
-        gpus_of, rooms = partial(_gpus_of, config, 1 if gpu_memory else 0), HostRooms(config, partitions)
+        partitions, known = partitions_of_cluster(config), corrections()
+        gpus_of, rooms = partial(gpus_of_task, config, 1 if gpu_memory else 0), HostRooms(config, partitions)
         for need in stage_needs(config, gpus_of):
             job_kind = need.stage.partition(" ")[0]
             card = Card(gpu_memory * GIB, gpu_memory * GIB, "--gpu-memory") if gpu_memory else None
-            card = card or _card_of(config, job_kind, partitions)
+            card = card or card_of_task(config, job_kind, partitions)
             kind = card.kind if card else "" if gpus_of(job_kind) else CPU
             yield judge_need(config, need, card, gpus_of, known.get(kind))
             if found := judge_host(config, need, rooms.of(job_kind), gpus_of):
                 yield found
     except (ConfigError, OSError) as error:
         yield skipped("memory", f"memory that the stages need ({error})")
+
+
+def needs_in(found: Sequence[Finding]) -> dict[str, float]:
+    """Return the peak bytes of each stage that findings on memory have."""
+    needs = {one.title.removeprefix(TITLE): one.numbers.get("need_bytes") for one in found}
+    return {stage: size for stage, size in needs.items() if size is not None}
 
 
 # --- judging ---
@@ -132,7 +138,7 @@ def _parts_in_words(parts: Sequence[MemoryPart]) -> str:
 # --- what there is ---
 
 
-def _gpus_of(config: Config, least: int, job_kind: str) -> int:
+def gpus_of_task(config: Config, least: int, job_kind: str) -> int:
     """Return the GPUs that a process of a job kind has, ``least`` where there are none."""
     given = config.scheduler
     if isinstance(given, LocalConfig):
@@ -146,7 +152,7 @@ def _gpus_of(config: Config, least: int, job_kind: str) -> int:
     return max(least, -(-gpus // (step.ntasks_per_node if step else 1)))
 
 
-def _partitions(config: Config) -> Mapping[str, Partition]:
+def partitions_of_cluster(config: Config) -> Mapping[str, Partition]:
     """Return the partitions of the cluster that the stages run on, if they do; none where it is silent."""
     if config.slurm is None:
         return {}
@@ -157,7 +163,7 @@ def _partitions(config: Config) -> Mapping[str, Partition]:
         return {}
 
 
-def _card_of(config: Config, job_kind: str, partitions: Mapping[str, Partition]) -> Card | None:
+def card_of_task(config: Config, job_kind: str, partitions: Mapping[str, Partition]) -> Card | None:
     """Return what is known of the memory of a job kind's GPUs."""
     if isinstance(config.scheduler, LocalConfig):
         return _card_here() if devices_of(config.scheduler).names else None

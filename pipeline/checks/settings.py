@@ -45,12 +45,13 @@ from pipeline.data.prompts import Prompts, made_prompts
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.rows import as_text
 from pipeline.data.sources import scan
-from pipeline.data.summary import lines
+from pipeline.data.summary import lines, prompt_lengths
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.data.tokens import Ends, ends_of
 from pipeline.executors.allocation import describe_allocation
 from pipeline.executors.local_limits import describe_gpus
+from pipeline.forecast.lengths import PromptLengths
 from pipeline.notify.events import is_secret_name
 from pipeline.plugins.environments import made_tasks
 from pipeline.plugins.load import MissingImport, make_importable
@@ -86,7 +87,12 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def validate_inputs(
-    config: Config, found: Findings, folder: Path | None = None, start: int = 0, with_weights: bool = False
+    config: Config,
+    found: Findings,
+    folder: Path | None = None,
+    start: int = 0,
+    with_weights: bool = False,
+    lengths: list[PromptLengths] | None = None,
 ) -> Iterator[str]:
     """Check everything the user gave. Yields lines for people, and adds what cannot be used to ``found``: no
     problem hides another.
@@ -95,6 +101,7 @@ def validate_inputs(
         folder: folder that rules are imported from. Default: the current one.
         start: number of iterations that a fork has from its parent.
         with_weights: try the models too, which takes seconds; else the run's first task does.
+        lengths: gets the lengths of the prompts of each file that could be tokenised.
     """
     with found.collecting("run_dir", is_last=True):
         check_is_free(RunPaths(Path(config.run_dir)))
@@ -112,7 +119,7 @@ def validate_inputs(
         yield from check_disk(config, start)
     with found.collecting("config.json of the models"):
         yield from model_notes(config)
-    samples = yield from validate_rows(config, found)
+    samples = yield from validate_rows(config, found, [] if lengths is None else lengths)
     with found.collecting("the scheduler"):
         check_scheduler(config)
     with found.collecting("engines"):
@@ -124,9 +131,6 @@ def validate_inputs(
     if with_weights and not found:
         with found.collecting("weights of the models"):
             yield from try_models(config)
-        yield "ok so far; no run was started"
-    else:
-        yield "ok so far; the numbers in the models are checked by the run's first task"
 
 
 def describe_components(config: Config, samples: Sequence[SampleRow], found: Findings) -> Iterator[str]:
@@ -162,9 +166,12 @@ def describe_environments(config: Config) -> Iterator[str]:
         )
 
 
-def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[SampleRow]]:
+def validate_rows(
+    config: Config, found: Findings, lengths: list[PromptLengths]
+) -> Generator[str, None, list[SampleRow]]:
     """Check the prompt files, and the rules on a row of each; rules that are not set rightly, or have no row,
-    are imported only. Yields lines for people. Returns these rows."""
+    are imported only. Yields lines for people. Returns these rows, and adds to ``lengths`` those of the
+    prompts."""
     files: list[Judged] = []
     with open_rules(config) as rules:
         sound = [rule for rule in rules if not found.names_below(f"reward.components.{rule.name}")]
@@ -177,6 +184,7 @@ def validate_rows(config: Config, found: Findings) -> Generator[str, None, list[
                     if config.slurm is None:
                         raise
                     yield f"warning: {error}; compute nodes may have it, and no task was looked at"
+        lengths += filter(None, map(prompt_lengths, files))
         samples = [sample for judged in files for sample in samples_of(judged, 1)]
         with found.collecting("rules on rows"):
             if samples:

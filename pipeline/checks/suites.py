@@ -3,8 +3,8 @@
 | suite | checks |
 |---|---|
 | start (before run, submit, fork) | settings, memory, cluster |
-| validate | settings, models, memory, cluster, nodes |
-| plan | memory |
+| validate | settings, models, memory, seconds, cluster, nodes |
+| plan | memory, prompt lengths, seconds |
 | doctor | machine, disk, files, cluster, nodes, W&B, health |
 | rehearse | what tasks compute here, or on the partitions of the stages |
 """
@@ -40,16 +40,18 @@ from pipeline.checks.finding import (
 )
 from pipeline.checks.health import health_checks
 from pipeline.checks.machine import machine_checks, wandb_checks
-from pipeline.checks.memory import check_memory
+from pipeline.checks.memory import check_memory, memory_lines, needs_in
 from pipeline.checks.nodes import check_nodes, folder_of
 from pipeline.checks.rehearsal_places import RehearsalOptions, described, rehearse
 from pipeline.checks.running import remove_leftovers, run_check, run_checks
+from pipeline.checks.seconds import check_seconds, prompt_lengths_of
 from pipeline.checks.settings import validate_inputs
 from pipeline.config.findings import Findings
 from pipeline.config.issue import UserError
 from pipeline.config.schema import Config
 from pipeline.process import interruptible, uninterrupted
 from pipeline.run.directory import Run, is_run, load_run
+from pipeline.run.forecast import Forecast
 from pipeline.run.identity import RunError
 from pipeline.run.standpoint import standpoint
 
@@ -122,6 +124,9 @@ def why_not_tried(patient: Subject) -> str:
 
 # --- start and validate ---
 
+_ALL_TRIED = "ok so far; no run was started"
+_NOT_TRIED = "ok so far; the numbers in the models are checked by the run's first task"
+
 
 def start(
     config: Config,
@@ -130,6 +135,7 @@ def start(
     number: int = 0,
     with_weights: bool = False,
     gpu_memory: float | None = None,
+    forecast: Forecast | None = None,
 ) -> Iterator[Grouped]:
     """Check all that a run is made of. Problems are added to ``found``; yields what else is found.
 
@@ -139,14 +145,22 @@ def start(
         number: number of iterations that a fork has from its parent.
         with_weights: try the models too, which takes seconds; else the run's first task does.
         gpu_memory: GiB of each GPU, where that is given.
+        forecast: gets what the run is expected to take.
     """
+    forecast = Forecast() if forecast is None else forecast
     with found.collecting("memory"):
         needs = list(check_memory(config, gpu_memory))
         shown = (Verdict.OK, Verdict.WARNING, Verdict.SKIPPED) if with_weights else (Verdict.WARNING,)
         yield from ((CheckGroup.SETTINGS, one) for one in needs if one.verdict in shown)
+        forecast.memory |= needs_in(needs)
         refuse(needs)
-    for text in validate_inputs(config, found, folder, number, with_weights):
+    for text in validate_inputs(config, found, folder, number, with_weights, forecast.lengths):
         yield CheckGroup.SETTINGS, of_line(text)
+    if not found:
+        forecast.seconds, told = check_seconds(config, forecast.of_training)
+        yield from [(CheckGroup.SETTINGS, told)] if with_weights else []
+    is_tried = with_weights and not found
+    yield CheckGroup.SETTINGS, of_line(_ALL_TRIED if is_tried else _NOT_TRIED)
     if config.slurm:
         with found.collecting("the cluster"):
             seen = check_cluster(config)
@@ -198,6 +212,16 @@ def validate_as_json(
         lines = str(error).splitlines()
         seen += [(CheckGroup.SETTINGS, of_line(each, Verdict.PROBLEM)) for each in lines]
     return to_json(subject, seen)
+
+
+def forecast_lines(config: Config, gpu_memory: float | None) -> Iterator[str]:
+    """Yield lines for people on what a run that does not exist yet will take. Raises ConfigError for what
+    cannot fit."""
+    yield from memory_lines(config, gpu_memory)
+    lengths, said = prompt_lengths_of(config)
+    yield from said
+    _, told = check_seconds(config, Forecast(lengths).of_training)
+    yield line(told)
 
 
 # --- doctor ---

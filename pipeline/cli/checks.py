@@ -42,19 +42,20 @@ def plan(
         bool, typer.Option("--all", help="Every task and why, on Slurm also the batch scripts that are due.")
     ] = False,
 ) -> None:
-    """Say what would run and why, what is due now, and what memory a new run needs; run nothing.
+    """Say what would run and why, what is due now, and what a new run will take; run nothing.
 
     Takes overrides, or one run directory.
     """
-    from pipeline.checks.memory import memory_lines
     from pipeline.run.directory import is_run
 
     run = planned_run(overrides, config_dir)
     for line in _plan_lines(run, all_):
         typer.echo(line)
     if not all_ and not is_run(run.paths.root):
+        from pipeline.checks.suites import forecast_lines
+
         typer.echo()
-        for line in memory_lines(run.config, gpu_memory):
+        for line in forecast_lines(run.config, gpu_memory):
             typer.echo(line)
         typer.echo()
     typer.echo("This was a plan: nothing was run.")

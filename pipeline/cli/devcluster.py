@@ -42,7 +42,7 @@ def up(
         typer.Option(
             metavar="NODE=NAME",
             help="Host name of a node, which is then a machine of its own to its jobs: its process ids and "
-            "boot are nobody else's, even where another has the same name. May be repeated. Needs root.",
+            "boot are its own, even where another has the same name. May be repeated. Needs root.",
         ),
     ] = None,
     clock: Annotated[

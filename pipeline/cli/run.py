@@ -34,6 +34,7 @@ from pipeline.run.control import Control, write_control
 from pipeline.run.directory import Run, claimed_run, resume_command
 from pipeline.run.engine_use import uses_torch, uses_vllm
 from pipeline.run.environment import TASK_ENVIRONMENT
+from pipeline.run.forecast import Forecast, write_forecast
 from pipeline.run.gpus import fork_hazard
 from pipeline.run.identity import RunError
 from pipeline.run.inside import check_holds_no_links
@@ -60,8 +61,10 @@ def start(config: Config, found: Findings, watch: bool) -> int:
     executor = None
     with found.collecting("the scheduler"):
         executor = executor_of(config, watch)
-    check(config, found)
+    forecast = Forecast()
+    check(config, found, forecast=forecast)
     with claimed_run(config) as (run, lease):
+        write_forecast(run.paths, forecast)
         will_change("a new run")
         if executor is not None:
             return carry_on(run, executor, lease)
@@ -87,12 +90,19 @@ def executor_of(config: Config, watch: bool) -> Processes | None:
     return executor
 
 
-def check(config: Config, found: Findings, folder: Path | None = None, number: int = 0) -> None:
+def check(
+    config: Config,
+    found: Findings,
+    folder: Path | None = None,
+    number: int = 0,
+    forecast: Forecast | None = None,
+) -> None:
     """Check all that a run is made of, and say what is worth knowing on stderr; see
     :func:`pipeline.checks.suites.start`. Raises UserError with every problem, one per line."""
     from pipeline.checks import suites  # slow to import, and resume does without
 
-    for text in suites.lines_of(suites.start(config, found, folder, number), found):
+    checked = suites.start(config, found, folder, number, forecast=forecast)
+    for text in suites.lines_of(checked, found):
         print(text, file=sys.stderr)
 
 
@@ -189,8 +199,10 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
     check_is_vacant(root)
     parent = find_parent(source)
     config = fork_config(parent, root, overrides, config_dir)
-    check(config, Findings(), Path(parent.run.identity.folder), parent.number)
+    forecast = Forecast()
+    check(config, Findings(), Path(parent.run.identity.folder), parent.number, forecast)
     run = fork(parent, config)
+    write_forecast(run.paths, forecast)
     word = "submit" if config.slurm else "resume"
     return (
         f"forked from {parent}; the fork begins with iteration {parent.number + 1} of {config.iterations}\n"

@@ -1,6 +1,5 @@
 """What is said of judged prompt files: lines for people, and the counts that every row of a run has."""
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,14 @@ from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.schema import Config
 from pipeline.data.checks import Judged
 from pipeline.data.prompts import Rejected, summarize
+from pipeline.data.rows import RejectReason
 from pipeline.data.tokens import Ends, end_warnings, hidden_ids
+from pipeline.forecast.lengths import MOST, PromptLengths, lengths_of
 from pipeline.text import printable
 
 _WARN_ABOVE = 0.1
 """Share of dropped rows above which people are warned."""
 _MOST_LISTED = 10
-_MOST = 0.95
-"""Share of prompts for the percentile of lengths that is reported beside the maximum."""
 
 
 # --- lines ---
@@ -98,12 +97,30 @@ def prefill_warnings(judged: Judged, config: Config) -> Iterator[str]:
 
 def lengths_in_words(judged: Judged, config: Config) -> str:
     """Return how long the usable prompts are, and whether a response has room after them."""
-    lengths = sorted(len(judged.tokens[i]) for i in judged.kept)
-    median, most = (lengths[math.ceil(share * len(lengths)) - 1] for share in (0.5, _MOST))
+    found = prompt_lengths(judged)
+    assert found is not None, "it has prompts that were tokenised"
     num_short, wanted = num_without_room(judged, config), config.rollout.max_new_tokens
-    leaving = f"{num_short:,} of {len(lengths):,} leave no" if num_short else "all leave"
-    span = f"{lengths[0]:,} to {lengths[-1]:,} tokens, median {median:,}, {_MOST:.0%} up to {most:,}"
-    return f"prompts of {span}; {leaving} room for rollout.max_new_tokens={wanted}"
+    leaving = f"{num_short:,} of {found.number:,} leave no" if num_short else "all leave"
+    context = config.model.context_length
+    limit = f"data.max_prompt_tokens={config.data.max_prompt_tokens} of a context of {context}"
+    over = f"{found.num_over:,} beside them are over" if found.num_over else "none is over"
+    if judged.num_truncated:
+        over = f"{found.num_over:,} of them were over"
+    return f"{span_in_words(found)}; {leaving} room for rollout.max_new_tokens={wanted}; {over} {limit}"
+
+
+def span_in_words(found: PromptLengths) -> str:
+    """Return the lengths of prompts without what they are compared with."""
+    span = f"{found.shortest:,} to {found.longest:,} tokens"
+    return f"prompts of {span}, median {found.median:,}, {MOST:.0%} up to {found.most:,}"
+
+
+def prompt_lengths(judged: Judged) -> PromptLengths | None:
+    """Sum up the lengths of a file's usable prompts; None where nothing was tokenised."""
+    num_over = judged.num_truncated + sum(one.reason is RejectReason.TOO_LONG for one in judged.rejected)
+    return lengths_of(
+        judged.key, [len(judged.tokens[i]) for i in judged.kept] if judged.tokens else [], num_over
+    )
 
 
 def num_without_room(judged: Judged, config: Config) -> int:
@@ -129,6 +146,24 @@ def listed(rejected: Sequence[Rejected]) -> Iterator[str]:
 _PREFIX = "data/"
 _TOTALS = ("prompts", "rejected", "truncated", "left_out", "masked_ids")
 _BY_KIND = ("rejected/", "read_as/")
+
+
+MEAN_LENGTH = "prompt_length/mean"
+"""Name of the mean length of a run's prompts among prepare's metrics."""
+
+
+def length_metrics(files: Sequence[Judged]) -> dict[str, float]:
+    """Return the lengths of the prompts that are trained on, as prepare's metrics: in tokens."""
+    found = prompt_lengths(files[0]) if files else None
+    if found is None:
+        return {}
+    return {
+        MEAN_LENGTH: found.mean,
+        "prompt_length/median": float(found.median),
+        "prompt_length/most": float(found.most),
+        "prompt_length/longest": float(found.longest),
+        "prompt_length/over": float(found.num_over),
+    }
 
 
 def counts(files: Sequence[Judged], num_masked: int) -> dict[str, float]:

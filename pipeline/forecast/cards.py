@@ -33,6 +33,27 @@ _CARDS = {
     "mi100": (32, 32),
 }
 """Least and most GB of the cards that are sold by a name. An MI250 is two GPUs."""
+_PEAK_TFLOPS = {
+    "b200": 2250,
+    "h200": 989,
+    "gh200": 989,
+    "h100": 989,
+    "h800": 989,
+    "a100": 312,
+    "a800": 312,
+    "a40": 150,
+    "a30": 165,
+    "a10": 125,
+    "a6000": 155,
+    "l40s": 362,
+    "l40": 181,
+    "l4": 121,
+    "mi300x": 1307,
+    "mi250x": 191,
+    "mi250": 181,
+    "mi210": 181,
+}
+"""Dense TFLOP/s in bf16 by makers' data sheets: an H100 as SXM, an MI250 one of its two GPUs."""
 _SIZE = re.compile(r"(?<![0-9])(\d+)gi?b(?![a-z0-9])")
 """Memory that a name says, as in a100_80gb and in 1g.10gb, a part of a GPU."""
 _RESERVED = 0.97
@@ -57,6 +78,12 @@ def card_named(name: str) -> Card | None:
         return _card(float(sizes[-1]), float(sizes[-1]), name)
     kind = kind_of(name)
     return _card(*_CARDS[kind], name) if kind in _CARDS else None
+
+
+def peak_flops(kind: str) -> float | None:
+    """Return the FLOP/s in bf16 that a kind of card, as :func:`kind_of` has it, is sold with; None where that
+    is not known."""
+    return _PEAK_TFLOPS[kind] * 1e12 if kind in _PEAK_TFLOPS else None
 
 
 def kind_of(name: str) -> str:

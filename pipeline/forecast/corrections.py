@@ -27,6 +27,8 @@ class Corrected(StrEnum):
     """Bytes that vLLM takes as it starts, beside weights and cache."""
     CONTEXT_BYTES = "context_bytes"
     """Bytes of a process on a GPU that torch does not know of."""
+    UPDATE_FLOPS = "update_flops"
+    """Model FLOP/s of an update on one card; no need of memory has it."""
 
 
 _IN_WORDS = {

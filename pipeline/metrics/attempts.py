@@ -14,6 +14,7 @@ from pipeline.run.attempts import AttemptId
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.endings import Endings, read_endings
+from pipeline.run.held import held_by
 from pipeline.run.plan import Plan
 from pipeline.run.submissions import Submission
 from pipeline.run.tasks import Stage, Task, parse_task
@@ -209,7 +210,10 @@ def _plain(gathering: _Gathering, task: Task, number: int, end: SpanEnd) -> Span
         ready = None if ready is None else max(ready, submission.created)
         job = f"{submission.state.job}_{index}" if submission.state.job else ""
     lane = lane_of(gathering.run, task.job_kind)
-    return Span(task.job_kind, task.shard, str(number), end, ready=ready, lane=lane, job=job)
+    cpus, gpus = held_by(gathering.run.config, task.job_kind)
+    return Span(
+        task.job_kind, task.shard, str(number), end, ready=ready, lane=lane, job=job, cpus=cpus, gpus=gpus
+    )
 
 
 def _with_record(span: Span, record: Record) -> Span:

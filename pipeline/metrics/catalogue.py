@@ -160,6 +160,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("seconds/elapsed", _P, "seconds since the run was made"),
     Metric("seconds/remaining", _P, "expected seconds to the run's end at the recent pace"),
     Metric("tokens_per_second/*", _P, "response tokens per wall second of a stage"),
+    Metric(
+        "model_tokens_per_second/*",
+        _P,
+        "prompt and response tokens through models per wall second of a stage, once for each pass: rollout, "
+        "scoring, reference, old log-probabilities and values, each epoch's steps of policy and critic",
+    ),
+    Metric("padding/*", _P, "share of padding among the positions that a stage's models computed"),
     Metric("memory_gib/*", _P, "largest peak memory of a stage's tasks"),
     Metric("gpu_memory_gib/*", _P, "largest peak GPU memory of a stage's tasks"),
     Metric("halvings/*", _P, "times that a task's batch budget was halved, of the one with most, if any was"),
@@ -257,6 +264,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_E, "Held-out response length", "evaluate/response_length", from_zero=True),
     Chart(_P, "Seconds per stage", "seconds/*", kind="bars"),
     Chart(_P, "Tokens per second", "tokens_per_second/*", from_zero=True),
+    Chart(_P, "Tokens through models per second", "model_tokens_per_second/*", from_zero=True),
+    Chart(_P, "Padding", "padding/*", from_zero=True),
     Chart(_P, "GPU hours", "slurm/gpu_hours/*", kind="bars"),
     Chart(_P, "Seconds in the queue", "slurm/queue_seconds/*", kind="bars"),
     Chart(_P, "Idle share", "slurm/idle_share/*", from_zero=True),

@@ -8,13 +8,19 @@ from pipeline.run import replays
 from pipeline.run.commits import Record
 from pipeline.run.tasks import Stage
 
-_OWN_OF_RECORD = replays.METRICS | {
-    "compute_seconds",
-    "startup_seconds",
-    "peak_memory_gib",
-    "peak_gpu_memory_gib",
-    "response_tokens",
-}
+_PASSED = ("model_tokens", "model_positions")
+"""Counts that stages/models/passes.py keeps."""
+_OWN_OF_RECORD = (
+    replays.METRICS
+    | {*_PASSED}
+    | {
+        "compute_seconds",
+        "startup_seconds",
+        "peak_memory_gib",
+        "peak_gpu_memory_gib",
+        "response_tokens",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,10 @@ def stage_metrics(stage: str, records: Sequence[Record]) -> dict[str, float]:
     tokens = sum(r.metrics.get("response_tokens", 0.0) for r in records)
     if tokens:
         metrics[f"tokens_per_second/{stage}"] = tokens / wall
+    passed, computed = (sum(r.metrics.get(name, 0.0) for r in records) for name in _PASSED)
+    if computed:
+        metrics[f"model_tokens_per_second/{stage}"] = passed / wall
+        metrics[f"padding/{stage}"] = 1 - passed / computed
     gpu = [r.metrics["peak_gpu_memory_gib"] for r in records if "peak_gpu_memory_gib" in r.metrics]
     if gpu:
         metrics[f"gpu_memory_gib/{stage}"] = max(gpu)

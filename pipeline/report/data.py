@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.job_kinds import DRIVER
 from pipeline.metrics.advice import advise
@@ -18,11 +18,12 @@ from pipeline.run import journal
 from pipeline.run.benchmarks import read_measured, with_measured
 from pipeline.run.commits import CorruptData, read_record
 from pipeline.run.directory import Run
+from pipeline.run.forecast import Forecast, read_forecast
 from pipeline.run.identity import RunError
 from pipeline.run.records import Records
 from pipeline.run.retention import BestPolicy, read_best
 from pipeline.run.submissions import Ledger
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Beat, read_beats
 from pipeline.workers.summary import workers_of
 
@@ -57,6 +58,10 @@ class ReportData:
     """What the newest workers said last; none of a run whose jobs do not stay."""
     noticed: Sequence[Noticed] = ()
     """What the run's drivers noticed, and when, oldest first."""
+    forecast: Forecast | None = None
+    """What was expected of the run when it began."""
+    prepared: Mapping[str, float] = field(default_factory=dict)
+    """Prepare's metrics; none where its record cannot be read."""
 
     @property
     def trained(self) -> Sequence[Row]:
@@ -77,8 +82,27 @@ def read_report(run: Run) -> ReportData:
     found = AdviceInput(rows, run.config, task_times(spans), workers_of(beats, now))
     samples = read_some_samples(run, [int(row["iteration"]) for row in rows])
     return ReportData(
-        run, rows, read_best(run.paths), spans, samples, advise(found), now, beats, read_noticed(run.paths)
+        run=run,
+        rows=rows,
+        best=read_best(run.paths),
+        spans=spans,
+        samples=samples,
+        advice=advise(found),
+        now=now,
+        beats=beats,
+        noticed=read_noticed(run.paths),
+        forecast=read_forecast(run.paths),
+        prepared=read_prepared(run),
     )
+
+
+def read_prepared(run: Run) -> Mapping[str, float]:
+    """Return prepare's metrics; none where its record is not there, or cannot be read."""
+    try:
+        record = read_record(run.paths, PREPARE)
+    except CorruptData:
+        return {}
+    return record.metrics if record is not None else {}
 
 
 def read_rows(run: Run) -> list[Row]:

@@ -20,6 +20,7 @@ from pipeline.metrics.samples import Choice, Sample
 from pipeline.metrics.terminal import COLUMNS, Column, Row, cells
 from pipeline.report.data import ReportData
 from pipeline.report.figures import figure, meaning
+from pipeline.report.forecast import forecast_table
 from pipeline.report.html import Head, moment, render
 from pipeline.report.settings import plain_text, settings_apart
 from pipeline.report.timeline import timeline_data, usage, windows_of, workers_table
@@ -91,6 +92,7 @@ def page(data: ReportData) -> str:
         windows=windows_of(data.spans),
         timeline=timeline_data(data),
         usage=used,
+        forecast=forecast_table(data),
         workers=workers_table(data.beats, data.now),
         filters=filters_of(data.samples),
         samples=[_sample_entry(choice, sample) for choice, sample in data.samples],

@@ -108,7 +108,7 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
         raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
     try:
         check_is_free(paths, lease)  # another driver may have come and gone since
-        for path in (paths.run_copy, paths.run_json, paths.config_copy):
+        for path in (paths.forecast, paths.run_copy, paths.run_json, paths.config_copy):
             path.unlink(missing_ok=True)
         yield write_run(paths, config, str(Path.cwd())), lease
     finally:

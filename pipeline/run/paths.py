@@ -62,6 +62,8 @@ class RunPaths:
     """Critics and trainer states of runs and trainers that commit them with the policy."""
     slurm = _Below("slurm")
     control = _Below("slurm", "control.json")
+    forecast = _Below("forecast.json")
+    """What was expected of the run when it began."""
     iterations = _Below("iterations")
     log_root = _Below("logs")
     slurm_log = _Below("logs", "slurm.log")

@@ -2,12 +2,14 @@
 
 import itertools
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.decide.reconcile import Actions, Launch, Observation, reconcile
+from pipeline.run import journal
 from pipeline.run.directory import Run, is_run
 from pipeline.run.lease import holder_of
 from pipeline.run.plan import Plan
@@ -15,6 +17,7 @@ from pipeline.run.records import Frontier, Records, find_frontier, stale_because
 from pipeline.run.retention import in_words
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.lanes import at_work
+from pipeline.text import duration, seconds_in_words
 from pipeline.workers.beats import BeatReader, read_living
 
 if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
@@ -22,6 +25,8 @@ if TYPE_CHECKING:  # a run of this machine needs nothing of Slurm's
 
 _MOST_LINES = 10
 """Most lines of one kind; the rest is counted."""
+_RECENT = 5
+"""Iterations whose seconds tell how long the rest takes."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ def describe_plan(run: Run) -> Iterator[str]:
     else:
         yield from _at_hand(found)
         yield from () if found.is_hidden else _due(found.actions)
+        yield from _pace(run)
         command = f"slurm-ppo plan {shlex.quote(str(run.paths.root))} " if is_run(run.paths.root) else ""
         yield f"\nevery task: {command}--all"
 
@@ -129,6 +135,15 @@ def _at_hand(found: Outlook) -> Iterator[str]:
         yield f"  {name}: {committed} of {len(tasks)} committed{in_queue}"
     if found.unanswered:
         yield f"  what is in the queue is not known, {found.unanswered}"
+
+
+def _pace(run: Run) -> Iterator[str]:
+    """Yield what an iteration took of late, and what that says of the rest of the run."""
+    rows = [row for row in journal.read_tail(run.paths.metrics) if "seconds/remaining" in row]
+    if rows:
+        recent = [row["seconds/iteration"] for row in rows[-_RECENT:]]
+        pace, rest = seconds_in_words(statistics.median(recent)), duration(rows[-1]["seconds/remaining"])
+        yield f"\nmeasured: {pace} an iteration, median of the newest {len(recent)}; about {rest} remain"
 
 
 def _group(task: Task) -> str:

@@ -15,6 +15,7 @@ from pipeline.run.commits import Record, is_of_the_past, opened_history, publish
 from pipeline.run.directory import Run, load_run
 from pipeline.run.engine_use import engines_of
 from pipeline.run.environment import COMMITTED, RELEASED
+from pipeline.run.held import num_threads
 from pipeline.run.identity import RunError
 from pipeline.run.plan import state_of
 from pipeline.run.records import find_frontier, recorded
@@ -25,6 +26,7 @@ from stages.context import Context, StageResult, StateWriter
 from stages.engines import engines_closed, needs_torch, take_facts
 from stages.logs import log
 from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
+from stages.models.passes import counted_passes, forget_passes
 from stages.process.bell import policy_is_there, ring
 from stages.training import publish_state
 
@@ -89,6 +91,7 @@ def compute_and_commit(
         log.info(f"{task} is tried with {words}, as an attempt before ran out of GPU memory")
     context = Context(run.paths, config, task, arguments.attempt, arguments.stays)
     forget_peaks()
+    forget_passes()
     seed = set_up(config, task)
     result = importlib.import_module(f"stages.tasks.{task.stage}").run(arguments.task, context)
     record = None
@@ -188,16 +191,11 @@ def describe(record: Record) -> str:
     return text + (f", {tokens:.0f} response tokens" if tokens else "")
 
 
-def num_threads(config: Config, stage: Stage) -> int:
-    """Return the number of a task's CPU threads, on which its result depends."""
-    generating = {Stage.ROLLOUT: config.rollout.num_threads, Stage.EVALUATE: config.evaluate.num_threads}
-    return {Stage.UPDATE: config.update.num_threads, **generating}.get(stage, config.reward.num_threads)
-
-
 def measured(context: Context, started: float, has_torch: bool) -> dict[str, float]:
-    """Return seconds of model compute and from the task's start to the first of it; how engines computed; and
-    the peak memory of this process and its engines' meanwhile, and of its GPU if it uses torch, in GiB."""
-    metrics = {"compute_seconds": context.compute_seconds}
+    """Return seconds of model compute and from the task's start to the first of it; what went through models,
+    and how engines computed; and the peak memory of this process and its engines' meanwhile, and of its GPU
+    if it uses torch, in GiB."""
+    metrics = {"compute_seconds": context.compute_seconds, **counted_passes().metrics()}
     if context.first_compute is not None:
         metrics["startup_seconds"] = context.first_compute - started
     facts = take_facts()

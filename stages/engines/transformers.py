@@ -39,6 +39,7 @@ from stages.logs import log
 from stages.models.adapters import merge_into, read_adapter
 from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import load_causal_lm, load_reward_model
+from stages.models.passes import PassedTokens, count_pass
 from stages.ppo.batching import budgeted
 
 
@@ -170,10 +171,13 @@ class TransformersGenerator(Generator):
         """Return the last response of each conversation of a group. Conversations wait for each other after
         each turn, so that what is computed together follows from the group alone."""
         last: dict[int, Response] = {}
+        passed = PassedTokens()
         while requests:
             assert all(map(self._takes, requests.values())), "a request that nothing would answer"
             for batch in self._batches(requests):
-                found = self._generate_batch([requests[i] for i in batch], sampling, should_stop)
+                asked = [requests[i] for i in batch]
+                found = self._generate_batch(asked, sampling, should_stop)
+                passed = passed.plus(_passed_by(asked, found))
                 for i, response in zip(batch, found, strict=True):
                     last[i] = response
                     turns.ended(i, response)
@@ -182,6 +186,7 @@ class TransformersGenerator(Generator):
                 _check(should_stop)
                 following |= turns.due(wait=True)
             requests = {i: request for i in requests if (request := following[i]) is not None}
+        count_pass(passed.tokens, passed.positions)  # of whole groups: others are generated again
         return last
 
     @torch.inference_mode()
@@ -210,6 +215,14 @@ class TransformersGenerator(Generator):
         log_probs = torch.stack(sampler.log_probs, dim=1).tolist()
         rows = zip(requests, tokens, log_probs, strict=True)
         return [_cut(self.room(request), row, scores, stop_ids) for request, row, scores in rows]
+
+
+def _passed_by(requests: Sequence[Request], responses: Sequence[Response]) -> PassedTokens:
+    """Return what went through the model in one batch, which is as long as its longest prompt and its longest
+    response."""
+    prompts = [len(request.prompt_tokens) for request in requests]
+    written = [len(response.tokens) for response in responses]
+    return PassedTokens(sum(prompts) + sum(written), len(requests) * (max(prompts) + max(written)))
 
 
 def _check(should_stop: Callable[[], bool]) -> None:
@@ -303,7 +316,9 @@ class TransformersScorer(Scorer):
         batching = self.batching() if len(sequences) > 1 else Batching.ALONE
         for group in batching.groups([length for _, length in lengths]):
             for batch in budgeted(lengths, group, self._token_budget):
-                scores |= zip(batch, self._score_batch([sequences[i] for i in batch]), strict=True)
+                chosen = [sequences[i] for i in batch]
+                scores |= zip(batch, self._score_batch(chosen), strict=True)
+                count_pass(sum(map(len, chosen)), len(chosen) * max(map(len, chosen)))
         return [scores[i] for i in range(len(sequences))]
 
     @torch.inference_mode()

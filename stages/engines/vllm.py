@@ -34,6 +34,7 @@ from stages.engines.vllm_arguments import check_gpus, generator_arguments, score
 from stages.engines.vllm_engine import VllmEngine
 from stages.engines.vllm_setup import Unsupported, start
 from stages.logs import log
+from stages.models.passes import count_pass
 from stages.models.tokenizers import unknown_ids
 
 
@@ -164,16 +165,20 @@ class VllmGenerator(Generator):
         self._check(sampling)
         waiting = deque(i for i in range(len(requests)) if i not in done)
         open_: set[int] = set()
+        asked: dict[int, Request] = {}
         last: dict[int, Response] = {}
         try:
             while open_ or waiting:
                 if should_stop():
                     return
                 while waiting and len(open_) < self._window:
-                    open_.add(waiting[0])
-                    self._add(waiting[0], requests[waiting.popleft()], sampling)
+                    index = waiting.popleft()
+                    open_.add(index)
+                    asked[index] = requests[index]
+                    self._add(index, asked[index], sampling)
                 for index, output in self._engine.step():
                     last[index] = _response(output, self._stop_ids(sampling))
+                    count_pass(len(asked[index].prompt_tokens) + len(last[index].tokens))
                     turns.ended(index, last[index])
                 over = {}
                 for index, request in turns.due(wait=not self._engine.is_busy).items():
@@ -181,6 +186,7 @@ class VllmGenerator(Generator):
                         open_.remove(index)
                         over[index] = last.pop(index)
                     else:
+                        asked[index] = request
                         self._add(index, request, sampling)
                 if over:
                     yield over
@@ -293,6 +299,7 @@ class VllmScorer(Scorer):
             while self._engine.is_busy:
                 for index, output in self._engine.step():
                     scores[index] = float(output.outputs.data.squeeze(-1))
+                    count_pass(len(sequences[index]))
         finally:
             self._engine.abort()
         return [scores[i] for i in range(len(sequences))]

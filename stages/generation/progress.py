@@ -14,7 +14,8 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from stages.engines.base import Request, Sampling
 from stages.generation.chat import messages_json, messages_of
 from stages.generation.episodes import Episode
 from stages.logs import log
+from stages.models.passes import PassedTokens, count_pass, counted_passes
 
 SAVE_SECONDS = 300.0
 """Seconds between saves, and so the most work that is lost when a process is killed without a warning, not
@@ -93,19 +95,22 @@ class Saved:
     """Episodes by the index of their request."""
     compute_seconds: float = 0.0
     """Seconds of model compute, those of the attempts that it continues included."""
+    passed: PassedTokens = field(default_factory=PassedTokens)
+    """What went through the model, in these attempts too."""
 
 
 def merge(saves: Iterable[Saved]) -> Saved:
     """Return the union of all saves; where several have a response, the first one's.
 
-    Attempts continue each other, so the longest time is that of the whole.
+    Attempts continue each other, so the longest time is that of the whole, and so are the largest counts.
     """
     responses: dict[int, Episode] = {}
-    seconds = 0.0
+    seconds, passed = 0.0, PassedTokens()
     for save in saves:
         responses = {**save.responses, **responses}
         seconds = max(seconds, save.compute_seconds)
-    return Saved(responses, seconds)
+        passed = max(passed, save.passed, key=attrgetter("positions"))
+    return Saved(responses, seconds, passed)
 
 
 def load(context: Context, origin: PartialKey) -> Saved:
@@ -126,7 +131,7 @@ def _read(paths: RunPaths, path: Path, origin: PartialKey) -> Saved:
         differing = [name for name, value in asdict(origin).items() if asdict(found)[name] != value]
         raise StaleData(record.task, f"this attempt differs in {', '.join(differing)}")
     table = read_shard(paths, record, PARTIAL)
-    return Saved(from_table(table), record.metrics["compute_seconds"])
+    return Saved(from_table(table), record.metrics["compute_seconds"], PassedTokens.of(record.metrics))
 
 
 def to_table(responses: Mapping[int, Episode]) -> pa.Table:
@@ -174,6 +179,7 @@ class Progress:
         self._started = time.time()
         self._saved_at = time.monotonic()
         context.compute_seconds += found.compute_seconds
+        count_pass(found.passed.tokens, found.passed.positions)
         if found.responses:
             log.info(f"{context.task} continues from {self.num_found} of {total} responses")
 
@@ -207,7 +213,7 @@ class Progress:
             host=socket.gethostname(),
             pid=os.getpid(),
             job_id=os.environ.get("SLURM_JOB_ID", ""),
-            metrics={"compute_seconds": self._context.compute_seconds},
+            metrics={"compute_seconds": self._context.compute_seconds, **counted_passes().metrics()},
         )
         replace_durably(files.partial_record(attempt), json.dumps(record.to_json(), indent=1) + "\n")
         if before is not None:

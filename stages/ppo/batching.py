@@ -18,6 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from stages.models.passes import count_pass
+
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 """Ids of a text: what Arrow gives without a copy, or a list."""
 
@@ -62,6 +64,10 @@ class MicroBatch:
     def tokens(self) -> Tensor:
         """[n] the response tokens."""
         return self.input_ids.flatten()[self.predictors + 1]
+
+    def count_pass(self) -> None:
+        """Count it as gone through a model; a dummy's tokens are padding."""
+        count_pass(0 if self.is_dummy else self.num_tokens, self.input_ids.numel())
 
     def to(self, device: torch.device) -> "MicroBatch":
         return replace(self, **tensors_on(device, self))

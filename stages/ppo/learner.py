@@ -215,5 +215,6 @@ def per_token(
     """Evaluate ``forward`` on all rows; [N, T]. Each rank computes its own rows, and all get all of them."""
     found = torch.zeros_like(experience.rollout_log_probs, device=device())
     for batch in (b.to(device()) for m in minibatches for b in m.micro_batches):
+        batch.count_pass()
         scatter_rows(found, batch, forward(batch))
     return ranks.sum_over_ranks(found).cpu()  # zeros but for this rank's rows

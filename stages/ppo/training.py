@@ -157,9 +157,11 @@ def accumulate(
     for number, micro in enumerate(batch.micro_batches):
         is_last = number == len(batch.micro_batches) - 1
         on_device = micro.to(device())
+        on_device.count_pass()
         loss = policy_part(learner, targets, on_device, counts, tally, log_probs)
         learner.policy.backward(loss, is_last, batch.num_shares)
         if learner.critic:
+            on_device.count_pass()
             loss = critic_part(learner, targets, on_device, counts, tally)
             learner.critic.backward(loss, is_last, batch.num_shares)
     return tally

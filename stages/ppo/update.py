@@ -3,11 +3,14 @@
 Runs on any number of ranks: all read everything, each trains on its share and writes its part.
 """
 
+import torch
+
 from pipeline.run.commits import BadCommit, FileEntry, hash_file
 from pipeline.run.durable import fsync_path
 from pipeline.run.states import is_due, state_record
 from stages import ranks
 from stages.context import Context, StageResult
+from stages.models.passes import count_pass, counted_passes, forget_passes, uncounted
 from stages.ppo import kept
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
@@ -64,13 +67,14 @@ def learn(iteration: int, context: Context, experience: Experience) -> StageResu
     with stopwatch.timing("reference"):
         experience = with_reference(context, experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
-    with stopwatch.timing("load"):
+    with stopwatch.timing("load"), uncounted():
         start = resume(context, iteration - 1)
     learner, state = start.learner, start.state
     # 4. the update, and the KL coefficient of the next one
     moments = state.rewards.including(experience.outcome.scores)
     with context.computing():
         done = learner_update(learner, experience, iteration, state.kl_coef, moments, stopwatch)
+    count_all_ranks()
     kl, coef = mean_kl(done.experience, done.targets), state.kl_coef  # which stays where no KL was measured
     following = TrainerState(
         iteration=iteration,
@@ -89,6 +93,16 @@ def learn(iteration: int, context: Context, experience: Experience) -> StageResu
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
     metrics |= start.relearned.metrics | {"samples": float(following.responses)}
     return StageResult(outputs, len(experience), "trainer/1", iteration, metrics)
+
+
+def count_all_ranks() -> None:
+    """Let what went through the models be that of all ranks. Every rank takes part."""
+    own = counted_passes()
+    tokens, positions = ranks.sum_over_ranks(
+        torch.tensor([own.tokens, own.positions], dtype=torch.float64)
+    ).tolist()
+    forget_passes()
+    count_pass(tokens, positions)
 
 
 def leave(context: Context, start: Start, outputs: tuple[FileEntry, ...]) -> None:

@@ -9,7 +9,7 @@ Utilisation is of the device's dense bf16 peak.
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from pipeline.config.algorithm import Estimator
 from pipeline.config.engines import Engine
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
+from pipeline.forecast.cards import kind_of, peak_flops
+from pipeline.forecast.corrections import Corrected
 from stages.context import Stopwatch
 from stages.engines import make_generator
 from stages.models.devices import device
@@ -31,6 +33,7 @@ from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckInput, Shown, with_torch
 from stages.rehearsal.engines import check_vllm, eager, engine_config, responses
 from stages.rehearsal.meeting import meet
+from stages.rehearsal.memory import named
 from stages.rehearsal.models import config_of, policy, random_experience, random_prompts
 
 if TYPE_CHECKING:
@@ -40,6 +43,8 @@ UTILISATION_GOAL = 0.45
 """Share of the peak that an update of the largest size is to reach, in bf16."""
 BARE_GOAL = 0.95
 """Share of the tokens per second of vLLM alone that are to come through our interface."""
+_H100_PCIE, _H100_PCIE_TFLOPS = "H100 PCIe", 756
+"""Name and dense bf16 peak of the card that has the name of a faster one."""
 _TIMES = 3
 """Measurements of which the median counts."""
 
@@ -61,18 +66,6 @@ SHAPES = {
     "0.5b": Shape(24, 896, 4864, 14, 2, 151_936),
     "1.5b": Shape(28, 1536, 8960, 12, 2, 151_936),
 }
-PEAK_TFLOPS = {
-    "B200": 2250,
-    "MI300X": 1307,
-    "GH200": 989,
-    "H200": 989,
-    "H100 PCIe": 756,
-    "H100": 989,
-    "L40S": 362,
-    "A100": 312,
-    "A10": 125,
-}
-"""Dense bf16, by part of the device's name; the first that fits."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,10 @@ def training(given: CheckInput) -> Shown:
     per_second = sum(map(sum, lengths)) / seconds
     flops = update_flops(shape, lengths, 1, has_critic=False) / seconds
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    return utilisation(load.size, per_second, flops / 1e12, peak_tflops(name))
+    shown = utilisation(load.size, per_second, flops / 1e12, peak_tflops(name))
+    if load is _SMALL:
+        return shown  # a model so small says nothing of others
+    return replace(shown, numbers={**shown.numbers, **named({Corrected.UPDATE_FLOPS: flops})})
 
 
 def utilisation(size: str, tokens_per_second: float, tflops: float, peak: float | None) -> Shown:
@@ -304,4 +300,7 @@ def update_flops(shape: Shape, lengths: Sequence[tuple[int, int]], epochs: int, 
 
 def peak_tflops(name: str) -> float | None:
     """Return the dense bf16 peak of a device by its name; None where it is not known. Pure."""
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+    if _H100_PCIE in name:
+        return _H100_PCIE_TFLOPS
+    peak = peak_flops(kind_of(name))
+    return None if peak is None else peak / 1e12

@@ -64,6 +64,7 @@ def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
     written = np.flatnonzero(np.diff(offsets)).tolist()
     with context.computing():
         for batch in micro_batches(sequences, written, config.reward.tokens_per_batch):
+            batch.count_pass()
             log_probs = response_log_probs(kept.model, batch.to(device()), config.rollout.temperature)
             for index, line in zip(batch.rows.tolist(), log_probs.cpu().numpy(), strict=True):
                 found[offsets[index] : offsets[index + 1]] = line[: len(responses[index])]

@@ -27,7 +27,7 @@ from pipeline.data.checks import (
 )
 from pipeline.data.prompts import Rejected, made_prompts, write_rejected
 from pipeline.data.rendering import scoring_templates
-from pipeline.data.summary import counts, lines, num_masked
+from pipeline.data.summary import counts, length_metrics, lines, num_masked
 from pipeline.plugins.environments import made_tasks
 from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, SampleRow, check_rules, check_scheduler, open_rules
@@ -70,6 +70,7 @@ def run(task: Task, context: Context) -> StageResult:
     )
     context.lineage.update(hash_user_files(config))
     metrics = counts(files, num_masked(config, tokenizer_of(context, config.model.policy)))
+    metrics |= length_metrics(files)
     return StageResult(outputs, prompts.num_rows, version_of(PROMPTS), 0, metrics)
 
 

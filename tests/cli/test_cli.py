@@ -375,16 +375,38 @@ def test_prompts_that_leave_responses_no_room_are_counted(inputs, tmp_path, slur
     assert done.returncode == 0, done.stderr
     assert "after 4 of 10 prompts there is no room for rollout.max_new_tokens=30" in done.stdout
     lengths = "prompts of 20 to 40 tokens, median 20, 95% up to 40; 4 of 10 leave no room for"
-    assert f"data.prompts: {lengths} rollout.max_new_tokens=30\n" in done.stdout
+    limit = "none is over data.max_prompt_tokens=50 of a context of 64"
+    assert f"data.prompts: {lengths} rollout.max_new_tokens=30; {limit}\n" in done.stdout
 
 
 def test_validate_tells_how_long_prompts_are(inputs, tmp_path, slurm_ppo):
     done = slurm_ppo("validate", *tokenised(inputs, tmp_path, rows_of(*range(10, 30), 52)))
     assert done.returncode == 0, done.stderr
     lengths = (
-        "prompts of 10 to 52 tokens, median 20, 95% up to 29; all leave room for rollout.max_new_tokens=12"
+        "prompts of 10 to 52 tokens, median 20, 95% up to 29; all leave room for rollout.max_new_tokens=12; "
+        "none is over data.max_prompt_tokens=52 of a context of 64"
     )
     assert f"data.prompts: {lengths}\n" in done.stdout
+
+
+def test_a_plan_tells_how_long_prompts_are_how_many_are_over_and_what_is_not_known(
+    inputs, tmp_path, slurm_ppo
+):
+    done = slurm_ppo("plan", *tokenised(inputs, tmp_path, rows_of(*range(10, 30), 60)))
+    assert done.returncode == 0, done.stderr
+    assert "prompts of 10 to 29 tokens, median 19, 95% up to 28;" in done.stdout
+    assert "; 1 beside them are over data.max_prompt_tokens=52 of a context of 64\n" in done.stdout
+    assert "\nseconds: not known: there is no earlier run of such a model here" in done.stdout
+    cut = slurm_ppo(
+        "plan", *tokenised(inputs, tmp_path, rows_of(*range(10, 30), 60), "data.long_prompts=truncate")
+    )
+    assert "; 1 of them were over data.max_prompt_tokens=52" in cut.stdout
+
+
+def test_a_run_keeps_what_was_expected_of_it(complete_run):
+    found = json.loads((complete_run / "forecast.json").read_text())
+    assert found["seconds"] is None or found["seconds"]["iteration"] > 0
+    assert "lengths" in found
 
 
 def test_validate_says_what_ends_responses_where_model_and_tokenizer_disagree(inputs, tmp_path, slurm_ppo):
@@ -553,7 +575,7 @@ finally:
         ("logs RUN", set()),
         ("plan RUN", set()),
         ("config OVERRIDES", {"hydra", "omegaconf"}),
-        ("plan OVERRIDES", {"hydra", "omegaconf"}),
+        ("plan OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("validate OVERRIDES", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("validate OVERRIDES model.tokenizer=null", {"hydra", "omegaconf", "pyarrow", "numpy"}),
         ("samples RUN", {"pyarrow", "numpy"}),

@@ -254,7 +254,7 @@ def policy_of(run: Path, iteration: int = 0) -> dict[str, bytes]:
 
 def results_of(run: Path) -> list[dict]:
     """Rows of metrics.jsonl without what depends on when and where a task ran."""
-    machine = ("seconds/", "tokens_per_second/", "memory_gib/", "slurm/")
+    machine = ("seconds/", "tokens_per_second/", "model_tokens_per_second/", "memory_gib/", "slurm/")
     rows = read_lines(run / "metrics.jsonl")
     return [{k: v for k, v in row.items() if not k.startswith(machine)} for row in rows]
 

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.allocation import AllocationConfig, StepConfig
 from pipeline.config.evaluate import EvaluateConfig
 from pipeline.config.job_kinds import DRIVER
+from pipeline.config.scheduler import LocalConfig, LocalUpdateConfig
 from pipeline.config.schema import DataConfig
+from pipeline.config.update import UpdateConfig
 from pipeline.metrics.attempts import Facts, attempts_of, last_written
 from pipeline.metrics.catalogue import describe
 from pipeline.metrics.costs import costs_of, metrics_of, numbers_of
@@ -85,6 +88,27 @@ def test_a_commit_waits_from_its_last_input_on(local):
     assert (span.ready, span.started, span.computing, span.ended) == (10.0, 12.0, 15.0, 20.0)
     parts = parts_of(span)
     assert (parts.queue, parts.run, parts.startup, parts.compute, parts.idle) == (2.0, 8.0, 3.0, 4.0, 1.0)
+
+
+def test_attempts_of_this_machine_hold_the_threads_of_their_ranks(tmp_path):
+    scheduler = LocalConfig(update=LocalUpdateConfig(ranks=2))
+    run = make_run(tmp_path / "run", scheduler=scheduler, update=UpdateConfig(num_threads=3))
+    commit(run, PREPARE, "1-aa", 0.0, 10.0)
+    commit(run, ROLLOUT, "1-ab", 10.0, 46.0)
+    failed(run, "1/update/0", "1-aa", 72.0, started=54.0)
+    commit(run, Task(1, Stage.UPDATE), "2-ac", 80.0, 98.0)
+    hours = {kind: (time.cpu_hours, time.wasted_cpu_hours) for kind, time in stage_times(found(run)).items()}
+    assert hours["rollout"] == (pytest.approx(36 / 3600), 0.0)
+    assert hours["update"] == (pytest.approx(6 * 36 / 3600), pytest.approx(6 * 18 / 3600))
+
+
+def test_attempts_in_an_allocation_hold_their_steps(tmp_path):
+    scheduler = AllocationConfig(rollout=StepConfig(cpus_per_task=8, gpus_per_node="a100:2"))
+    run = make_run(tmp_path / "run", scheduler=scheduler)
+    commit(run, PREPARE, "1-aa", 0.0, 10.0)
+    commit(run, ROLLOUT, "1-ab", 10.0, 46.0)
+    time = stage_times(found(run))["rollout"]
+    assert (time.cpu_hours, time.gpu_hours) == (pytest.approx(0.08), pytest.approx(0.02))
 
 
 def test_a_failed_attempt_says_when_and_why_and_the_next_waits_for_it(local):

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.schema import DataConfig
+from pipeline.forecast.lengths import lengths_of
+from pipeline.forecast.seconds import SecondsForecast
 from pipeline.metrics.advice_input import Advice, Rule, Severity
 from pipeline.metrics.catalogue import CHARTS, describe
 from pipeline.metrics.spans import stage_totals
@@ -25,8 +27,9 @@ from pipeline.report.settings import settings_apart, settings_table
 from pipeline.run import journal
 from pipeline.run.commits import publish
 from pipeline.run.directory import Run
+from pipeline.run.forecast import Forecast, write_forecast
 from pipeline.run.identity import Parent
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.workers.beats import Doing, Reason
 from tests.support.beats import beat, write_beats
 from tests.support.reportrun import (
@@ -129,6 +132,25 @@ def test_the_report_says_how_the_run_went(run):
         assert part in text
     assert f"slurm-ppo resume {run.paths.root}" in text
     assert "prompts_per_iteration: 256" in text
+
+
+def test_the_report_shows_what_was_expected_beside_what_happened(run):
+    assert "Expected and happened" not in Page(written(run)).text
+    lengths = [lengths_of("data.prompts", [20, 30, 900], 2)]
+    seconds = SecondsForecast({"rollout": 50.0, "update": 30.0}, 80.0, 1600.0, "measured in <before>")
+    write_forecast(run.paths, Forecast(lengths, {"update": 4 * 2.0**30}, seconds))
+    prepared = {"prompt_length/median": 31.0, "prompt_length/over": 4.0}
+    assert publish(run.paths, record(PREPARE, started=1.0, ended=2.0, **prepared))
+    cells = Page(written(run)).cells
+    rows = [cells[i : i + 3] for i in range(len(cells))]
+    assert ["prompts, median", "30 tokens", "31 tokens"] in rows
+    assert ["prompts, longest", "900 tokens", "-"] in rows
+    assert ["prompts, over the limit", "2", "4"] in rows
+    assert ["memory, update", "4.00 GiB", "3.00 GiB"] in rows
+    assert ["time, rollout", "50 s", "41 s"] in rows
+    assert ["time, reward", "-", "12 s"] in rows
+    assert ["time, iteration", "1 min 20 s", "1 min 26 s"] in rows
+    assert "Times: measured in <before>." in Page(written(run)).text
 
 
 def test_every_chart_has_a_place_a_figure_and_a_caption(run):

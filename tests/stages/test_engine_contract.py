@@ -18,6 +18,7 @@ from transformers import (
     OpenAIGPTForSequenceClassification,
 )
 
+from pipeline.config.engines import Engine
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from pipeline.run.schemas import FinishReason
@@ -26,6 +27,7 @@ from stages.engines import make_generator, make_scorer
 from stages.engines.base import REFUSED, BadSequence, Request, Response, Sampling
 from stages.models.adapters import merge_into, read_adapter
 from stages.models.loading import load_causal_lm, load_reward_model
+from stages.models.passes import PassedTokens, counted_passes, forget_passes
 from tests.support import tiny
 from tests.support.adapters import make_adapter
 from tests.support.processes import config_of
@@ -389,6 +391,21 @@ def test_text_of_any_script_goes_in_as_tokens(generator, model, folder):
     for request, response in zip(asked, generator.generate(asked, Sampling()), strict=True):
         expected = log_probs_of(model, request.prompt_tokens, response.tokens)
         torch.testing.assert_close(torch.tensor(response.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_our_engines_count_what_goes_through_the_model(config, generator):
+    """vLLM pads nothing, transformers each batch; users' engines need not count."""
+    asked = requests()
+    forget_passes()
+    written = generator.generate(asked, Sampling())
+    found, size = counted_passes(), sum(len(one.prompt_tokens) for one in asked)
+    size += sum(len(response.tokens) for response in written)
+    if config.rollout.engine == Engine.VLLM:
+        assert found == PassedTokens(size, size)
+    elif config.rollout.engine == Engine.TRANSFORMERS:
+        assert size == found.tokens < found.positions
+    else:
+        assert found == PassedTokens()
 
 
 def test_nothing_asked_is_nothing_answered(generator):

@@ -4,6 +4,8 @@ import pytest
 
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
+from pipeline.run.schemas import ROLLOUT
+from pipeline.run.shards import read_shard
 from pipeline.run.tasks import Stage, Task
 from tests.support.processes import make_run, stage
 
@@ -48,3 +50,18 @@ def test_the_update_reports_where_its_time_went(in_reward):
         f"seconds/update/{part}" for part in ("read", "reference", "load", "old_log_probs", "steps", "save")
     }
     assert 0.5 < metrics["policy/padding_efficiency"] <= 1
+
+
+def test_a_record_counts_every_pass_of_every_token(in_reward):
+    """Old log-probabilities, old values, and a step of policy and critic in each epoch: of all rows, as all
+    have an advantage with a critic. Generating and the reference have each token once."""
+    paths, config = in_reward.paths, in_reward.config
+    table = read_shard(paths, read_record(paths, Task(2, Stage.ROLLOUT)), ROLLOUT)
+    columns = (table[name].to_pylist() for name in ("prompt_tokens", "response_tokens"))
+    size = sum(len(tokens) for column in columns for tokens in column)
+    passes = 2 + 2 * config.update.epochs
+    found = {stage: read_record(paths, Task(2, stage)).metrics for stage in (Stage.ROLLOUT, Stage.UPDATE)}
+    assert found[Stage.ROLLOUT]["model_tokens"] == size
+    assert found[Stage.UPDATE]["model_tokens"] == passes * size
+    for metrics in found.values():
+        assert metrics["model_tokens"] <= metrics["model_positions"] < 2 * metrics["model_tokens"]

@@ -65,6 +65,17 @@ def test_status_says_so_in_a_line_and_in_its_json(tmp_path, monkeypatch, is_on_s
     assert (found["stage"], found["halvings"]) == ("prepare", 1)
 
 
+def test_a_row_says_what_went_through_models_and_how_much_of_it_was_padding():
+    counts = {"model_tokens": 300.0, "model_positions": 400.0}
+    first, second = (make_record(task) for task in ROLLOUTS[:2])
+    records = [first, replace(second, metrics=second.metrics | counts)]
+    wall = max(one.ended for one in records) - min(one.started for one in records)
+    row = stage_metrics("rollout", records)
+    assert row["padding/rollout"] == 0.25
+    assert row["model_tokens_per_second/rollout"] == pytest.approx(300.0 / wall)
+    assert "padding/rollout" not in stage_metrics("rollout", records[:1]), "an engine that does not count"
+
+
 def test_a_row_has_the_largest_number_of_halvings_where_there_was_one():
     records = [make_record(task) for task in ROLLOUTS[:2]]
     assert "halvings/rollout" not in stage_metrics("rollout", records)

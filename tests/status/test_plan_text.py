@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.noop import make_record
 from pipeline.config.scheduler import LocalConfig
+from pipeline.run import journal
 from pipeline.run.directory import Run
 from pipeline.run.lease import hold
 from pipeline.run.tasks import PREPARE, Stage, Task
@@ -49,6 +50,14 @@ def test_a_plan_says_on_a_screen_what_is_done_at_hand_and_due(tmp_path):
         "  iteration 8 reward shard 0 to 2, 5 to 299: not committed",
         "  iteration 8 rollout shard 3, 4: not committed",
     ]
+
+
+def test_a_plan_of_a_run_says_what_its_own_iterations_took(tmp_path):
+    run = make_run(tmp_path / "run", 2)
+    assert not [line for line in describe_plan(run) if "measured" in line]
+    journal.rewrite(run.paths.metrics, [reportrun.make_row(i, 1000) for i in range(1, 8)])
+    (line,) = [line for line in describe_plan(run) if "measured" in line]
+    assert line == "\nmeasured: 1 min 26 s an iteration, median of the newest 5; about 23 h 43 min remain"
 
 
 def test_what_workers_of_this_machine_do_is_not_due_while_their_driver_and_they_live(tmp_path):

@@ -1,0 +1,51 @@
+"""``forecast.json``: what was expected of a run when it began, for the report to compare with what came."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.forecast.lengths import PromptLengths
+from pipeline.forecast.seconds import SecondsForecast
+from pipeline.run.durable import from_json, read_shared, replace_durably
+from pipeline.run.paths import RunPaths
+
+
+@dataclass
+class Forecast:
+    """Expectations, which the checks before a start fill in."""
+
+    lengths: list[PromptLengths] = field(default_factory=list)
+    """Of the prompt files that could be tokenised, or samples of them."""
+    memory: dict[str, float] = field(default_factory=dict)
+    """Peak bytes of a process of each stage: on its GPU, or without one of the host."""
+    seconds: SecondsForecast | None = None
+    made: float = field(default_factory=time.time)
+    """Unix time."""
+
+    @property
+    def of_training(self) -> PromptLengths | None:
+        """Lengths of the prompts that are trained on; None where they are not known."""
+        return next(iter(self.lengths), None)
+
+
+def write_forecast(paths: RunPaths, forecast: Forecast) -> None:
+    """Write it into a run's directory, in one step."""
+    replace_durably(paths.forecast, json.dumps(asdict(forecast), indent=1) + "\n")
+
+
+def read_forecast(paths: RunPaths) -> Forecast | None:
+    """Read it; None where there is none, as in runs of earlier versions, or none that can be read."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return _parsed(from_json(read_shared(paths.forecast)))
+    return None
+
+
+def _parsed(found: Mapping[str, Any]) -> Forecast:
+    lengths = [PromptLengths(**one) for one in found["lengths"]]
+    seconds = found["seconds"] and SecondsForecast(
+        **found["seconds"] | {"left_out": tuple(found["seconds"]["left_out"])}
+    )
+    return Forecast(lengths, dict(found["memory"]), seconds, float(found["made"]))
