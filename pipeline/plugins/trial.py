@@ -20,6 +20,7 @@ from pipeline.config.reward import (
     RuleConfig,
     prefill_of,
 )
+from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import Config
 from pipeline.plugins.called import (
     Plugin,
@@ -139,8 +140,9 @@ def _try_rule(opened: OpenRule, config: Config, sample: SampleRow) -> Iterator[s
 
 def check_scheduler(config: Config) -> None:
     """Import the scheduler of conversations. Raises PluginError if it is no function of one argument."""
-    if config.rollout.multi_turn:
-        plugin = Plugin("rollout.multi_turn.scheduler", config.rollout.multi_turn.scheduler)
+    given = config.rollout.multi_turn
+    if given and given.scheduler != ENVIRONMENT_SCHEDULER:  # environments are tried as they make tasks
+        plugin = Plugin("rollout.multi_turn.scheduler", given.scheduler)
         for trouble in tried({plugin: 1}):
             raise PluginError(trouble.text)
 
