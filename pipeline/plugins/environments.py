@@ -6,15 +6,14 @@ An environment is what its source returns, called with its arguments: an object 
     score(response: str, metadata) -> float
 
 It is made in a process of its own, in which strings hash the same on every machine, and where it has one, in
-an interpreter of its own (:mod:`pipeline.plugins.hosted`). ``metadata`` goes as JSON text with the prompt, to where
-conversations go on (:mod:`stages.generation.environments`) and responses are scored
+an interpreter of its own (:mod:`pipeline.plugins.hosted`). ``metadata`` goes as JSON text with the prompt, to
+where conversations go on (:mod:`stages.generation.environments`) and responses are scored
 (:mod:`stages.rewards.environments`).
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from pipeline.config.environment import (
     EnvironmentConfig,
 )
 from pipeline.config.reward import ENVIRONMENT_RULE, RowsPerCall, RuleConfig
+from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import Config
 from pipeline.plugins.called import Plugin, PluginFailure
 from pipeline.plugins.interpreter.contract import MadeTask
@@ -57,12 +57,14 @@ def made_tasks(config: Config, most: int | None = None) -> dict[str, list[NamedT
         return {}
     sets = task_sets(made, config.seed, bool(config.evaluate.every))
     found: dict[str, dict[str, list[NamedTask]]] = {one.key: {} for one in sets}
+    seen: list[Abilities] = []
     for name, given in made.components.items():
         with open_calls(plugin_of(name, made), 1) as calls:
             for one in sets:
-                check = partial(check_abilities, config, f"{calls.plugin.key}={given.source}")
-                tasks = tasks_of(name, given, calls, one, made.time_limit, most, check)
+                tasks = tasks_of(name, given, calls, one, made.time_limit, most, seen.append)
                 found[one.key][name] = list(tasks)
+        check_abilities(config, f"{calls.plugin.key}={given.source}", seen[-1])
+    check_converses(config, seen)
     return {key: mixed(tasks) for key, tasks in found.items()}
 
 
@@ -110,9 +112,9 @@ def tasks_of(
     wanted: TaskSet,
     time_limit: float,
     most: int | None,
-    check: Callable[[Abilities], None],
+    note: Callable[[Abilities], None],
 ) -> Iterator[NamedTask]:
-    """Yield the first tasks of one environment. Raises PluginError, as ``check`` does at what it can do."""
+    """Yield the first tasks of one environment, after noting what else it can do. Raises PluginError."""
     source, size = f"{calls.plugin.key}={given.source}", wanted.shares[name]
     heldout = wanted.key == HELDOUT_TASKS_KEY
     found = calls.call(time_limit, begin, given.arguments, size, wanted.seed_of(name), heldout)
@@ -121,7 +123,7 @@ def tasks_of(
         raise (MissingImport if found.is_elsewhere else PluginError)(
             found.text if is_named else f"{source}: as it is made, it {' '.join(found.text.split())}"
         )
-    check(found)
+    note(found)
     num_wanted, num_made = min(size, most or size), 0
     for task in _made(calls, num_wanted, time_limit):
         yield f"{name}/{num_made}", row_of(f"{name}/{num_made}", given, task)
@@ -149,6 +151,14 @@ def plugin_of(name: str, made: EnvironmentConfig) -> Plugin:
     key = f"data.environment.components.{name}.source"
     given = made.components[name]
     return Plugin(key, given.source, ENVIRONMENTS, made.import_limit, given.python)
+
+
+def check_converses(config: Config, found: Sequence[Abilities]) -> None:
+    """Raise PluginError where environments are to converse, and none of them does."""
+    given = config.rollout.multi_turn
+    if given and given.scheduler == ENVIRONMENT_SCHEDULER and not any(one.has_step for one in found):
+        key = f"rollout.multi_turn.scheduler={given.scheduler}"
+        raise PluginError(f"{key}: no environment of the run has a method step(messages, metadata)")
 
 
 def check_abilities(config: Config, source: str, found: Abilities) -> None:

@@ -1,7 +1,7 @@
 """Environments in an interpreter of their own: their packages may be others than those of this one.
 
-A process of that interpreter runs :mod:`pipeline.plugins.interpreter.serve` and makes one environment; requests
-and answers are lines of JSON. It ends with the thread that has started it, at the latest.
+A process of that interpreter runs :mod:`pipeline.plugins.interpreter.serve` and makes one environment.
+Requests and answers are lines of JSON. It ends with the thread that has started it, at the latest.
 """
 
 import importlib.util
@@ -109,7 +109,8 @@ class Child:
         answer = future.result()
         if "error" in answer:
             error = DescribedError(answer["error"])
-            error.add_note(f"In its process: {answer['trace']}")
+            if answer["trace"]:
+                error.add_note(f"In its process: {answer['trace']}")
             raise error
         return answer["value"]
 

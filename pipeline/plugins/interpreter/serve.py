@@ -50,7 +50,7 @@ class Served:
         self._tasks: Iterator[Any] = iter(())
 
     def load(self, source: str, file: str | None) -> dict[str, Any]:
-        """Import ``source``, from ``file`` if it comes along with slurm-ppo. Returns what is wrong with it."""
+        """Import ``source``, if it comes along with slurm-ppo from ``file``. Returns what is wrong."""
         target = source if ":" in source else _registered(source)
         if not target:
             return {
