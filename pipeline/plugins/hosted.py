@@ -22,7 +22,8 @@ from pipeline.plugins.load import VERIFIERS, MissingImport, PluginError, is_read
 
 _LAST_WORDS_SECONDS = 1.0
 """Seconds in which answers of a process that has ended are read."""
-_ROOT = Path(__file__).parents[2]
+_OF_THIS_PROJECT = Path("pipeline", "plugins", "load.py")
+"""File below each folder of this project that may be searched for modules."""
 _SERVE = str(Path(__file__).parent / "interpreter" / "serve.py")
 
 
@@ -202,11 +203,12 @@ def _made(child: Child, /, **arguments: Any) -> HostedEnvironment:
 
 
 def own_folders() -> list[str]:
-    """Return where modules of the user's own are looked for: what this interpreter searches beside its
-    packages and this project's folder."""
+    """Return where modules of the user's own are looked for: what this interpreter searches, but for its
+    packages and folders of this project."""
     packages = {Path(one).resolve() for one in (sys.prefix, sys.base_prefix)}
     found = [Path(one or ".").absolute() for one in sys.path]
-    return [str(one) for one in found if one != _ROOT and packages.isdisjoint([one, *one.resolve().parents])]
+    own = [one for one in found if packages.isdisjoint([one, *one.resolve().parents])]
+    return [str(one) for one in own if not (one / _OF_THIS_PROJECT).exists()]
 
 
 def _file_of(target: str) -> str:

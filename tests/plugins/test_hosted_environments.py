@@ -1,5 +1,6 @@
-"""Environments in an interpreter of their own: nothing of it meets this one's packages, and whatever becomes of
-its process is said with the task."""
+"""Environments in an interpreter of their own: nothing of it meets this one's packages, and whatever becomes
+of its process is said with the task.
+"""
 
 import json
 import os
