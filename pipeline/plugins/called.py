@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 from pipeline.plugins.interpreter.contract import raised
 from pipeline.plugins.load import ENVIRONMENTS, VERIFIERS, MissingImport, PluginError, load_plugin
-from pipeline.plugins.marks import CHECK, NAMED_ARGUMENTS, TIMEOUT_SCORE
+from pipeline.plugins.marks import CHECK, NAMED_ARGUMENTS, PREPARE, TIMEOUT_SCORE
 
 LARGEST_SCORE = 3.4028234663852886e38
 """The largest number of single precision."""
@@ -113,6 +114,17 @@ def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[f
         return judged(list(returned), num_rows)
     except BaseException as error:  # also SystemExit: the message has to name the row
         return PluginFailure(raised(error), trace=traceback.format_exc())
+
+
+def prepare(plugin: Plugin, columns: Mapping[str, Sequence[Any]], folder: str, workers: int) -> None:
+    """Have the function prepare itself in this process, and wait until it has in all: so each is asked once.
+    What goes wrong shows at the first score."""
+    with contextlib.suppress(BaseException):
+        getattr(loaded(plugin), PREPARE)(**columns)
+    Path(folder, f"{PREPARE}-{os.getpid()}").touch()
+    until = time.monotonic() + plugin.import_limit
+    while len(list(Path(folder).glob(f"{PREPARE}-*"))) < workers and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:

@@ -33,6 +33,7 @@ from pipeline.plugins.called import (
 )
 from pipeline.plugins.load import RULES, PluginError
 from pipeline.plugins.sandbox import Calls, open_calls
+from pipeline.run.schemas import ENVIRONMENT_ENTRY
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
             for sample in samples:
                 given = list(trial_row(rule.config, config, sample)), list(rule.config.arguments)
                 _refuse_rule(rule.config, rule.calls.call(rule.config.time_limit, rule_error, *given))
+                if rule.config.trial and (entry := sample.columns.get(ENVIRONMENT_ENTRY)):
+                    rule.calls.prepare({ENVIRONMENT_ENTRY: [entry]})
                 if rule.config.trial:
                     yield from _try_rule(rule, config, sample)
     found.refuse()

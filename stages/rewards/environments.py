@@ -5,7 +5,7 @@ its arguments, and what the environment keeps of the task.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -16,7 +16,13 @@ from pipeline.plugins.making import opened
 from pipeline.plugins.marks import rule
 
 
-@rule()
+def open_all(environment_entry: Sequence[str]) -> None:
+    """Make the environments of these tasks in this process."""
+    for entry in dict.fromkeys(environment_entry):
+        _environment(*_made_of(json.loads(entry)))
+
+
+@rule(prepare=open_all)
 def environment(
     *,
     responses: Sequence[str],
@@ -41,7 +47,7 @@ def environment(
 def scores_of(entry: str, said: Sequence[tuple[str, Any]]) -> list[Any]:
     """Return what the environment says of responses to one task, which may be no numbers."""
     task = json.loads(entry)
-    given = task["source"], task.get("python"), json.dumps(task["arguments"])
+    given = _made_of(task)
     made = _environment(*given)
     if getattr(made, "has_ended", False):
         _environment.cache_clear()
@@ -54,6 +60,11 @@ def scores_of(entry: str, said: Sequence[tuple[str, Any]]) -> list[Any]:
             ]
         )
     )
+
+
+def _made_of(task: Mapping[str, Any]) -> tuple[str, str | None, str]:
+    """Return source, interpreter, and arguments as JSON, of which an environment is made."""
+    return task["source"], task.get("python"), json.dumps(task["arguments"])
 
 
 @cache
