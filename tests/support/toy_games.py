@@ -1,4 +1,4 @@
-"""An environment of the package verifiers, as its users write them: sums in one turn, with tools, or a game."""
+"""An environment of the package verifiers, as users write them: sums in one turn, with tools, a game."""
 
 import verifiers as vf
 from datasets import Dataset
