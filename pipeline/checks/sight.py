@@ -8,6 +8,7 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.job_kinds import parts_of
 from pipeline.config.reward import ENVIRONMENT_RULE, Component, RemoteConfig, RewardModelConfig
+from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.executors.slurm.resources import SRUN
@@ -55,6 +56,7 @@ def paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
         yield from _samples(reward.components)
     elif stage == Stage.ROLLOUT:
         yield model.policy
+        yield from _of_conversations(config, folder)
     elif stage == Stage.SCORE:
         yield from _of_components(config, reward.components_of(pool), folder)
     elif stage == Stage.REWARD:
@@ -66,6 +68,7 @@ def paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
     elif stage == Stage.EVALUATE:
         yield model.policy
         yield from _of_components(config, reward.components, folder)
+        yield from _of_conversations(config, folder)
     elif stage == Stage.BENCHMARK:
         yield model.policy
         yield from (word for word in (config.evaluate.command or ())[:1] if Path(word).is_absolute())
@@ -85,10 +88,19 @@ def _of_components(config: Config, components: Mapping[str, Component], folder: 
             yield from _files_of(component.function, folder)
 
 
+def _of_conversations(config: Config, folder: Path) -> Iterator[str]:
+    """Yield what the environments need that converse with the policy."""
+    multi_turn = config.rollout.multi_turn
+    if multi_turn and multi_turn.scheduler == ENVIRONMENT_SCHEDULER:
+        yield from _of_environments(config, folder)
+
+
 def _of_environments(config: Config, folder: Path) -> Iterator[str]:
     made = config.data.environment
     for component in made.components.values() if made else ():
         yield from _files_of(component.source, folder)
+        if component.python:
+            yield str(Path(component.python).parents[1])
 
 
 def _files_of(function: str, folder: Path) -> Iterator[str]:

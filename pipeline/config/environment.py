@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from pipeline.config.types import ArgumentName, Name, PositiveFloat, PositiveInt, Seed, SourceName
+from pipeline.config.types import ArgumentName, Name, PositiveFloat, PositiveInt, Seed, SourceName, Text
 
 TASKS_KEY, HELDOUT_TASKS_KEY = "data.environment.size", "data.environment.heldout_size"
 """Keys that say how many tasks there are, and that messages call them by."""
@@ -20,6 +20,9 @@ class EnvironmentComponentConfig:
     reasoning_gym; called with the arguments, it returns an object that makes tasks and scores responses."""
     arguments: dict[ArgumentName, JsonValue] = field(default_factory=dict)
     """Keyword arguments of that call; of reasoning_gym the dataset and its settings."""
+    python: Text | None = None
+    """Interpreter with the environment's packages, such as .../bin/python of a virtual environment: it makes
+    tasks, converses and scores there. Default: slurm-ppo's own."""
     weight: PositiveFloat = 1.0
     """Share of the tasks, relative to the other environments' weights."""
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pipeline.config.environment import EnvironmentConfig
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
+from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import Config, DataConfig
 
 _OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split")
@@ -36,6 +37,10 @@ def _rules_without_tasks(config: Config) -> Iterator[ConfigIssue]:
                 "give data.environment.components.NAME.source=..., or another rule"
             )
             yield ConfigIssue.at(component, "function", why, f"reward.components.{name}.")
+    multi_turn = config.rollout.multi_turn
+    if multi_turn and multi_turn.scheduler == ENVIRONMENT_SCHEDULER:
+        why = "no environment makes the prompts; give data.environment.components.NAME.source=..."
+        yield ConfigIssue.at(config, "rollout.multi_turn.scheduler", why)
 
 
 def _weight_problems(config: Config, environment: EnvironmentConfig) -> Iterator[ConfigIssue]:

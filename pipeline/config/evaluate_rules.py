@@ -34,6 +34,10 @@ def _heldout_problems(config: Config) -> Iterator[ConfigIssue]:
         if name in _NOT_SETS:
             why = f"is the name of a metric (evaluate/{name}); call the set something else"
             yield ConfigIssue("data.heldout", name, why)
+    environments = config.data.environment.components if config.data.environment else {}
+    for name in sorted(_NOT_SETS & environments.keys()):
+        why = f"is the name of a metric (evaluate/{name}); call the environment something else"
+        yield ConfigIssue("data.environment.components", name, why)
 
 
 def _sampling_problems(config: Config) -> Iterator[ConfigIssue]:

@@ -103,6 +103,9 @@ def _data_paths(config: Config) -> Iterator[tuple[str, str | None]]:
             yield f"{key}.normalization.reference_samples", component.normalization.reference_samples
         if isinstance(component, RemoteConfig):
             yield f"{key}.tokenizer", component.tokenizer
+    if config.data.environment:
+        for name, environment in config.data.environment.components.items():
+            yield f"data.environment.components.{name}.python", environment.python
 
 
 def _with_context(config: Config) -> Config:
@@ -156,8 +159,17 @@ def _absolute(config: Config) -> Config:
     if measure and "/" in measure[0]:
         measure = (_full(measure[0]), *measure[1:])
         config = replace(config, evaluate=replace(config.evaluate, command=measure))
-    absolute: Config = _with_absolute(_with_heldout(config), _PATHS)
+    absolute: Config = _with_absolute(_with_heldout(_with_interpreters(config)), _PATHS)
     return absolute
+
+
+def _with_interpreters(config: Config) -> Config:
+    """Make the paths of environments' interpreters absolute. Links stay: virtual environments are such."""
+    made = config.data.environment
+    if made is None:
+        return config
+    components = {name: _with_absolute(one, ["python"]) for name, one in made.components.items()}
+    return replace(config, data=replace(config.data, environment=replace(made, components=components)))
 
 
 def _with_heldout(config: Config) -> Config:

@@ -7,20 +7,24 @@ from pipeline.config.types import (
     DeviceMap,
     NonNegativeInt,
     OpenFraction,
-    PluginName,
     PositiveFloat,
     PositiveInt,
+    SchedulerName,
 )
 from pipeline.config.update import Precision
+
+ENVIRONMENT_SCHEDULER = "environment"
+"""Scheduler that asks the environments that made the prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiTurnConfig:
     """Conversations of several turns: after each of the policy's, the user's Python says what comes next."""
 
-    scheduler: PluginName
+    scheduler: SchedulerName
     """``module:function``, called as step(conversation) after each turn of the policy; it returns messages to
-    continue with, or None to stop. See docs/howto/multi_turn.md."""
+    continue with, or None to stop. See docs/howto/multi_turn.md. environment: what the environment says that
+    made the prompt (data.environment)."""
     max_turns: PositiveInt = 8
     """Most turns of the policy in one conversation."""
     max_turn_tokens: PositiveInt | None = None

@@ -91,6 +91,7 @@ LocalGpus = Annotated[
 
 TimeLimit = Annotated[str, Field(pattern=r"^([0-9]+-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]$")]
 PluginName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+SchedulerName = Annotated[str, Field(pattern=r"^(environment|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
 RuleName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]
 SourceName = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*(:[A-Za-z_][\w.]*)?$")]
 ArgumentName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]

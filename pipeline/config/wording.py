@@ -16,7 +16,7 @@ _WORDING = {
     "url": "an address such as http://gpu07:8000/classify, without user name and password",
     "mail_user": "an address such as me@example.org, or a user's name",
     "api_key_env": "the name of an environment variable; the key itself belongs into no file",
-    "scheduler": "module:function",
+    "scheduler": "module:function, or environment",
     "engine": "transformers, vllm, or module:function of an engine of yours",
     "device_map": "auto, balanced, balanced_low_0, sequential, or a device such as cuda:0",
     "pool": "a word of lower-case letters, digits and '_'",

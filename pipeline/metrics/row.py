@@ -1,6 +1,7 @@
 """One flat row per iteration, from the records of its tasks."""
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ def iteration_row(
         row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}
     row |= _facts_of_engines([r for rs in records.values() for r in rs])
     row |= _counted([r for rs in records.values() for r in rs if r.task.stage.scores])
+    row |= _by_environment(records.get(Stage.REWARD, ()))
     for stage, stage_records in records.items():
         row |= stage_metrics(stage, stage_records)
     if evaluation := records.get(Stage.EVALUATE):
@@ -123,6 +125,20 @@ def _facts_of_engines(records: Sequence[Record]) -> dict[str, float]:
 
 _COUNTED = frozenset({"truncated", "unscored", "late", "failed", "unreadable", "retries"})
 """Counters that scoring keeps for each reward component; ``unscored`` also for the sum of all."""
+
+
+def _by_environment(records: Sequence[Record]) -> dict[str, float]:
+    """Return the mean reward of each environment's responses; none where the run has not several."""
+    totals: Counter[str] = Counter()
+    for record in records:
+        totals.update({k: v for k, v in record.metrics.items() if k.startswith((_REWARDS, _RESPONSES))})
+    names = [name.removeprefix(_RESPONSES) for name in totals if name.startswith(_RESPONSES)]
+    means = {f"environment/{one}/reward": totals[_REWARDS + one] / totals[_RESPONSES + one] for one in names}
+    return means if len(means) > 1 else {}
+
+
+_REWARDS, _RESPONSES = "environment_rewards/", "environment_responses/"
+"""Metrics of reward tasks: sums over the responses to each environment's tasks."""
 
 
 def _counted(records: Sequence[Record]) -> dict[str, float]:

@@ -8,14 +8,16 @@ import functools
 import inspect
 import math
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.plugins.load import MissingImport, PluginError, load_plugin
-from pipeline.plugins.marks import CHECK, NAMED_ARGUMENTS, TIMEOUT_SCORE
+from pipeline.plugins.interpreter.contract import raised
+from pipeline.plugins.load import ENVIRONMENTS, VERIFIERS, MissingImport, PluginError, load_plugin
+from pipeline.plugins.marks import CHECK, NAMED_ARGUMENTS, PREPARE, TIMEOUT_SCORE
 
 LARGEST_SCORE = 3.4028234663852886e38
 """The largest number of single precision."""
@@ -36,6 +38,13 @@ class Plugin:
     """Entry point group of names without a module."""
     import_limit: float = 60.0
     """Seconds that importing it may take."""
+    python: str | None = None
+    """Interpreter of an environment that is not to be imported in this one."""
+
+    @property
+    def is_hosted(self) -> bool:
+        """Whether it is an environment in a process of another interpreter, or of its own."""
+        return self.python is not None or (self.group == ENVIRONMENTS and self.name == VERIFIERS)
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,10 @@ class PluginFailure:
 def loaded(plugin: Plugin) -> Callable[..., Any] | PluginFailure:
     """Return the function, imported once in each process, or why it cannot be."""
     try:
+        if plugin.is_hosted:
+            from pipeline.plugins.hosted import connect  # subprocesses, which other plug-ins do not need
+
+            return connect(plugin.key, plugin.name, plugin.python)
         return load_plugin(plugin.key, plugin.name, plugin.group)
     except PluginError as error:
         return PluginFailure(str(error), is_users=True, is_elsewhere=isinstance(error, MissingImport))
@@ -103,6 +116,17 @@ def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[f
         return PluginFailure(raised(error), trace=traceback.format_exc())
 
 
+def prepare(plugin: Plugin, columns: Mapping[str, Sequence[Any]], folder: str, workers: int) -> None:
+    """Have the function prepare itself in this process, and wait until it has in all: so each is asked once.
+    What goes wrong shows at the first score."""
+    with contextlib.suppress(BaseException):
+        getattr(loaded(plugin), PREPARE)(**columns)
+    Path(folder, f"{PREPARE}-{os.getpid()}").touch()
+    until = time.monotonic() + plugin.import_limit
+    while len(list(Path(folder).glob(f"{PREPARE}-*"))) < workers and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
     """Return the answer as floats if it is one finite number per row, else what is wrong with it."""
     if len(answer) != num_rows:
@@ -123,12 +147,6 @@ def why_no_score(number: Any) -> str:
     if not math.isfinite(value):
         return "instead of a finite number"
     return "" if abs(value) <= LARGEST_SCORE else f"instead of a number up to {LARGEST_SCORE:.4g}"
-
-
-def raised(error: BaseException) -> str:
-    """Describe an exception and the line it came from."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"raised {type(error).__name__}: {error} at {last.filename}:{last.lineno}"
 
 
 def signature_error(plugin: Plugin, names: Sequence[str], num_positional: int) -> PluginFailure | None:

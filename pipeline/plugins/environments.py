@@ -5,12 +5,14 @@ An environment is what its source returns, called with its arguments: an object 
     tasks(size: int, seed: int) -> Iterable of {"prompt": ..., "answer": ..., "metadata": ..., "tools": ...}
     score(response: str, metadata) -> float
 
-It is made in a process of its own, in which strings hash the same on every machine. ``metadata`` goes as JSON
-text with the prompt, to where responses are scored (:mod:`stages.rewards.environments`).
+It is made in a process of its own, in which strings hash the same on every machine, and where it has one, in
+an interpreter of its own (:mod:`pipeline.plugins.hosted`). ``metadata`` goes as JSON text with the prompt, to
+where conversations go on (:mod:`stages.generation.environments`) and responses are scored
+(:mod:`stages.rewards.environments`).
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,13 @@ from pipeline.config.environment import (
     EnvironmentComponentConfig,
     EnvironmentConfig,
 )
+from pipeline.config.reward import ENVIRONMENT_RULE, RowsPerCall, RuleConfig
+from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import Config
 from pipeline.plugins.called import Plugin, PluginFailure
+from pipeline.plugins.interpreter.contract import MadeTask
 from pipeline.plugins.load import ENVIRONMENTS, MissingImport, PluginError
-from pipeline.plugins.making import CHUNK_SECONDS, NUMBER_BYTES, MadeTask, begin, make
+from pipeline.plugins.making import CHUNK_SECONDS, NUMBER_BYTES, Abilities, begin, make
 from pipeline.plugins.sandbox import Calls, open_calls
 from pipeline.run.schemas import ENVIRONMENT_ENTRY, ENVIRONMENT_TASK
 from pipeline.run.seeds import derive_seed
@@ -52,11 +57,14 @@ def made_tasks(config: Config, most: int | None = None) -> dict[str, list[NamedT
         return {}
     sets = task_sets(made, config.seed, bool(config.evaluate.every))
     found: dict[str, dict[str, list[NamedTask]]] = {one.key: {} for one in sets}
+    seen: list[Abilities] = []
     for name, given in made.components.items():
         with open_calls(plugin_of(name, made), 1) as calls:
             for one in sets:
-                tasks = tasks_of(name, given, calls, one, made.time_limit, most)
+                tasks = tasks_of(name, given, calls, one, made.time_limit, most, seen.append)
                 found[one.key][name] = list(tasks)
+        check_abilities(config, f"{calls.plugin.key}={given.source}", seen[-1])
+    check_converses(config, seen)
     return {key: mixed(tasks) for key, tasks in found.items()}
 
 
@@ -104,14 +112,18 @@ def tasks_of(
     wanted: TaskSet,
     time_limit: float,
     most: int | None,
+    note: Callable[[Abilities], None],
 ) -> Iterator[NamedTask]:
-    """Yield the first tasks of one environment. Raises PluginError."""
+    """Yield the first tasks of one environment, after noting what else it can do. Raises PluginError."""
     source, size = f"{calls.plugin.key}={given.source}", wanted.shares[name]
-    if failure := calls.call(time_limit, begin, given.arguments, size, wanted.seed_of(name)):
-        is_named = failure.text.startswith(calls.plugin.key)
-        raise (MissingImport if failure.is_elsewhere else PluginError)(
-            failure.text if is_named else f"{source}: as it is made, it {' '.join(failure.text.split())}"
+    heldout = wanted.key == HELDOUT_TASKS_KEY
+    found = calls.call(time_limit, begin, given.arguments, size, wanted.seed_of(name), heldout)
+    if isinstance(found, PluginFailure):
+        is_named = found.text.startswith(calls.plugin.key)
+        raise (MissingImport if found.is_elsewhere else PluginError)(
+            found.text if is_named else f"{source}: as it is made, it {' '.join(found.text.split())}"
         )
+    note(found)
     num_wanted, num_made = min(size, most or size), 0
     for task in _made(calls, num_wanted, time_limit):
         yield f"{name}/{num_made}", row_of(f"{name}/{num_made}", given, task)
@@ -137,12 +149,35 @@ def _made(calls: Calls, num_wanted: int, time_limit: float) -> Iterator[MadeTask
 def plugin_of(name: str, made: EnvironmentConfig) -> Plugin:
     """Return the plug-in of an environment."""
     key = f"data.environment.components.{name}.source"
-    return Plugin(key, made.components[name].source, ENVIRONMENTS, made.import_limit)
+    given = made.components[name]
+    return Plugin(key, given.source, ENVIRONMENTS, made.import_limit, given.python)
+
+
+def check_converses(config: Config, found: Sequence[Abilities]) -> None:
+    """Raise PluginError where environments are to converse, and none of them does."""
+    given = config.rollout.multi_turn
+    if given and given.scheduler == ENVIRONMENT_SCHEDULER and not any(one.has_step for one in found):
+        key = f"rollout.multi_turn.scheduler={given.scheduler}"
+        raise PluginError(f"{key}: no environment of the run has a method step(messages, metadata)")
+
+
+def check_abilities(config: Config, source: str, found: Abilities) -> None:
+    """Raise PluginError where an environment can do what the configuration makes no use of, and needs it."""
+    if found.has_step and config.rollout.multi_turn is None:
+        why = "it converses in several turns; set rollout.multi_turn.scheduler=environment"
+        raise PluginError(f"{source}: {why}")
+    for name, rule in config.reward.components.items():
+        if not found.compares or not isinstance(rule, RuleConfig) or rule.function != ENVIRONMENT_RULE:
+            continue
+        if rule.rows_per_call is RowsPerCall.RESPONSE:
+            way_out = f"set reward.components.{name}.rows_per_call=prompt"
+            raise PluginError(f"{source}: it compares the responses to a prompt; {way_out}")
 
 
 def row_of(name: str, given: EnvironmentComponentConfig, task: MadeTask) -> dict[str, Any]:
     """Return a task as a row of prompts, with all that scoring a response takes."""
     source, arguments = json.dumps(given.source), json.dumps(given.arguments, sort_keys=True)
-    entry = f'{{"source": {source}, "arguments": {arguments}, "metadata": {task.metadata}}}'
+    python = "" if given.python is None else f'"python": {json.dumps(given.python)}, '
+    entry = f'{{"source": {source}, {python}"arguments": {arguments}, "metadata": {task.metadata}}}'
     kept = {"answer": task.answer, ENVIRONMENT_TASK: name, ENVIRONMENT_ENTRY: entry}
     return {"prompt": task.prompt, "tools": task.tools, **kept}

@@ -15,6 +15,8 @@ RULES = "slurm_ppo.rules"
 """Entry point group of rules."""
 ENVIRONMENTS = "slurm_ppo.environments"
 """Entry point group of environments."""
+VERIFIERS = "verifiers"
+"""Environment that always has a process of its own: its package handles signals, for itself."""
 _KINDS = {RULES: "a rule", ENVIRONMENTS: "an environment"}
 
 

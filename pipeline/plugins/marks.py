@@ -14,17 +14,27 @@ TIMEOUT_SCORE = "timeout_score"
 NAMED_ARGUMENTS = "named_arguments"
 """Attribute of a rule that takes no ``arguments`` but its own parameters; the rest it gets are columns."""
 
+PREPARE = "prepare"
+"""Attribute with a function of some of the columns, by name, that is called once in each process before its
+first score: what it takes is no part of a response's time."""
+
 Check = Callable[..., Sequence[str | None]]
 Row = Mapping[str, Any]
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 
-def rule(*, check: Check | None = None, timeout_score: float | None = None) -> Callable[[_Rule], _Rule]:
+def rule(
+    *,
+    check: Check | None = None,
+    timeout_score: float | None = None,
+    prepare: Callable[..., None] | None = None,
+) -> Callable[[_Rule], _Rule]:
     """Mark a rule that comes along: with its check of the prompt file, with its score of a response that
-    takes too long, and as one that names its arguments."""
+    takes too long, with what it needs before its first score, and as one that names its arguments."""
+    given = {CHECK: check, TIMEOUT_SCORE: timeout_score, PREPARE: prepare, NAMED_ARGUMENTS: True}
 
     def mark(function: _Rule) -> _Rule:
-        for name, value in ((CHECK, check), (TIMEOUT_SCORE, timeout_score), (NAMED_ARGUMENTS, True)):
+        for name, value in given.items():
             if value is not None:
                 setattr(function, name, value)
         return function

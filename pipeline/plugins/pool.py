@@ -28,7 +28,9 @@ class _ReceivesFirst(PoolManager):
             self._receive()
 
     def update_workers(self) -> None:
-        expired = self.worker_manager.inspect_workers()
+        # One that has left with exit code 0 is not among those that are inspected.
+        left = [(pid, 0) for pid, one in tuple(self.worker_manager.workers.items()) if one.exitcode == 0]
+        expired = [*self.worker_manager.inspect_workers(), *left]
         while expired and self._has_message(0):
             self._receive()
         for expiration in expired:

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from pipeline.plugins.called import STUCK, Plugin, PluginFailure, load
+from pipeline.plugins.called import STUCK, Plugin, PluginFailure, load, prepare
 from pipeline.plugins.load import PluginError
 from pipeline.process import uninterrupted
 
@@ -108,6 +108,18 @@ class Calls:
             return PluginFailure(f"gave no answer within {seconds:g} s (time_limit)", is_late=True)
         except (BrokenProcessPool, CancelledError):
             raise self._unusable() from None
+
+    def prepare(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Have a rule prepare itself in each process, within the time that its import may take.
+
+        Args:
+            columns: what it prepares itself for, by argument.
+        """
+        seconds = 2 * self.plugin.import_limit  # its own, and that of another which it waits for
+        given = columns, self.folder.name, self.workers
+        asked = [self.ask(seconds, prepare, *given) for _ in range(self.workers)]
+        for one in asked:
+            self.answer(one, seconds)
 
     def _is_importing(self) -> bool:
         """Whether a process has begun to import the plug-in and has not ended it."""

@@ -20,6 +20,7 @@ from pipeline.config.reward import (
     RuleConfig,
     prefill_of,
 )
+from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import Config
 from pipeline.plugins.called import (
     Plugin,
@@ -32,6 +33,7 @@ from pipeline.plugins.called import (
 )
 from pipeline.plugins.load import RULES, PluginError
 from pipeline.plugins.sandbox import Calls, open_calls
+from pipeline.run.schemas import ENVIRONMENT_ENTRY
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def check_rules(config: Config, rules: Sequence[OpenRule], samples: Sequence[Sam
             for sample in samples:
                 given = list(trial_row(rule.config, config, sample)), list(rule.config.arguments)
                 _refuse_rule(rule.config, rule.calls.call(rule.config.time_limit, rule_error, *given))
+                if rule.config.trial and (entry := sample.columns.get(ENVIRONMENT_ENTRY)):
+                    rule.calls.prepare({ENVIRONMENT_ENTRY: [entry]})
                 if rule.config.trial:
                     yield from _try_rule(rule, config, sample)
     found.refuse()
@@ -139,8 +143,9 @@ def _try_rule(opened: OpenRule, config: Config, sample: SampleRow) -> Iterator[s
 
 def check_scheduler(config: Config) -> None:
     """Import the scheduler of conversations. Raises PluginError if it is no function of one argument."""
-    if config.rollout.multi_turn:
-        plugin = Plugin("rollout.multi_turn.scheduler", config.rollout.multi_turn.scheduler)
+    given = config.rollout.multi_turn
+    if given and given.scheduler != ENVIRONMENT_SCHEDULER:  # environments are tried as they make tasks
+        plugin = Plugin("rollout.multi_turn.scheduler", given.scheduler)
         for trouble in tried({plugin: 1}):
             raise PluginError(trouble.text)
 

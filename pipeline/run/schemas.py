@@ -105,11 +105,17 @@ HELDOUT_SET = "heldout_set"
 ENVIRONMENT_TASK = "environment_task"
 """Column with the name of the task of an environment, such as ``sums/17``."""
 ENVIRONMENT_ENTRY = "environment_entry"
-"""Column with what scoring a response to it takes, as JSON: ``source``, ``arguments`` and ``metadata``."""
+"""Column with what scoring a response to it takes, as JSON: ``source``, ``arguments`` and ``metadata``,
+and ``python``, if the environment has an interpreter of its own."""
 RESERVED_COLUMNS = frozenset(
     {PROMPT_TOOLS, *(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)}
 )
 """Names that the user's own columns may not have."""
+
+
+def environment_of(task: str) -> str:
+    """Return the environment of a task by the task's name."""
+    return task.partition("/")[0]
 
 
 def reserved_columns(config: Config) -> frozenset[str]:

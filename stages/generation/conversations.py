@@ -8,30 +8,32 @@ a repeated task would not repeat its result: a task that goes on after a warning
 from several threads at once.
 """
 
+import contextlib
 import copy
 import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pipeline.config.rollout import MultiTurnConfig, RolloutConfig
+from pipeline.config.rollout import ENVIRONMENT_SCHEDULER, MultiTurnConfig, RolloutConfig
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering, refusals
 from pipeline.data.messages import Message, as_dicts, is_json
 from pipeline.data.tokens import written_text
+from pipeline.plugins.interpreter.contract import DescribedError
 from pipeline.plugins.load import load_plugin
-from pipeline.run.schemas import FinishReason, extra_columns
+from pipeline.run.schemas import ENVIRONMENT_ENTRY, FinishReason, extra_columns
 from pipeline.run.seeds import derive_seed
 from pipeline.text import shown
 from stages.context import Quoting, UserError
 from stages.engines.base import Generator, Request, Response, Turns
 from stages.generation.calls import Answer, CallPool, Late
 from stages.generation.chat import continuation_text
+from stages.generation.environments import name_of_task, open_environments
 from stages.generation.episodes import BEFORE_THE_FIRST_TURN, Episode
 from stages.logs import log
 
@@ -70,7 +72,7 @@ class SchedulerFailed(Quoting):
     """The user's scheduler raised an error of its own, or took too long; a retry may succeed."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_conversations(
     config: Config,
     prompts: pa.Table,
@@ -99,8 +101,10 @@ def open_conversations(
     if settings is None:
         yield None
         return
-    calls = CallPool(load_plugin(SCHEDULER_KEY, settings.scheduler), settings.workers, settings.step_seconds)
-    try:
+    with contextlib.ExitStack() as stack:
+        function = stack.enter_context(_scheduler(settings, prompts))
+        calls = CallPool(function, settings.workers, settings.step_seconds)
+        stack.callback(calls.close)
         yield Conversations(
             settings,
             openings_of(prompts, samples),
@@ -113,8 +117,15 @@ def open_conversations(
             should_stop,
             unwritten,
         )
-    finally:
-        calls.close()
+
+
+@contextlib.contextmanager
+def _scheduler(settings: MultiTurnConfig, prompts: pa.Table) -> Iterator[Callable[[Conversation], Any]]:
+    if settings.scheduler != ENVIRONMENT_SCHEDULER:
+        yield load_plugin(SCHEDULER_KEY, settings.scheduler)
+        return
+    with open_environments(prompts[ENVIRONMENT_ENTRY].to_pylist(), settings.workers) as scheduler:
+        yield scheduler
 
 
 def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[Conversation]:
@@ -127,7 +138,7 @@ def openings_of(prompts: pa.Table, samples: Sequence[int]) -> list[Conversation]
 
 
 def _name(opening: Conversation) -> str:
-    return f"prompt_id {opening.prompt_id}, sample {opening.sample_index}"
+    return f"prompt_id {opening.prompt_id}, sample {opening.sample_index}{name_of_task(opening.columns)}"
 
 
 @dataclass(frozen=True)
@@ -234,6 +245,8 @@ class Conversations(Turns):
 
     def _messages(self, opening: Conversation, answer: Answer) -> tuple[Message, ...] | None:
         if error := answer.raised:
+            if isinstance(error, DescribedError):
+                raise SchedulerFailed(f"{self._who} {error} for {_name(opening)}") from error
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{last.filename}:{last.lineno}"
             raise SchedulerFailed(

@@ -19,6 +19,7 @@ from pipeline.config.reward import PLAIN_RESPONSES, OnError, RowsPerCall, RuleCo
 from pipeline.plugins.called import PluginFailure, rule_error, score, timeout_score
 from pipeline.plugins.sandbox import Calls, open_calls, start_calls
 from pipeline.plugins.trial import plugin_of
+from pipeline.run.schemas import ENVIRONMENT_ENTRY
 from stages.context import Quoting, UserError
 from stages.logs import log
 from stages.process.imported import Files, files_behind, is_changed
@@ -74,6 +75,8 @@ def rule_scores(
     failed: list[FailedCall] = []
     with rule_calls(name, config, min(config.workers, len(slices)), stays) as calls:
         late_score = checked_call(calls, config, list(inputs))
+        if ENVIRONMENT_ENTRY in inputs:
+            calls.prepare({ENVIRONMENT_ENTRY: inputs[ENVIRONMENT_ENTRY]})
         for part, answer in answers(calls, config, inputs, slices):
             if isinstance(answer, PluginFailure):
                 failed.append(FailedCall(answer, rows.slice(part.start, part.stop - part.start)))

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pipeline.config.schema import Config
-from pipeline.run.schemas import GREEDY_SAMPLE, HELDOUT_SET, PROMPTS, ROLLOUT, component_column, version_of
+from pipeline.run.schemas import (
+    ENVIRONMENT_TASK,
+    GREEDY_SAMPLE,
+    HELDOUT_SET,
+    PROMPTS,
+    ROLLOUT,
+    component_column,
+    environment_of,
+    version_of,
+)
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, StageResult, UserError
@@ -84,6 +93,7 @@ def run(task: Task, context: Context) -> StageResult:
     count = config.evaluate.samples_per_prompt
     samples = [GREEDY_SAMPLE] if count is None else list(range(count))
     prompts, sets = without_sets(prompts, len(samples))
+    sets = sets or environments_of(config, prompts, len(samples))
     sampling = sampling_of(config, stop_ids_of(context))
     rows = respond(context, prompts, task.iteration, sampling, samples)
     scores, counted = component_scores(context, rows)
@@ -114,6 +124,14 @@ def without_sets(prompts: pa.Table, num_samples: int) -> tuple[pa.Table, list[st
         return prompts, []
     names = prompts[HELDOUT_SET].to_pylist()
     return prompts.drop_columns([HELDOUT_SET]), [name for name in names for _ in range(num_samples)]
+
+
+def environments_of(config: Config, prompts: pa.Table, num_samples: int) -> list[str]:
+    """Return the name of each response's environment; none where the run has not several."""
+    if config.data.environment is None or len(config.data.environment.components) == 1:
+        return []
+    names = map(environment_of, prompts[ENVIRONMENT_TASK].to_pylist())
+    return [name for name in names for _ in range(num_samples)]
 
 
 def sampling_of(config: Config, stop_ids: tuple[int, ...]) -> Sampling:

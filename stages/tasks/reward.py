@@ -2,6 +2,7 @@
 log-probabilities unless the update does.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
@@ -11,7 +12,17 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.engines import Engine
 from pipeline.config.schema import Config
-from pipeline.run.schemas import REWARD, ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
+from pipeline.run.schemas import (
+    ENVIRONMENT_TASK,
+    REWARD,
+    ROLLOUT,
+    SCORE,
+    component_column,
+    conform,
+    environment_of,
+    is_sampled,
+    version_of,
+)
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
@@ -36,6 +47,7 @@ def run(task: Task, context: Context) -> StageResult:
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["unscored"] = float(num_left_out(table))
     metrics["response_tokens"] = num_tokens(rows)
+    metrics |= by_environment(rows, table)
     return StageResult((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
 
 
@@ -47,6 +59,20 @@ def load(context: Context, version: int) -> None:
         from stages.rewards.reference import load_reference
 
         load_reference(context)
+
+
+def by_environment(rows: pa.Table, rewards: pa.Table) -> dict[str, float]:
+    """Return the sum of rewards, and their number, of each environment; none where no environment made the
+    prompts. Greedy responses, and those without a reward, do not count."""
+    if ENVIRONMENT_TASK not in rows.column_names:
+        return {}
+    found: Counter[str] = Counter()
+    tasks, values = rows[ENVIRONMENT_TASK].to_pylist(), rewards["reward"].to_pylist()
+    for task, reward, counts in zip(tasks, values, is_sampled(rows).to_pylist(), strict=True):
+        if counts and reward is not None:
+            found[f"environment_rewards/{environment_of(task)}"] += reward
+            found[f"environment_responses/{environment_of(task)}"] += 1
+    return {name: float(value) for name, value in found.items()}
 
 
 def weighted_sum(factors: Sequence[float], scores: Sequence[Score]) -> Score:

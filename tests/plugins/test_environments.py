@@ -132,6 +132,7 @@ def test_environments_are_mixed_evenly(tasks):
 BROKEN = {
     "raises": r"its task 3 raised KeyError: 'nothing' at .*tasks_\w+\.py:\d+$",
     "leaves": r"its task 3 ended its process \(exit code 4\)",
+    "leaves quietly": r"its task 3 ended its process \(exit code 0\)",
     "hangs": r"its task 3 gave no answer within 0\.5 s \(time_limit\)",
     "text": "its task 3 is 'a prompt' instead of a dictionary with a prompt",
     "unknown": "its task 3 has the unknown key 'question'; legal: prompt, answer, metadata, tools",
@@ -139,6 +140,11 @@ BROKEN = {
     "list": r"its task 3 has as answer \['4'\] instead of text",
     "tuple": "its task 3 has metadata that JSON text cannot give back as they are, .*; use dictionaries",
     "nan": "its task 3 has metadata that JSON text cannot give back",
+    "infinite": r"its task 3 has metadata that JSON text cannot give back as they are, \[inf\]; use",
+    "keys": "its task 3 has metadata that JSON text cannot give back as they are, {1: 2}; use",
+    "digits": "its task 3 has metadata that JSON text cannot give back as they are, a int without a text",
+    "deep": "its task 3 has metadata that JSON text cannot give back as they are, .*; use",
+    "mute": "its task 3 has metadata that JSON text cannot give back as they are, a Mute without a text; use",
     "surrogate": "its task 3 has a prompt, answer or tools that JSON text cannot give back as they are",
     "object": "its task 3 has metadata that JSON text cannot give back",
 }

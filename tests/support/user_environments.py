@@ -31,6 +31,15 @@ class Different(Sums):
             yield self.task(index, f"{self.largest} {seed} {index}")
 
 
+class Mute:
+    def __repr__(self):
+        raise RuntimeError("no text")
+
+
+def deep(levels):
+    return [deep(levels - 1)] if levels else 1
+
+
 def broken(what, at=3):
     class Broken(Sums):
         def task(self, index, prompt):
@@ -43,6 +52,7 @@ def broken(what, at=3):
 BREAK = {
     "raises": lambda row: row["nothing"],
     "leaves": lambda row: os._exit(4),
+    "leaves quietly": lambda row: os._exit(0),
     "hangs": lambda row: time.sleep(600),
     "text": lambda row: "a prompt",
     "unknown": lambda row: row | {"question": 1},
@@ -51,6 +61,11 @@ BREAK = {
     "tuple": lambda row: row | {"metadata": {"a": (1, 2)}},
     "surrogate": lambda row: row | {"prompt": "\\ud800"},
     "nan": lambda row: row | {"metadata": float("nan")},
+    "infinite": lambda row: row | {"metadata": [float("inf")]},
+    "keys": lambda row: row | {"metadata": {1: 2}},
+    "digits": lambda row: row | {"metadata": 10**5000},
+    "deep": lambda row: row | {"metadata": deep(500)},
+    "mute": lambda row: row | {"metadata": Mute()},
     "object": lambda row: row | {"metadata": {"a": {1, 2}}},
 }
 

@@ -1,0 +1,1 @@
+"""What runs in an interpreter of an environment's own, whose packages may clash with those of this one."""

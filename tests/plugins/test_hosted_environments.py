@@ -1,0 +1,292 @@
+"""Environments in an interpreter of their own: nothing of it meets this one's packages, and whatever becomes
+of its process is said with the task.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.environment import TASKS_KEY, EnvironmentComponentConfig, EnvironmentConfig
+from pipeline.config.issue import ConfigError
+from pipeline.config.resolve import configure
+from pipeline.config.reward import RowsPerCall, RuleConfig
+from pipeline.config.rollout import MultiTurnConfig
+from pipeline.plugins.environments import made_tasks
+from pipeline.plugins.hosted import HostedEnvironment, connect
+from pipeline.plugins.interpreter.contract import DescribedError
+from pipeline.plugins.load import MissingImport, PluginError
+from tests.support import ROOT, tiny
+from tests.support.hosted import make_interpreter, write_environments
+from tests.support.processes import config_of
+
+KEY = "data.environment.components.sums.source"
+CONVERSING = MultiTurnConfig(scheduler="environment")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> str:
+    return make_interpreter(tmp_path_factory.mktemp("venv") / "own")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("hosted") / "project"
+    write_environments(folder)
+    return folder
+
+
+@pytest.fixture
+def opened(python, project, monkeypatch):
+    """Make an environment of the module in its interpreter; all are closed in the end."""
+    monkeypatch.syspath_prepend(str(project))
+    found: list[HostedEnvironment] = []
+
+    def make(name: str, threads: int = 1, **arguments) -> HostedEnvironment:
+        found.append(connect(KEY, f"hosted_tasks:{name}", python, threads)(**arguments))
+        return found[-1]
+
+    yield make
+    for one in found:
+        one.close()
+
+
+@pytest.fixture
+def tasks(inputs, python, project, monkeypatch) -> Callable[..., dict]:
+    monkeypatch.syspath_prepend(str(project))
+
+    def make(name: str, size: int = 6, multi_turn=None, **arguments) -> dict:
+        config = config_of(inputs, Path("run"))
+        source = f"hosted_tasks:{name}"
+        one = EnvironmentComponentConfig(source=source, arguments=arguments, python=python)
+        made = EnvironmentConfig(
+            components={"sums": one}, size=size, time_limit=1.0 if "what" in arguments else 9
+        )
+        rollout = replace(config.rollout, multi_turn=multi_turn)
+        return made_tasks(replace(config, rollout=rollout, data=replace(config.data, environment=made)))
+
+    return make
+
+
+def row(index: int, response: str = "5", **more) -> dict:
+    return {"response": response, "metadata": [5, index], **more}
+
+
+def answer(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+# --- what it is ---
+
+
+def test_it_has_its_own_packages_and_none_of_slurm_ppos(tasks, python):
+    (_, first), *_ = tasks("Packages", size=1)[TASKS_KEY]
+    assert first["prompt"] == f"[] {Path(python).parents[1]} 0"
+    entry = json.loads(first["environment_entry"])
+    assert entry["python"] == python
+
+
+def test_its_tasks_follow_from_the_seed_and_its_scores_are_those_of_its_code(tasks, opened):
+    made = tasks("Sums")[TASKS_KEY]
+    assert made == tasks("Sums")[TASKS_KEY]
+    assert [name for name, _ in made] == [f"sums/{i}" for i in range(6)]
+    assert opened("Sums").scores([row(1, "6"), row(1, "x")]) == [1.01, 0.01]
+    heldout = next(iter(opened("Sums").tasks(1, 0, heldout=True)))
+    assert "held out" in heldout.prompt
+
+
+@pytest.mark.parametrize(
+    ("hash_seed", "zone", "folder"), [("1", "Asia/Tokyo", "/"), ("7", "America/Lima", "/tmp")]
+)
+def test_its_tasks_do_not_depend_on_what_surrounds_this_process(opened, monkeypatch, hash_seed, zone, folder):
+    first = list(opened("Sums").tasks(4, 3, heldout=False))
+    for key, value in {
+        "PYTHONHASHSEED": hash_seed,
+        "TZ": zone,
+        "LC_ALL": "C",
+        "PYTHONPATH": "/nowhere",
+    }.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.chdir(folder)
+    assert list(opened("Sums").tasks(4, 3, heldout=False)) == first
+
+
+# --- what becomes of it ---
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("raises", r"its task 2 raised KeyError: 'nothing' at .*hosted_tasks\.py:\d+$"),
+        ("exits", r"its task 2 raised SystemExit: 3 at .*hosted_tasks\.py:\d+$"),
+        ("leaves", r"its task 2 ended its process \(exit code 4\)$"),
+        ("hangs", r"its task 2 gave no answer within 1 s \(time_limit\)$"),
+    ],
+)
+def test_a_task_that_breaks_down_is_named(tasks, what, why):
+    with pytest.raises(PluginError, match=rf"^{KEY}=hosted_tasks:Sums: {why}"):
+        tasks("Sums", what=what)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("raises", r"^raised KeyError: 'nothing' at .*hosted_tasks\.py:\d+\n"),
+        ("leaves", r"^ended its process \(exit code 4\)$"),
+        ("leaves one behind", r"^ended its process \(exit code 4\)$"),
+    ],
+)
+def test_a_score_that_breaks_down_says_why(opened, what, why):
+    made = opened("Sums", what=what)
+    with pytest.raises(DescribedError, match=why):
+        made.scores([row(2)])
+    assert made.has_ended == (what != "raises")
+
+
+def test_what_it_prints_forks_or_changes_of_its_process_harms_no_answer(opened):
+    for what in ("spoils", "forks"):
+        made = opened("Sums", what=what)
+        assert made.scores([row(2)]) == [1.0]
+        assert made.scores([row(1, "6")]) == [1.01]
+
+
+@pytest.mark.parametrize(
+    ("what", "shown"), [("nan", "nan"), ("huge", "inf"), ("object", "[<object"), ("text", "'good'")]
+)
+def test_a_score_that_is_no_number_stays_none(opened, what, shown):
+    from pipeline.plugins.called import PluginFailure, judged
+
+    found = judged(opened("Sums", what=what).scores([row(1), row(2)][1:]), 1)
+    assert isinstance(found, PluginFailure)
+    assert found.text.startswith(f"returned {shown}")
+
+
+def test_it_ends_with_the_process_that_started_it_also_while_it_is_busy(python, project, tmp_path):
+    code = f"""
+import os, sys, threading, time
+sys.path[:0] = [{str(project)!r}]
+from pipeline.plugins.hosted import connect
+made = connect("key", "hosted_tasks:Sums", {python!r})(what="hangs")
+threading.Thread(target=made.scores, args=[[{row(2)!r}]], daemon=True).start()
+time.sleep(0.3)
+print(made._child._process.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    until = time.monotonic() + 10
+    while is_running(int(done.stdout)):
+        assert time.monotonic() < until, "it still runs"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# --- what cannot be ---
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "why"),
+    [
+        ("hosted_tasks:None_", PluginError, "module 'hosted_tasks' has no 'None_'"),
+        (
+            "no_such_module:x",
+            PluginError,
+            "no module 'no_such_module'; modules are looked for among the pack",
+        ),
+        ("nameless", PluginError, "no package of .* has an environment of this name; write module:function"),
+        ("json:codecs", PluginError, "is not a function"),
+        ("reasoning_gym", MissingImport, "reasoning_gym needs reasoning-gym: pip install"),
+        (
+            "verifiers",
+            MissingImport,
+            "verifiers needs the package verifiers in an environment of its own: pyt",
+        ),
+    ],
+)
+def test_a_source_that_is_not_there_is_named(python, project, monkeypatch, source, error, why):
+    monkeypatch.syspath_prepend(str(project))
+    with pytest.raises(error, match=f"^{KEY}={source}: {why}") as raised:
+        connect(KEY, source, python)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_interpreter_that_is_none_is_named(tmp_path):
+    (tmp_path / "python").write_text("")
+    with pytest.raises(PluginError, match="python cannot be run: Permission denied"):
+        connect(KEY, "a:b", str(tmp_path / "python"))
+
+
+# --- several turns, and groups ---
+
+
+def test_it_converses_in_several_turns_at_once(opened):
+    made = opened("Guess", threads=4)
+    assert made.has_step
+    said = [answer("1")]
+    said += made.step(said, [5, 1])
+    assert said[-1] == {"role": "user", "content": " no 1 1 "}
+    assert made.step([*said, answer("6")], [5, 1]) is None
+    assert made.scores([row(1, messages=said)]) == [2 + 8 / 100]
+
+
+def test_what_a_step_returns_has_to_be_json(opened):
+    with pytest.raises(DescribedError, match=r"^returned \[<object .*, which JSON text cannot give back"):
+        opened("Guess", what="object").step([answer("1")], [5, 2])
+
+
+def test_conversations_and_groups_have_to_be_configured(tasks, inputs, monkeypatch):
+    with pytest.raises(
+        PluginError, match=r"converses in several turns; set rollout\.multi_turn\.scheduler=env"
+    ):
+        tasks("Guess")
+    with pytest.raises(
+        PluginError, match=r"^rollout\.multi_turn\.scheduler=environment: no environment of the"
+    ):
+        tasks("Sums", multi_turn=CONVERSING)
+    assert tasks("Guess", multi_turn=CONVERSING)[TASKS_KEY]
+
+
+def test_scores_that_compare_responses_need_all_of_a_prompt(inputs, python, project, monkeypatch, opened):
+    from stages.rewards.environments import environment
+
+    monkeypatch.syspath_prepend(str(project))
+    config = config_of(inputs, Path("run"))
+    one = EnvironmentComponentConfig(source="hosted_tasks:Best", python=python)
+    made = EnvironmentConfig(components={"sums": one}, size=4)
+    config = replace(config, data=replace(config.data, environment=made))
+    for per_call in RowsPerCall.RESPONSE, RowsPerCall.PROMPT:
+        rule = RuleConfig(function="environment", rows_per_call=per_call)
+        config = replace(config, reward=replace(config.reward, components={"best": rule}))
+        if per_call is RowsPerCall.RESPONSE:
+            with pytest.raises(PluginError, match=r"set reward\.components\.best\.rows_per_call=prompt"):
+                made_tasks(config)
+        else:
+            entries = [task["environment_entry"] for _, task in made_tasks(config)[TASKS_KEY]]
+    entry, other = entries[:2]
+    assert environment(responses=["a", "bb", "c"], environment_entry=[entry, entry, other]) == [0.0, 1.0, 1.0]
+
+
+def test_without_environments_there_is_no_one_to_converse_with(inputs, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"multi_turn\.scheduler=environment: no environment makes the prompts"
+    ):
+        configure(tiny.overrides(inputs, tmp_path / "run", "rollout.multi_turn.scheduler=environment"))
