@@ -188,8 +188,9 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
 
     check_is_vacant(root)
     parent = find_parent(source)
-    config = fork_config(parent, root, overrides, config_dir)
-    check(config, Findings(), Path(parent.run.identity.folder), parent.number)
+    found = Findings()
+    config = fork_config(parent, root, overrides, config_dir, found)
+    check(config, found, Path(parent.run.identity.folder), parent.number)
     run = fork(parent, config)
     word = "submit" if config.slurm else "resume"
     return (

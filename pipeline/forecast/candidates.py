@@ -79,7 +79,7 @@ Time = Callable[[Candidate], Timed]
 def candidate_of(config: Config) -> Candidate:
     """Return the settings that a configuration has."""
     update = config.update
-    return Candidate(update.precision, update.zero_stage, update.tokens_per_micro_batch, update.attention)
+    return Candidate(update.precision, update.zero, update.tokens_per_micro_batch, update.attention)
 
 
 def candidates(config: Config, machine: MachineFacts) -> list[Candidate]:

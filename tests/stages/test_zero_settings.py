@@ -62,7 +62,7 @@ def test_a_key_that_deepspeed_does_not_know_is_found():
     import_deepspeed()
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    given = Read({**engine_settings(UpdateConfig(), 1000), "gradient_clip": 1.0})
+    given = Read({**engine_settings(UpdateConfig(precision=Precision.FP32), 1000), "gradient_clip": 1.0})
     DeepSpeedConfig(given)
     assert given.keys() - given.read == {"gradient_clip"}
     with pytest.raises(ValueError, match="overlap_com"):
@@ -71,7 +71,7 @@ def test_a_key_that_deepspeed_does_not_know_is_found():
 
 @pytest.mark.parametrize("stage", range(4))
 def test_gradients_are_reduced_while_others_are_computed_on_gpus_alone(stage):
-    config = UpdateConfig(zero_stage=stage, offload_optimizer=stage > 0)
+    config = UpdateConfig(precision=Precision.FP32, zero_stage=stage, offload_optimizer=stage > 0)
     of_cpus = engine_settings(config, 10**9)["zero_optimization"]
     of_gpus = engine_settings(config, 10**9, "nccl")["zero_optimization"]
     assert "overlap_comm" not in of_cpus
