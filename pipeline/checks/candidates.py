@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config.compose import to_mapping
-from pipeline.config.issue import ConfigError
+from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.schema import Config
+from pipeline.config.update import TrainingEngine
 from pipeline.forecast.candidates import (
     Candidate,
     MachineFacts,
@@ -66,8 +67,11 @@ def timed_here(
         machine: as :func:`machine_facts` says.
 
     Raises:
-        ConfigError: torch cannot be asked.
+        ConfigError: torch cannot be asked, or the trainer is the user's, which has settings of its own.
     """
+    if config.update.engine != TrainingEngine.DEEPSPEED:
+        why = "has settings of its own; those of deepspeed are timed"
+        raise ConfigError(str(ConfigIssue("update.engine", config.update.engine, why)))
     facts = machine or machine_facts()
     rows, rounds = lengths or usual_lengths(config, facts), _ROUNDS[facts.has_gpu]
     return time_candidates(config, facts, lambda candidate: time_one(config, candidate, rows, rounds))

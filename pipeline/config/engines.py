@@ -28,7 +28,7 @@ class ModelRunner(StrEnum):
 
 
 AUTO = "auto"
-"""Engine by what is installed and the hardware: :mod:`pipeline.config.hardware`. A run has another."""
+"""Engine by what is installed and the hardware (:mod:`pipeline.config.hardware`). A run has another one."""
 GeneratorName = Annotated[str, Field(pattern=r"^(auto|transformers|vllm|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
 """As :data:`EngineName`, or :data:`AUTO`."""
 EngineName = Annotated[str, Field(pattern=r"^(transformers|vllm|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]

@@ -40,7 +40,7 @@ class Precision(StrEnum):
     """Number format of model weights and activations."""
 
     AUTO = "auto"
-    """By the hardware: :mod:`pipeline.config.hardware`. A run has one of the others."""
+    """Decided when the run begins, which then has one of the others."""
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"

@@ -98,6 +98,11 @@ def test_a_process_that_fails_is_quoted(config, monkeypatch):
         checked.machine_facts()
 
 
+def test_a_trainer_of_the_users_has_settings_of_its_own(config):
+    with pytest.raises(ConfigError, match=r"^update.engine=.*: has settings of its own"):
+        checked.timed_here(config, machine=CPUS)
+
+
 @LONG
 def test_an_update_of_the_runs_own_models_is_timed(models, tmp_path, slurm_ppo):
     """With a critic, in fp32 and with another micro-batch."""
