@@ -118,8 +118,9 @@ def main() -> None:
     import torch
 
     from stages import ranks
+    from stages.ppo.timing import timed_updates
     from stages.rehearsal.models import random_experience
-    from stages.rehearsal.speed import SHAPES, make_learner, timed_updates
+    from stages.rehearsal.speed import SHAPES, make_learner
 
     ranks.start_distributed()
     shape = SHAPES[given.size]

@@ -17,10 +17,10 @@ from docs.generate.config_page import dataclasses_of
 from pipeline.cli.app import app
 from pipeline.cli.completion.answer import FILES
 from pipeline.config.choices import known_groups
-from pipeline.config.engines import EngineName
+from pipeline.config.engines import AUTO, EngineName, GeneratorName
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.schema import Config
-from pipeline.config.types import Text
+from pipeline.config.types import Text, ZeroStage
 from pipeline.run.tasks import WORK_STAGES
 
 PATH = Path(__file__).parents[2] / "pipeline/cli/completion/words.json"
@@ -108,6 +108,10 @@ def _values(hint: Any) -> list[str] | str:
 def _each_value(hint: Any) -> Iterator[str]:
     if hint is EngineName:
         yield from ENGINES
+    elif hint is GeneratorName:
+        yield from (AUTO, *ENGINES)
+    elif hint is ZeroStage:
+        yield from (AUTO, "0", "1", "2", "3")
     elif hint is bool:
         yield from ("true", "false")
     elif hint is types.NoneType:

@@ -26,6 +26,7 @@ WORDS: dict[int, str] = {
     for found, words in [
         (configtypes.PositiveInt, "integer > 0"),
         (configtypes.NonNegativeInt, "integer >= 0"),
+        (configtypes.ZeroStage, "integer from 0 to 3, or `auto`"),
         (configtypes.Days, "integer from 1 to 36500"),
         (configtypes.Seed, "integer from 0 to 2^63 - 1"),
         (configtypes.PositiveFloat, "number > 0"),
@@ -52,6 +53,7 @@ WORDS: dict[int, str] = {
         (configtypes.ArgumentName, "name of an argument"),
         (configtypes.PoolName, "name of a pool: lower case letters, digits, `_`"),
         (engineconfig.EngineName, "`transformers`, `vllm` or `module:function`"),
+        (engineconfig.GeneratorName, "`auto`, `transformers`, `vllm` or `module:function`"),
         (schedulerconfig.Names, "one word, or several"),
     ]
 }
@@ -62,8 +64,8 @@ PLACEHOLDERS = {"components": "NAME", "pools": "POOL"}
 
 GROUPS = """\
 Options of each group, and what they set. `GROUP=OPTION` on the command line chooses one; `scheduler=local`,
-`rollout=transformers`, `algorithm=ppo` and `tracking=wandb` are chosen if you say nothing. Your own are
-described in [Change settings](../howto/settings.md#groups-of-your-own)."""
+`algorithm=ppo` and `tracking=wandb` are chosen if you say nothing. Your own are described in
+[Change settings](../howto/settings.md#groups-of-your-own)."""
 
 
 def config_page() -> str:

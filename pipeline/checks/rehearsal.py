@@ -22,9 +22,9 @@ from pipeline.executors.devices import Devices
 from pipeline.executors.limits import HERE, Limits, Started, need_of, node_of
 from pipeline.executors.processes import Processes
 from pipeline.executors.slurm.resources import SRUN
+from pipeline.gpus import visible_names
 from pipeline.process import ended_within, signal_session
 from pipeline.run.environment import TASK_ENVIRONMENT
-from pipeline.run.gpus import visible_names
 from pipeline.run.tasks import Stage, Task
 from pipeline.text import exit_in_words
 

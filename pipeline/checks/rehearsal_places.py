@@ -19,9 +19,9 @@ from pipeline.config.scheduler import LocalConfig, ResourcesConfig
 from pipeline.config.schema import Config
 from pipeline.executors.devices import devices_of
 from pipeline.executors.slurm.resources import rank_words
+from pipeline.gpus import visible_names
 from pipeline.run.durable import digest_file
 from pipeline.run.engine_use import uses_vllm
-from pipeline.run.gpus import visible_names
 from slurm.commands import SlurmError, SlurmMissing, on_cluster
 from slurm.limits import Partition, format_duration, partitions_of, read_partitions
 from slurm.probe import Answer, Probe, ProbeResult, run_probes

@@ -107,6 +107,7 @@ def validate_inputs(
         check_is_free(RunPaths(Path(config.run_dir)))
         check_can_be_made(Path(config.run_dir))
     make_importable(str(folder or Path.cwd()))
+    yield from [found.decided] * bool(found.decided)
     for what, lines_of in (
         ("GPUs", describe_gpus),
         ("the allocation", describe_allocation),

@@ -92,9 +92,12 @@ def is_sweep(root: Path) -> bool:
 
 
 def config_of(overrides: list[str] | None, config_dir: Path | None) -> "Config":
-    """Return the configuration that words set. Raises ConfigError with every problem."""
+    """Return the configuration that words set, and say on stderr what was decided of settings that are auto.
+    Raises ConfigError with every problem."""
     config, found = config_in_part(overrides, config_dir)
     found.refuse()
+    if found.decided:
+        typer.echo(found.decided, err=True)
     return config
 
 

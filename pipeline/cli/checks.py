@@ -117,11 +117,20 @@ def doctor(
         bool, typer.Option(help="On Slurm: look at compute nodes by a tiny job each, two minutes at most.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    candidates: Annotated[
+        bool,
+        typer.Option(
+            "--time-candidates",
+            help="Only time an optimizer step here: precision, ZeRO, micro-batch, attention; print the best.",
+        ),
+    ] = False,
 ) -> None:
     """Check what a run needs, by trying it: packages, disk, filesystem, Slurm, W&B, the run itself.
 
     Leaves nothing behind. Exit code 1 if there is a problem; warnings do not count.
     """
+    if candidates:
+        return _time_candidates(overrides, config_dir)
     from pipeline.checks.suites import doctor as examine
     from pipeline.checks.suites import patient_of
     from pipeline.run.directory import imagined_run
@@ -132,6 +141,14 @@ def doctor(
     run = imagined_run(config_of(words, config_dir)) if has_settings else None
     patient = patient_of(Path(words[0]) if is_folder else None, run)
     raise typer.Exit(0 if examine(patient, probe, as_json) else EXIT_FAILED)
+
+
+def _time_candidates(overrides: list[str] | None, config_dir: Path | None) -> None:
+    from pipeline.checks.candidates import timed_lines
+
+    run = existing_run(overrides)
+    for line in timed_lines(run.config if run else config_of(overrides, config_dir)):
+        typer.echo(line)
 
 
 def rehearse(

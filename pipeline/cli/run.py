@@ -198,9 +198,9 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
 
     check_is_vacant(root)
     parent = find_parent(source)
-    config = fork_config(parent, root, overrides, config_dir)
-    forecast = Forecast()
-    check(config, Findings(), Path(parent.run.identity.folder), parent.number, forecast)
+    found, forecast = Findings(), Forecast()
+    config = fork_config(parent, root, overrides, config_dir, found)
+    check(config, found, Path(parent.run.identity.folder), parent.number, forecast)
     run = fork(parent, config)
     write_forecast(run.paths, forecast)
     word = "submit" if config.slurm else "resume"

@@ -79,7 +79,8 @@ def list_points(asked: Asked) -> str:
     if root is not None:
         sweep = read_sweep(root)
     else:
-        root, sweep, _ = _read_words(asked)
+        root, sweep, drafts = _read_words(asked)
+        _say_decided(drafts)
     lines = [["run", *sweep.keys]]
     lines += [[p.name, *(p.settings.get(key, "-") for key in sweep.keys)] for p in sweep.points]
     runs = "1 run" if len(sweep.points) == 1 else f"{len(sweep.points)} runs"
@@ -131,6 +132,7 @@ def _go_on(root: Path, asked: Asked) -> int:
 def _begin(asked: Asked) -> int:
     """Make a sweep, or extend the one that is there, and carry it out."""
     root, _, drafts = _read_words(asked)
+    _say_decided(drafts)
     gpus = _gpus_of_runs(drafts[0].config, asked.at_once)
     _check_inputs(root, drafts)
     with hold(locks_of(root), _patience(drafts[0].config)) as lease:
@@ -159,6 +161,12 @@ def _read_words(asked: Asked, drafts: list[Draft] | None = None) -> tuple[Path, 
         check_folder(root)
     drafts = drafts or drafts_of(grid, asked.config_dir)
     return root, extended(root, before, grid, drafts, str(Path.cwd())), drafts
+
+
+def _say_decided(drafts: Sequence[Draft]) -> None:
+    """Say what was decided of settings that are auto: a line, or one for each that points have."""
+    for line in dict.fromkeys(draft.decided for draft in drafts if draft.decided):
+        print(line, file=sys.stderr)
 
 
 def _check_inputs(root: Path, drafts: Sequence[Draft]) -> None:

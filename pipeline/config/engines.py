@@ -27,6 +27,10 @@ class ModelRunner(StrEnum):
     """What vLLM takes on CUDA: another sampler, with a random stream of its own for each seed."""
 
 
+AUTO = "auto"
+"""Engine by what is installed and the hardware (:mod:`pipeline.config.hardware`). A run has another one."""
+GeneratorName = Annotated[str, Field(pattern=r"^(auto|transformers|vllm|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
+"""As :data:`EngineName`, or :data:`AUTO`."""
 EngineName = Annotated[str, Field(pattern=r"^(transformers|vllm|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
 """One of :class:`Engine`, or ``module:function`` of an engine of the user's: see :mod:`stages.engines`."""
 

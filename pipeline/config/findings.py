@@ -23,6 +23,8 @@ class Findings:
     """
 
     def __init__(self) -> None:
+        self.decided = ""
+        """Line on what was decided of settings that are auto; empty where none is."""
         self._lines: list[str] = []
         self._last: list[str] = []
         self._skipped: list[str] = []
@@ -99,9 +101,13 @@ class Findings:
         return EXPERIMENT in self._named or any(_is_about(line, key) for key in self._named)
 
 
-def without_problems(make: Callable[[Findings], _Made | None]) -> _Made:
-    """Return what is made where nothing is wrong. Raises ConfigError with every problem that was found."""
-    found = Findings()
+def without_problems(make: Callable[[Findings], _Made | None], found: Findings | None = None) -> _Made:
+    """Return what is made where nothing is wrong. Raises ConfigError with every problem that was found.
+
+    Args:
+        found: takes what is found, for the caller to look at.
+    """
+    found = Findings() if found is None else found
     made = make(found)
     found.refuse()
     assert made is not None

@@ -1,5 +1,6 @@
 """A configuration made ready to run: paths absolute, gaps filled, refused where it cannot work. No torch."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pipeline.config.compose import compose_what_can_be
 from pipeline.config.environment_rules import source_problems
 from pipeline.config.evaluate_rules import missing_programs
 from pipeline.config.findings import Findings, without_problems
+from pipeline.config.hardware import decide, facts_of, has_auto, in_words, with_decisions
 from pipeline.config.home import why_no_home
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_files import position_limit, text_settings
@@ -29,17 +31,21 @@ _COMPONENT_PATHS = {
 
 
 def configure(
-    overrides: Sequence[str], config_dir: Path | None = None, base: Mapping[str, Any] | None = None
+    overrides: Sequence[str],
+    config_dir: Path | None = None,
+    base: Mapping[str, Any] | None = None,
+    found: Findings | None = None,
 ) -> Config:
     """Compose and resolve in one pass, so that no problem hides another.
 
     Args:
         base: as of :func:`pipeline.config.compose.compose`.
+        found: takes what was decided of settings that are auto.
 
     Raises:
         ConfigError: every problem, one per line.
     """
-    return without_problems(lambda found: configure_what_can_be(overrides, config_dir, found, base))
+    return without_problems(lambda made: configure_what_can_be(overrides, config_dir, made, base), found)
 
 
 def configure_what_can_be(
@@ -65,7 +71,7 @@ def resolve_what_can_be(config: Config, found: Findings) -> Config:
     if not (found.names("data.environment") or found.names_below("data.environment")):
         found.add(source_problems(config))
     found.add(unknown_homes(config))
-    config = _absolute(with_cluster(config, os.environ))
+    config = _decided(_absolute(with_cluster(config, os.environ)), found)
     found.add(missing_paths(config))
     with found.collecting("the context of the policy"):
         config = _with_context(config)
@@ -73,6 +79,19 @@ def resolve_what_can_be(config: Config, found: Findings) -> Config:
     with found.collecting("vocabularies of the models"):
         found.add(list(_vocabulary_problems(config)))
     return config
+
+
+def _decided(config: Config, found: Findings) -> Config:
+    """Fill in what is auto, and note what was decided. The context, on which rules of vLLM look, may be
+    wrong: then it is named later."""
+    if not has_auto(config):
+        return config
+    filled = config
+    with contextlib.suppress(ConfigError, OSError):
+        filled = _with_context(config)
+    decisions = decide(filled, facts_of(config))
+    found.decided = in_words(decisions)
+    return with_decisions(config, decisions)
 
 
 def unknown_homes(config: Config) -> Iterator[ConfigIssue]:

@@ -224,8 +224,9 @@ class RewardConfig:
     """Score with transformers a reward model that vLLM does not support."""
     tokens_per_batch: PositiveInt = 2048
     """Token budget (padding included) of one scoring batch; a longer sequence is a batch of its own."""
-    precision: Precision | None = None
-    """Number format of reward and reference models. Default: update.precision."""
+    precision: Precision | None = Precision.AUTO
+    """Number format of reward and reference models. auto, null: update.precision. auto: also fp32 without
+    GPUs that compute in it, where update.precision=auto is bf16."""
     device_map: DeviceMap | None = None
     """transformers' device_map for models too large for one GPU ("auto"). Default: one device."""
     num_threads: PositiveInt = 1

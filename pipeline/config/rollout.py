@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pipeline.config.engines import EngineName, VllmConfig
+from pipeline.config.engines import AUTO, GeneratorName, VllmConfig
 from pipeline.config.types import (
     DeviceMap,
     NonNegativeInt,
@@ -40,8 +40,10 @@ class MultiTurnConfig:
 class RolloutConfig:
     """Sampling of responses."""
 
-    engine: EngineName = "transformers"
-    """Generation engine: transformers, vllm, or ``module:function`` of your own (see stages/engines)."""
+    engine: GeneratorName = AUTO
+    """Generation engine: transformers, vllm, or ``module:function`` of your own (see stages/engines). auto:
+    vllm where it is installed, the stage has GPUs, and nothing in the settings keeps it from that model;
+    else transformers."""
     num_shards: PositiveInt = 2
     """Array elements per iteration, of the rollout stage and of the reward stage."""
     samples_per_prompt: PositiveInt = 1
@@ -60,9 +62,10 @@ class RolloutConfig:
     tokens_per_batch: PositiveInt = 16384
     """Token budget (prompt plus max_new_tokens, padding included) of one generation batch; a longer sequence
     is a batch of its own."""
-    precision: Precision | None = None
-    """Number format of the generating model. Default: update.precision, but bf16 where that is fp32 and vLLM
-    generates, whose fast attention has no fp32."""
+    precision: Precision | None = Precision.AUTO
+    """Number format of the generating model. auto, null: update.precision, but bf16 (fp16 on GPUs without it)
+    where that is fp32 and vLLM generates, whose fast attention has no fp32. auto: also fp32 without GPUs,
+    where update.precision=auto is bf16."""
     merge_adapters: bool = False
     """With update.lora, give the engine a merged model, made in the node's temporary folder (TMPDIR), also if
     it could put the adapter on its base by itself."""

@@ -20,7 +20,7 @@ from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward_rules import component_problems
 from pipeline.config.scheduler import CLUSTERS, LocalUpdateConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
-from pipeline.config.update import Precision
+from pipeline.config.update import HALF, Precision
 from slurm.limits import parse_duration
 
 
@@ -88,7 +88,7 @@ def _length_problems(config: Config) -> Iterator[ConfigIssue]:
 def _training_problems(config: Config) -> Iterator[ConfigIssue]:
     update = config.update
     remedy = "set update.zero_stage to 1, 2 or 3 (1 is enough on one GPU)"
-    if update.precision is not Precision.FP32 and update.zero_stage == 0:
+    if update.precision in HALF and update.zero == 0:
         why = (
             "with update.zero_stage=0 DeepSpeed sums the gradients of micro-batches in this format, which "
             f"loses most of a long sum; {remedy}"
@@ -100,7 +100,7 @@ def _training_problems(config: Config) -> Iterator[ConfigIssue]:
             "fp16, or use sdpa or eager"
         )
         yield ConfigIssue.at(config, "update.attention", why)
-    if update.offload_optimizer and update.zero_stage == 0:
+    if update.offload_optimizer and update.zero == 0:
         why = f"with update.zero_stage=0 DeepSpeed cannot; {remedy}"
         yield ConfigIssue.at(config, "update.offload_optimizer", why)
 

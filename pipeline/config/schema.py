@@ -34,7 +34,7 @@ from pipeline.config.types import (
     WandbLine,
     WandbTag,
 )
-from pipeline.config.update import Precision, UpdateConfig
+from pipeline.config.update import HALF, Precision, UpdateConfig
 
 NO_NAME = "run"
 """Name of a run that is given none."""
@@ -239,12 +239,13 @@ class Config:
     @property
     def rollout_precision(self) -> Precision:
         """Number format of generating responses. Default: that of training, with bf16 for fp32 under vLLM."""
-        if self.rollout.precision is not None:
+        if self.rollout.precision not in (None, Precision.AUTO):
             return self.rollout.precision
-        is_slow = self.rollout.engine == Engine.VLLM and self.update.precision is Precision.FP32
+        is_slow = self.rollout.engine == Engine.VLLM and self.update.precision not in HALF
         return Precision.BF16 if is_slow else self.update.precision
 
     @property
     def reward_precision(self) -> Precision:
         """Number format of reward and reference models."""
-        return self.reward.precision or self.update.precision
+        given = self.reward.precision
+        return self.update.precision if given in (None, Precision.AUTO) else given

@@ -12,14 +12,17 @@ def _text_of_number(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _number_or_auto(least: int) -> Callable[[object], object]:
-    """Make a validator of numbers from ``least`` on, which raises ValueError for anything else but auto."""
+def _number_or_auto(least: int, most: int | None = None) -> Callable[[object], object]:
+    """Make a validator of numbers from ``least`` on, up to ``most`` if that is given, which raises ValueError
+    for anything else but auto."""
+    legal = f"a number from {least} on" if most is None else f"a number from {least} to {most}"
 
     def check(value: object) -> object:
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if value == "auto" or (is_number and value >= least):  # type: ignore[operator]
+        is_legal = is_number and value >= least and (most is None or value <= most)  # type: ignore[operator]
+        if value == "auto" or is_legal:
             return value
-        raise ValueError(f"write a number from {least} on, or auto")
+        raise ValueError(f"write {legal}, or auto")
 
     return check
 
@@ -84,6 +87,8 @@ Count = Annotated[NonNegativeInt | Literal["auto"], BeforeValidator(_number_or_a
 """A number, or what follows from other settings."""
 Slots = Annotated[PositiveInt | Literal["auto"], BeforeValidator(_number_or_auto(1))]
 """Tasks at once, or what follows from the GPUs."""
+ZeroStage = Annotated[NonNegativeInt | Literal["auto"], BeforeValidator(_number_or_auto(0, 3))]
+"""DeepSpeed's ZeRO stage, or what follows from other settings."""
 LocalGpus = Annotated[
     Literal["auto", "shared"] | NonNegativeInt | tuple[str, ...], BeforeValidator(_gpus_or_names)
 ]

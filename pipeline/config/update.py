@@ -13,6 +13,7 @@ from pipeline.config.types import (
     PositiveFloat,
     PositiveInt,
     Text,
+    ZeroStage,
 )
 
 
@@ -38,10 +39,16 @@ class Schedule(StrEnum):
 class Precision(StrEnum):
     """Number format of model weights and activations."""
 
+    AUTO = "auto"
+    """Decided when the run begins, which then has one of the others."""
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
     """In training with a dynamic loss scale."""
+
+
+HALF = frozenset({Precision.BF16, Precision.FP16})
+"""Formats of 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +95,11 @@ class UpdateConfig:
     max_skipped_steps: NonNegativeInt = 2
     """Steps of an iteration that may be skipped because a loss or gradient is not finite; with one more, or
     without any step taken, the update fails. Steps at which fp16 lowers its loss scale do not count."""
-    zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
-    """DeepSpeed ZeRO stage."""
-    precision: Precision = Precision.FP32
-    """Number format of weights in forward and backward; optimizer state is fp32."""
+    zero_stage: ZeroStage = "auto"
+    """DeepSpeed ZeRO stage. auto: 1 in half precision, which needs it, or with offload_optimizer; else 0."""
+    precision: Precision = Precision.AUTO
+    """Number format of weights in forward and backward; optimizer state is fp32. auto: bf16 where the stage
+    has GPUs that compute in it; else fp32."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
     offload_optimizer: bool = False
@@ -119,3 +127,10 @@ class UpdateConfig:
     of each older one into an archive, which everything still reads. null: keep all as files."""
     num_threads: PositiveInt = 1
     """CPU threads of the task; part of the result, because float sums depend on it."""
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage as a number, of auto too."""
+        if self.zero_stage != "auto":
+            return self.zero_stage
+        return int(self.offload_optimizer or self.precision in HALF)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import LocalConfig
+from pipeline.gpus import OTHERS, VISIBLE, has_gpus, visible_names
 from pipeline.process import said_within
-from pipeline.run.gpus import OTHERS, VISIBLE, has_gpus, visible_names
 
 ONLY = "SLURM_PPO_GPUS"
 """Variable with the names of GPUs that a run may give to its tasks, of all that it finds. A sweep sets it, so

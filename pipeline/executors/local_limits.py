@@ -12,8 +12,9 @@ from pipeline.config.types import Linger
 from pipeline.decide.staying import ALWAYS
 from pipeline.executors.devices import Devices, devices_of
 from pipeline.executors.limits import HERE, Limits, need_of, node_of
+from pipeline.gpus import has_gpus, unknown_to_vllm
 from pipeline.run.engine_use import engines_of, uses_vllm
-from pipeline.run.gpus import fork_hazard, has_gpus, unknown_to_vllm
+from pipeline.run.gpus import fork_hazard
 from pipeline.run.tasks import Stage, Task
 
 _SLOTS_BESIDE_GPUS = 2

@@ -61,9 +61,9 @@ def _for_update(config: Config) -> list[tuple[Change, ...]]:
     if not update.activation_checkpointing:
         found.append((("update.activation_checkpointing", True),))
     if ranks > 1:
-        found += [(("update.zero_stage", stage),) for stage in range(update.zero_stage + 1, 4)]
+        found += [(("update.zero_stage", stage),) for stage in range(update.zero + 1, 4)]
     if update.lora is None and not update.offload_optimizer:
-        stage = (("update.zero_stage", 1),) if update.zero_stage == 0 and ranks == 1 else ()
+        stage = (("update.zero_stage", 1),) if update.zero == 0 and ranks == 1 else ()
         found.append((("update.offload_optimizer", True), *stage))
     return found + _more_ranks(config)
 

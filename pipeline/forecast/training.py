@@ -8,7 +8,7 @@ attention matrix, which fused kernels do not keep. docs/explanation/memory.md ha
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.config.update import Precision, UpdateConfig
+from pipeline.config.update import HALF, Precision, UpdateConfig
 from pipeline.forecast.parts import CONTEXT, GIB, TRAINING, MemoryPart, PeakPhase
 from pipeline.forecast.shapes import ModelShape
 
@@ -86,7 +86,7 @@ _CRITIC = _Phases(
 
 def width_of(precision: Precision) -> int:
     """Return the bytes of a number."""
-    return _FP32 if precision is Precision.FP32 else 2
+    return 2 if precision in HALF else _FP32
 
 
 def update_parts(
@@ -117,9 +117,9 @@ def host_parts(
     the GPU, with ZeRO 3 one after the other."""
     width, models = width_of(update.precision), [policy, *([critic] if critic else [])]
     parts = [MemoryPart("process", _PROCESS, (PeakPhase.REFERENCE, *TRAINING))]
-    if update.zero_stage == 3:
+    if update.zero == 3:
         parts.append(MemoryPart("loading", max(one.largest for one in models) * width, TRAINING))
-    share = ranks.number if update.zero_stage else 1
+    share = ranks.number if update.zero else 1
     states = sum(one.trained for one in models) / share
     if update.offload_optimizer:
         parts.append(MemoryPart("optimizer", states * (_FP32 + _MOMENTS), TRAINING, is_certain=True))
@@ -170,7 +170,7 @@ def pieces(shape: ModelShape, predicted: int, has_gpu: bool, phase: PeakPhase) -
 
 def _states(update: UpdateConfig, shape: ModelShape, ranks: Ranks, phases: _Phases) -> Iterator[MemoryPart]:
     """Yield what is held from one micro-batch to the next."""
-    stage, width, trained = update.zero_stage, width_of(update.precision), shape.trained
+    stage, width, trained = update.zero, width_of(update.precision), shape.trained
     share = trained / ranks.number if stage else trained
     whole = shape.parameters / ranks.number if stage == 3 else shape.parameters
     what = f"{phases.name}'s " if phases is _CRITIC else ""
@@ -194,7 +194,7 @@ def _temporaries(
     update: UpdateConfig, shape: ModelShape, ranks: Ranks, phases: _Phases
 ) -> Iterator[MemoryPart]:
     """Yield what lives for a part of a micro-batch or of a step."""
-    stage, width, trained = update.zero_stage, width_of(update.precision), shape.trained
+    stage, width, trained = update.zero, width_of(update.precision), shape.trained
     share, both = trained / ranks.number, (phases.backward, phases.reduce)
     half = 0 if width == _FP32 else width
     if stage == 0:
@@ -213,18 +213,18 @@ def _temporaries(
 def _step(update: UpdateConfig, shape: ModelShape, share: float, ranks: Ranks) -> float:
     """Return the bytes that AdamW's step takes beside what it steps on. On GPUs it computes all tensors at
     once with one copy, elsewhere one tensor after the other with two; with ZeRO all are one tensor."""
-    if update.zero_stage == 0:
+    if update.zero == 0:
         return _FP32 * shape.trained if ranks.have_gpus else 2 * _FP32 * shape.largest
     copies = 1 if ranks.have_gpus else 2
-    if update.zero_stage == 1 and not _is_bf16_optimizer(update):
+    if update.zero == 1 and not _is_bf16_optimizer(update):
         copies += 1  # gradients that were summed over ranks
-    return share * _FP32 * (copies + (update.zero_stage == 3))
+    return share * _FP32 * (copies + (update.zero == 3))
 
 
 def _is_bf16_optimizer(update: UpdateConfig) -> bool:
     """Whether DeepSpeed takes its optimizer for bf16, which keeps the gradients of all weights twice."""
     is_bf16 = update.precision is Precision.BF16
-    return is_bf16 and update.zero_stage == 1 and not update.offload_optimizer
+    return is_bf16 and update.zero == 1 and not update.offload_optimizer
 
 
 def _bucket(trained: int) -> float:
@@ -235,7 +235,7 @@ def _of_reference(
     update: UpdateConfig, shape: ModelShape, batch: BatchSize, ranks: Ranks
 ) -> Iterator[MemoryPart]:
     width, during = width_of(update.precision), (PeakPhase.REFERENCE,)
-    yield from weights("reference", shape, width, 1 / ranks.number if update.zero_stage == 3 else 1, during)
+    yield from weights("reference", shape, width, 1 / ranks.number if update.zero == 3 else 1, during)
     made = made_at_a_time(shape, batch.predicted, ranks.have_gpus)
     yield MemoryPart("logits", made * width, during, is_certain=True)
     yield pieces(shape, batch.predicted, ranks.have_gpus, PeakPhase.REFERENCE)

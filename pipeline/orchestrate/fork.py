@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipeline.config.algorithm import Estimator, KLController
 from pipeline.config.compose import to_mapping
+from pipeline.config.findings import Findings
 from pipeline.config.home import full_path
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.resolve import configure
@@ -43,8 +44,18 @@ def find_parent(source: str) -> Version:
     return find_version_with_state(source)
 
 
-def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_dir: Path | None) -> Config:
-    """Compose the fork's configuration: the parent's with the overrides, resolved and checked.
+def fork_config(
+    parent: Version,
+    root: Path,
+    overrides: Sequence[str],
+    config_dir: Path | None,
+    found: Findings | None = None,
+) -> Config:
+    """Compose the fork's configuration: the parent's with the overrides, resolved and checked. What was auto
+    in the parent stays as it was decided then.
+
+    Args:
+        found: takes what was decided of settings that the overrides make auto.
 
     Raises:
         ConfigError: the overrides are invalid, or they or the user's models do not fit the parent's state.
@@ -56,7 +67,7 @@ def fork_config(parent: Version, root: Path, overrides: Sequence[str], config_di
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", root.name).lstrip("_.-")[:100]
     frozen = to_mapping(parent.run.config)
     base = frozen | {"run_dir": str(root), "name": name or parent.run.config.name}
-    config = configure(overrides, config_dir, base)
+    config = configure(overrides, config_dir, base, found)
     if problems := list(misfits(parent, config)):
         raise ConfigError("\n".join(map(str, problems)))
     return config

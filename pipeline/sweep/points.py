@@ -11,6 +11,7 @@ import xxhash
 
 from pipeline.config.compose import from_mapping, to_mapping
 from pipeline.config.evaluate import HELDOUT_REWARD, Best, EvaluateConfig
+from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure
 from pipeline.config.schema import Config
@@ -36,6 +37,8 @@ class Draft:
 
     settings: dict[str, str]
     config: Config
+    decided: str = ""
+    """Line on what was decided of settings that are auto."""
 
     @property
     def key(self) -> str:
@@ -61,7 +64,9 @@ def drafts_of(grid: Grid, config_dir: Path | None) -> list[Draft]:
     """
     found: dict[str, Draft] = {}
     for settings, words in grid.points():
-        draft = Draft(settings, configure([*grid.fixed, *words], config_dir))
+        problems = Findings()
+        config = configure([*grid.fixed, *words], config_dir, found=problems)
+        draft = Draft(settings, config, problems.decided)
         found.setdefault(draft.key, draft)
     drafts = list(found.values())
     if len({draft.config.run_dir for draft in drafts}) > 1:

@@ -9,7 +9,7 @@ from pipeline.config.engine_rules import vllm_in
 from pipeline.config.engines import VllmConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
-from pipeline.run.gpus import VISIBLE, unknown_to_vllm, visible_names
+from pipeline.gpus import VISIBLE, unknown_to_vllm, visible_names
 from stages.context import UserError
 from stages.engines import vllm_worker
 from stages.engines.base import SequenceLimits

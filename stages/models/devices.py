@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
+from pipeline.gpus import visible_names
 from pipeline.process import joined_within
-from pipeline.run.gpus import visible_names
 from stages.models.device_trial import try_gpus
 
 if TYPE_CHECKING:

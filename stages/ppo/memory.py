@@ -62,11 +62,11 @@ def suggestions(config: UpdateConfig, needs: Needs, longest: int, num_ranks: int
         smaller_batch.append(f"update.tokens_per_micro_batch={half} (now {budget}; longest row {longest})")
     if not config.activation_checkpointing:
         smaller_batch.append("update.activation_checkpointing=true")
-    if config.zero_stage < 3 and num_ranks > 1:
-        next_stage = 3 if config.lora else config.zero_stage + 1
-        smaller_states.append(f"update.zero_stage={next_stage} (now {config.zero_stage})")
+    if config.zero < 3 and num_ranks > 1:
+        next_stage = 3 if config.lora else config.zero + 1
+        smaller_states.append(f"update.zero_stage={next_stage} (now {config.zero})")
     if not config.offload_optimizer and config.lora is None:
-        smaller_states.append(f"update.offload_optimizer=true with zero_stage={max(1, config.zero_stage)}")
+        smaller_states.append(f"update.offload_optimizer=true with zero_stage={max(1, config.zero)}")
     smaller_states.append(f"more ranks (now {num_ranks}) with zero_stage=3")
     if config.lora is None:
         smaller_states.append("update.lora={}")

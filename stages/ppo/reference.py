@@ -60,7 +60,7 @@ def reference_model(context: Context) -> Iterator[nn.Module]:
         loaded = load_causal_lm(directory, update.precision, trust, placement, update.attention)
         return hide_unknown_ids(loaded, config)
 
-    model = load(None) if update.zero_stage < 3 else shared_out(bare_model(load, directory), update)
+    model = load(None) if update.zero < 3 else shared_out(bare_model(load, directory), update)
     yield model
     forget(model)
 

@@ -196,7 +196,7 @@ def _experience(reader: Context, iteration: int) -> tuple[Experience | None, str
 def _compared(learner: Learner, learned: Learned, iteration: int, settled: Settled) -> Again:
     """Compare an iteration with what was learned then, and log it. Every rank takes part."""
     apart = {t.name: largest_difference(t.sums(), learned.sums.get(t.name, {})) for t in learner.trainers}
-    machine = Machine.here(learner.config.update.zero_stage)
+    machine = Machine.here(learner.config.update.zero)
     is_repeatable = machine == learned.machine and machine.device == "cpu"
     sums = "; ".join(f"{name}: {part:.1e} at {key}" for name, (key, part) in apart.items() if part)
     again = Again(settled.difference, is_repeatable and bool(settled.apart or sums))
@@ -281,7 +281,7 @@ def load_models(context: Context, version: int, state: Path | None) -> Learner:
 def policy_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
     """Load a policy; with ZeRO 3 without its weights, which are read later. Every rank takes part."""
     update, trust = config.update, config.model.trust_remote_code
-    if update.zero_stage < 3:
+    if update.zero < 3:
         return load_policy(directory, config)
 
     def load(placement: str | None) -> PreTrainedModel:
@@ -300,7 +300,7 @@ def critic_from(directory: Path, config: Config) -> PreTrainedModel | Bare:
     def load(placement: str | None) -> PreTrainedModel:
         return load_critic(directory, update.precision, trust, update.attention, placement)
 
-    return load(None) if update.zero_stage < 3 else bare_model(load, directory)
+    return load(None) if update.zero < 3 else bare_model(load, directory)
 
 
 def critic_start(context: Context, state: Path | None) -> Path:
@@ -329,7 +329,7 @@ def _load_one(trainer: Trainer, folder: Path, record: Record, paths: RunPaths) -
 
 def unlike(learner: Learner, learned: Learned) -> str | None:
     """Return in words how what was loaded is not what was learned. Every rank takes part."""
-    is_same_machine = learned.machine == Machine.here(learner.config.update.zero_stage)
+    is_same_machine = learned.machine == Machine.here(learner.config.update.zero)
     for trainer in learner.trainers:
         if (expected := learned.sums.get(trainer.name)) is None:
             continue

@@ -53,7 +53,7 @@ def settle(trainer: Trainer, weights: CommittedWeights, start: Sequence[Tensor] 
         sums[1] += _distance(weight.cpu(), start[number]) if start else 0.0
         weight.copy_(nearest_that_rounds_to(weight, committed))
     apart, update = ranks.sum_over_ranks(sums).tolist()
-    if apart and trainer.config.zero_stage:
+    if apart and trainer.config.zero:
         for name, parameter in trainer.trained():
             trainer.set_computed(parameter, weights.whole(name))
     return Settled(apart, update)

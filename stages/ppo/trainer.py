@@ -75,7 +75,7 @@ class Trainer:
         self._peak = peak
         number = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         settings = engine_settings(config, number, torch.distributed.get_backend())
-        if config.zero_stage == 3:
+        if config.zero == 3:
             share_out(model, settings, bare)
         else:
             undo_sharing()
@@ -128,7 +128,7 @@ class Trainer:
             num_shares: as of :meth:`backward`.
         """
         rate = learning_rate(self._peak, position, total, self.config)
-        if self.config.zero_stage == 0:  # DeepSpeed would take it whatever the gradient is
+        if self.config.zero == 0:  # DeepSpeed would take it whatever the gradient is
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             norm = float(torch.nn.utils.get_total_norm(gradients))  # with ZeRO, known after the step
             if not math.isfinite(norm):
@@ -139,7 +139,7 @@ class Trainer:
         scale = self._loss_scale
         with gradients_divided(self.engine.optimizer, self._factor(num_shares) / self._factor(None)):
             self.engine.step()
-        norm = norm if self.config.zero_stage == 0 else float(self.engine.get_global_grad_norm())
+        norm = norm if self.config.zero == 0 else float(self.engine.get_global_grad_norm())
         is_taken = math.isfinite(norm)
         if not is_taken:
             self._clear_partitions()
@@ -171,7 +171,7 @@ class Trainer:
     def _clear_partitions(self) -> None:
         """Clear gradients where DeepSpeed does not: after a skipped step of an optimizer on the host it would
         add the next gradient to the one that is not finite."""
-        if self.config.offload_optimizer and self.config.zero_stage < 3:
+        if self.config.offload_optimizer and self.config.zero < 3:
             partitions = self.engine.optimizer.averaged_gradients
             partitions.update(dict.fromkeys(partitions))
 
@@ -256,18 +256,18 @@ class Trainer:
         takes part, and the weight is gathered."""
         from deepspeed.runtime.zero import GatheredParameters
 
-        if self.config.zero_stage < 3:
+        if self.config.zero < 3:
             return parameter.detach() if is_wanted else None
         with GatheredParameters([parameter]):
             return parameter.detach().clone() if is_wanted else None
 
     def held(self) -> list[Slice]:
         """Return this rank's part of each parameter that is trained: views, through which it is changed."""
-        return list(held(self.trained(), self._optimizer, self.config.zero_stage))
+        return list(held(self.trained(), self._optimizer, self.config.zero))
 
     def own(self) -> list[Slice]:
         """Return what this rank writes of the state; all ranks together write all of it."""
-        return own(self.held(), self.config.zero_stage)
+        return own(self.held(), self.config.zero)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -348,7 +348,7 @@ class Trainer:
         """Set the weight that the model computes with. Every rank takes part."""
         from deepspeed.runtime.zero import GatheredParameters
 
-        is_partitioned = self.config.zero_stage == 3
+        is_partitioned = self.config.zero == 3
         with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0, enabled=is_partitioned):
             parameter.data.copy_(whole)
 
@@ -357,17 +357,17 @@ class Trainer:
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
-        if not parameter.requires_grad and self.config.zero_stage == 3:
+        if not parameter.requires_grad and self.config.zero == 3:
             with GatheredParameters([parameter]):
                 return parameter.detach().clone()
-        if not parameter.requires_grad or self.config.zero_stage == 0:
+        if not parameter.requires_grad or self.config.zero == 0:
             return parameter.detach()
         whole: Tensor = safe_get_full_fp32_param(parameter)
         return whole.view(_shape(parameter))
 
     def _optimized(self) -> list[Tensor]:
         """Return what AdamW steps: the parameters, or this rank's flat fp32 partitions of them."""
-        if self.config.zero_stage == 3:  # its parameter groups are empty between steps
+        if self.config.zero == 3:  # its parameter groups are empty between steps
             return list(self.engine.optimizer.fp32_partitioned_groups_flat)
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
@@ -380,7 +380,7 @@ class Trainer:
         for tensor in self._optimized():
             moments = {moment: torch.zeros_like(tensor) for moment in MOMENTS}
             self._optimizer.state[tensor] = {"step": self._step_count(), **moments}
-        if self.config.zero_stage in (1, 2):
+        if self.config.zero in (1, 2):
             self.engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 

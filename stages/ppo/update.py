@@ -130,7 +130,7 @@ def learned(learner: Learner, state: TrainerState, steps: Steps) -> Learned:
         overflows=steps.overflows,
         stopped=steps.is_stopped,
         counters={trainer.name: trainer.counters() for trainer in learner.trainers},
-        machine=Machine.here(learner.config.update.zero_stage),
+        machine=Machine.here(learner.config.update.zero),
         sums={trainer.name: trainer.sums() for trainer in learner.trainers},
     )
 

@@ -23,11 +23,11 @@ def engine_settings(config: UpdateConfig, num_parameters: int, backend: str = "g
         backend: by which the ranks talk. With nccl, ZeRO 1 and 2 reduce gradients while others are computed,
             as ZeRO 3 always does. No GPU has shown how much that saves.
     """
-    overlaps = backend == "nccl" and config.zero_stage in (1, 2)
+    overlaps = backend == "nccl" and config.zero in (1, 2)
     # At every backward DeepSpeed allocates a bucket of this many elements, however small the model is; two
     # where one is reduced while the other is filled.
     bucket = min(num_parameters, _LARGEST_BUCKET // 2 if overlaps else _LARGEST_BUCKET)
-    zero: dict[str, Any] = {"stage": config.zero_stage, "reduce_bucket_size": bucket}
+    zero: dict[str, Any] = {"stage": config.zero, "reduce_bucket_size": bucket}
     if overlaps:
         zero["overlap_comm"] = True
     if config.offload_optimizer:
@@ -57,12 +57,12 @@ def engine_settings(config: UpdateConfig, num_parameters: int, backend: str = "g
 
 def takes_mean(config: UpdateConfig) -> bool:
     """Whether DeepSpeed takes the mean of gradients over ranks; else their sum, which ZeRO 3 has not."""
-    return config.zero_stage == 3
+    return config.zero == 3
 
 
 def device_map_of(config: UpdateConfig) -> str | None:
     """Return where a model is loaded to: into the host's memory if it is then shared out over the ranks."""
-    return "cpu" if config.zero_stage == 3 else None
+    return "cpu" if config.zero == 3 else None
 
 
 def share_out(model: nn.Module, settings: dict[str, Any], bare: Bare | None = None) -> None:

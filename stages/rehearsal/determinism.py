@@ -6,7 +6,6 @@ cuBLAS reads its workspace as the first matrix product is computed, so each way 
 import multiprocessing
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,10 +15,11 @@ import torch
 
 from pipeline.process import joined_within
 from stages.models.numerics import WORKSPACE, set_up_torch
+from stages.ppo.timing import timed_updates
 from stages.rehearsal.allocation import half_precision
 from stages.rehearsal.answers import CheckFailed, CheckInput, Shown
 from stages.rehearsal.models import even_experience, policy, timed_policy
-from stages.rehearsal.training import learner_of, update_of
+from stages.rehearsal.training import learner_of
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,5 @@ def seconds_of(work: Workload, folder: Path) -> float:
         f"update.precision={half_precision()}",
         "update.zero_stage=1",
     )
-    experience, taken = even_experience(work.rows, 256, work.prompt, work.response), []
-    for iteration in range(1, work.warm_up + work.rounds + 1):
-        began = time.perf_counter()
-        update_of(learner, iteration, experience)
-        wait_for_device()
-        taken.append(time.perf_counter() - began)
-    return statistics.median(taken[work.warm_up :])
-
-
-def wait_for_device() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    experience = even_experience(work.rows, 256, work.prompt, work.response)
+    return statistics.median(timed_updates(learner, experience, work.rounds, work.warm_up))

@@ -8,7 +8,7 @@ Utilisation is of the device's dense bf16 peak.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,10 @@ from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 from pipeline.forecast.cards import kind_of, peak_flops
 from pipeline.forecast.corrections import Corrected
-from stages.context import Stopwatch
 from stages.engines import make_generator
 from stages.models.devices import device
 from stages.ppo.experience import Experience
-from stages.ppo.learner import update
-from stages.ppo.math.shaping import RunningMoments
+from stages.ppo.timing import timed, timed_updates
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
 from stages.rehearsal.allocation import half_precision
@@ -213,15 +211,6 @@ def saved_model(place: Path) -> Path:
     return place
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Return the seconds that something takes, on the card too."""
-    began = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
 # --- an update of models of a size ---
 
 
@@ -262,16 +251,6 @@ def make_learner(config: Config, shape: Shape, longest: int) -> Learner:
     if config.algorithm.estimator is Estimator.GAE:
         critic = trainer("critic", config.update.critic_learning_rate)
     return Learner(config, policy, critic)
-
-
-def timed_updates(learner: Learner, experience: Experience, number: int) -> list[float]:
-    """Return the seconds of each of so many updates after one that warms up."""
-    moments = RunningMoments().including(experience.outcome.scores)
-
-    def seconds_of(iteration: int) -> float:
-        return timed(lambda: update(learner, experience, iteration, 0.0, moments, Stopwatch()))
-
-    return [seconds_of(iteration) for iteration in range(1, number + 2)][1:]
 
 
 def lengths_of(experience: Experience) -> list[tuple[int, int]]:

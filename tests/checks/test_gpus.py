@@ -8,7 +8,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.rules import contradictions
 from pipeline.executors.local_limits import describe_gpus, local_limits
-from pipeline.run.gpus import unknown_to_vllm
+from pipeline.gpus import unknown_to_vllm
 from slurm import probe_task
 from tests.support import tiny
 

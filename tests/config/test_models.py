@@ -51,7 +51,7 @@ def headers(inputs, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(headers) -> Config:
-    return compose(tiny.overrides(headers, headers / "run"))
+    return compose(tiny.overrides(headers, headers / "run", "rollout.engine=transformers"))
 
 
 def given_as(config: Config, key: str, directory: Path) -> Config:

@@ -77,7 +77,10 @@ def test_what_is_missing_is_named(folder, inputs, tmp_path, settings, weights, s
 
 def test_a_model_whose_size_cannot_be_read_is_skipped_in_a_line(inputs, tmp_path):
     config = config_of(inputs, tmp_path / "run")
-    model, rollout = replace(config.model, policy=str(tmp_path / "nothing")), RolloutConfig()
+    model, rollout = (
+        replace(config.model, policy=str(tmp_path / "nothing")),
+        RolloutConfig(engine="transformers"),
+    )
     (found,) = check_memory(replace(config, model=model, rollout=rollout))
     assert (found.verdict, found.title) == (Verdict.SKIPPED, "memory")
     assert f"{tmp_path}/nothing" in found.measured

@@ -74,7 +74,7 @@ def values(model: PreTrainedModel) -> Tensor:
 
 def one_step(model: PreTrainedModel, config: UpdateConfig | None = None) -> Trainer:
     """Towards values of 1, which a head of zeros and then the backbone can learn."""
-    trainer = Trainer("critic", model, 1e-2, config or UpdateConfig())
+    trainer = Trainer("critic", model, 1e-2, config or UpdateConfig(precision=Precision.FP32))
     for step in range(2):
         found = response_values(trainer.engine, collate(ROWS, range(len(ROWS))))
         trainer.backward((found - 1).square().mean(), is_last=True)
@@ -100,10 +100,10 @@ def test_a_critic_of_every_architecture_learns_and_is_loaded_again(kind, tmp_pat
 
 
 SETTINGS = {
-    "plain": UpdateConfig(),
-    "checkpointing": UpdateConfig(activation_checkpointing=True),
+    "plain": UpdateConfig(precision=Precision.FP32),
+    "checkpointing": UpdateConfig(precision=Precision.FP32, activation_checkpointing=True),
     "zero2-bf16": UpdateConfig(zero_stage=2, precision=Precision.BF16),
-    "zero3": UpdateConfig(zero_stage=3),
+    "zero3": UpdateConfig(precision=Precision.FP32, zero_stage=3),
 }
 
 

@@ -312,7 +312,7 @@ def spoil_one_gradient(policy: Path, folder: Path, rank: int) -> None:
 
     def fresh(zero_stage: int) -> Trainer:
         model = load_causal_lm(policy, Precision.FP32, trust_remote_code=False)
-        return Trainer("policy", model, 1e-3, UpdateConfig(zero_stage=zero_stage))
+        return Trainer("policy", model, 1e-3, UpdateConfig(precision=Precision.FP32, zero_stage=zero_stage))
 
     seen = {}
     for zero_stage in range(4):
