@@ -209,6 +209,8 @@ NUM_ROWS = 20
 """Prompts that are looked at."""
 _SECONDS = 3.0
 """Seconds for all calls of one rule."""
+_LEAST_ANSWERS = 4
+"""Answers of which none has to get a reward before that is worth a warning."""
 _COLUMN = "column"
 """Argument of ready rules that names the column with the answer."""
 _ANSWERS = ("ground_truth", "answer", "solution", "reference", "response", "completion", "target")
@@ -265,7 +267,7 @@ def _lines(
             end, at = "", f"for {seen.what} to prompt_id {sample.prompt_id}"
             yield f"warning: {opened.key}={opened.config.function}: {found.text} {at}"
         break
-    if answer.scores:
+    if len(answer.scores) >= _LEAST_ANSWERS:
         best[opened.name] = max(opened.config.weight * score for score in (*empty.scores, *answer.scores))
     if message := "; ".join(str(seen) for seen in (empty, answer) if seen.scores):
         prompts = f"{len(empty.scores)} prompt{'s' * (len(empty.scores) > 1)}, without a model"
