@@ -98,8 +98,8 @@ def constant_component(evidence: AdviceInput) -> Findings:
         return
     for name, component in components.items():
         found = _always(evidence, f"reward/{name}/std", 0.0, evidence.config.responses_per_iteration)
-        if isinstance(component, RuleConfig) and found is not None:
-            means = series(evidence.trained[-WINDOW:], f"reward/{name}/mean")
+        means = series(evidence.trained[-WINDOW:], f"reward/{name}/mean")
+        if isinstance(component, RuleConfig) and found is not None and len(means):
             yield Advice(
                 Severity.WARNING,
                 Rule.CONSTANT_COMPONENT,

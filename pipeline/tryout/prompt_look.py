@@ -28,6 +28,8 @@ _MOST_BYTES = {True: 40 << 30, False: 3 << 30}
 _AS_CHANCE, _SURE = 0.8, 0.2
 """Shares of what chance gives. Text in its own ids is at 0.6 at most, also in a language that a model hardly
 knows, and in another tokenizer's ids at 0.9 and more (SmolLM2-135M); a random model is at 1, and unsure."""
+_LEAST_CHANCE = 7.0
+"""Nats of a vocabulary of 1,100 ids. Models with fewer are toys, of which random ones may be sure too."""
 TITLE = "tokenizer"
 
 
@@ -120,10 +122,11 @@ def judge_likelihood(nll: float, entropy: float, chance: float, tokens: int) -> 
     if nll <= _AS_CHANCE * chance:
         return ok(TITLE, f"the policy knows its ids ({facts})", **numbers)
     if nll - entropy > _SURE * chance:
-        return problem(
+        make = problem if chance >= _LEAST_CHANCE else warning
+        return make(
             TITLE,
-            f"it is another model's: the policy finds prompts as unlikely as random ids ({facts}), and is "
-            f"sure of others ({entropy:.1f})",
+            f"it seems to be another model's: the policy finds prompts as unlikely as random ids ({facts}), "
+            f"and is surer of others (entropy {entropy:.1f})",
             "copy tokenizer.json and tokenizer_config.json of model.policy again from where its weights are "
             "from",
             **numbers,
