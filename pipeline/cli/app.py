@@ -31,11 +31,12 @@ app.add_typer(completion_cli.app, name="completion")
 for command in (
     *(runs.run, runs.submit, runs.resume, runs.cancel),
     *(views.status, views.watch, views.logs),
-    *(checks.plan, checks.config, checks.validate, checks.doctor, checks.rehearse, checks.notify),
+    *(checks.plan, checks.config, checks.validate, checks.try_),
+    *(checks.doctor, checks.rehearse, checks.notify),
     *(views.samples, views.report, views.sync, views.export),
     *(runs.fork, runs.sweep, runs.ls, runs.clean),
 ):
-    app.command()(command)
+    app.command(name=command.__name__.rstrip("_"))(command)
 app.command(hidden=True)(runs.advance)
 
 

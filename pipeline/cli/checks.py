@@ -1,4 +1,4 @@
-"""Commands that show what a run would be, and try what it needs: plan, config, validate, doctor,
+"""Commands that show what a run would be, and try what it needs: plan, config, validate, try, doctor,
 rehearse, notify."""
 
 import json
@@ -105,6 +105,34 @@ def validate(
     found = suites.validate_as_json(make, probe, gpu_memory)
     typer.echo(json.dumps(found, indent=1))
     raise typer.Exit(EXIT_USAGE if found["problems"] else 0)
+
+
+def try_(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            "--prompts", min=1, help="Prompts to sample from. Default: for 32 responses, 4 at least."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, help="On Slurm: cancel the jobs after so many minutes.")
+    ] = 30.0,
+    full: Annotated[bool, typer.Option("--full", help="Every response, and all of each text.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the small run's directory, and its logs.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+) -> None:
+    """Sample and train on a few prompts by the run's own tasks: show responses, and what a run would take.
+
+    Takes the words of run. Leaves nothing behind. Exit code 1 if there is a problem.
+    """
+    from pipeline.cli.try_run import TryOptions, try_run
+
+    options = TryOptions(prompts, minutes, keep, full, as_json)
+    raise typer.Exit(try_run(*config_in_part(overrides, config_dir), options))
 
 
 def doctor(

@@ -101,12 +101,15 @@ def as_json(samples: Samples) -> Iterator[str]:
     for choice, sample in zip(samples.choices, samples.rows, strict=True):
         content = {"choice": choice} | asdict(sample)
         content["turns"] = [turn._asdict() for turn in sample.turns]
-        yield json.dumps(_finite(content), allow_nan=False)
+        yield json.dumps(finite(content), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return the value with null for numbers that are not finite, which JSON has not."""
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -123,16 +126,32 @@ def _heading(samples: Samples, title: str) -> str:
 
 def _one(choice: Choice | None, sample: Sample, width: int, longest: int | None) -> Iterator[str]:
     yield from wrapped(_facts(choice, sample), width)
-    parts = [("prompt", sample.prompt)]
-    parts += [(turn.role, turn.text) for turn in sample.turns] or [("response", sample.response)]
-    for who, text in parts:
+    yield f"{_INDENT}prompt:"
+    yield from foreign_lines(sample.prompt, width, longest)
+    yield from response_lines(sample, width, longest)
+
+
+def response_lines(sample: Sample, width: int, longest: int | None) -> Iterator[str]:
+    """Yield the lines of a response, turn by turn where it has several; see :func:`as_text`."""
+    for who, text in [(turn.role, turn.text) for turn in sample.turns] or [("response", sample.response)]:
         yield f"{_INDENT}{_on_one_line(who)}:"
-        lines = [line for row in _rows_of(text) for line in wrapped(row, width - len(_DEEPER))]
-        yield from (f"{_DEEPER}{line}".rstrip() for line in _without_middle(lines, longest))
+        yield from foreign_lines(text, width, longest)
+
+
+def foreign_lines(text: str, width: int, longest: int | None, indent: str = _DEEPER) -> Iterator[str]:
+    """Yield the lines of a foreign text, indented, without anything that a terminal would obey."""
+    lines = [line for row in _rows_of(text) for line in wrapped(row, width - len(indent))]
+    yield from (f"{indent}{line}".rstrip() for line in _without_middle(lines, longest))
 
 
 def _facts(choice: Choice | None, sample: Sample) -> str:
     """Return what is known about a sample, in one line."""
+    where = f"prompt {_on_one_line(sample.prompt_id)}, sample {sample.sample_index}"
+    return f"{choice or 'sample'}: {facts_of(sample)}, {where}"
+
+
+def facts_of(sample: Sample) -> str:
+    """Return a response's reward, length and end, in one line."""
     scores = ", ".join(f"{_on_one_line(name)} {number(s)}" for name, s in sample.components.items())
     facts = [f"reward {number(sample.reward)}" + (f" ({scores})" if scores else "")]
     if sample.kl is not None:
@@ -140,8 +159,7 @@ def _facts(choice: Choice | None, sample: Sample) -> str:
     facts.append(f"{sample.length} token{'' if sample.length == 1 else 's'}")
     if sample.turns:
         facts.append(f"{sample.num_turns} turn{'' if sample.num_turns == 1 else 's'}")
-    facts += [_on_one_line(sample.finish_reason), f"prompt {_on_one_line(sample.prompt_id)}"]
-    return f"{choice or 'sample'}: {', '.join(facts)}, sample {sample.sample_index}"
+    return ", ".join([*facts, _on_one_line(sample.finish_reason)])
 
 
 def _on_one_line(text: str) -> str:

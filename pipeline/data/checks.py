@@ -66,6 +66,11 @@ class Judged:
         return "of environments" if self.is_made else f"in {self.path}"
 
     @property
+    def has_chats(self) -> bool:
+        """Whether any usable prompt is made of messages."""
+        return any(not isinstance(self.found.rows[i].prompt, str) for i in self.kept)
+
+    @property
     def is_heldout(self) -> bool:
         return self.key not in (FILE_KEY, TASKS_KEY)
 

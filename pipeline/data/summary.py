@@ -11,6 +11,7 @@ from pipeline.config.reward import RuleConfig, prefill_of
 from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.schema import Config
 from pipeline.data.checks import Judged
+from pipeline.data.fit import fit_warnings
 from pipeline.data.prompts import Rejected, summarize
 from pipeline.data.rows import RejectReason
 from pipeline.data.tokens import Ends, end_warnings, hidden_ids
@@ -42,6 +43,8 @@ def lines(
     policy = config.model.policy
     if ends is not None:
         yield from end_warnings(ends, tokenizer, policy)
+    if tokenizer is not None:
+        yield from fit_warnings(config, tokenizer, any(judged.has_chats for judged in files))
     if masked := num_masked(config, tokenizer):
         yield f"policy: {masked:,} ids that its tokenizer has no token for are never written"
     for judged in files:

@@ -1,9 +1,11 @@
 """Advice on a run: rules that read its numbers and say what is wrong, how it shows, what to change.
 
 Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy
-learns), :mod:`pipeline.metrics.speed_advice` (where the time goes), :mod:`pipeline.metrics.starts` (what
-workers cost) or below (whether engines agree), with its thresholds and their reasons beside it. A rule that
-lacks a number is silent, and so are all rules on short runs but that about engines that disagree.
+learns), :mod:`pipeline.metrics.first_signs` (what the first iteration shows),
+:mod:`pipeline.metrics.speed_advice` (where the time goes), :mod:`pipeline.metrics.starts` (what workers
+cost) or below (whether engines agree), with its thresholds and their reasons beside it. A rule that lacks a
+number is silent, and so are all rules on short runs but those about first signs and about engines that
+disagree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ from pipeline.metrics.advice_input import (
     recent,
     series,
 )
+from pipeline.metrics.first_signs import FIRST_SIGNS
 from pipeline.metrics.learning_advice import LEARNING_RULES
 from pipeline.metrics.speed_advice import SPEED_RULES
 from pipeline.metrics.starts import START_RULES
@@ -75,7 +78,7 @@ def _mismatch_remedies(evidence: AdviceInput) -> Iterator[str]:
         yield "try rollout.engine=transformers"
 
 
-RULES = (*LEARNING_RULES, engine_mismatch, *SPEED_RULES, *START_RULES)
+RULES = (*FIRST_SIGNS, *LEARNING_RULES, engine_mismatch, *SPEED_RULES, *START_RULES)
 
 
 def advise(evidence: AdviceInput) -> list[Advice]:

@@ -46,6 +46,8 @@ class Rule(StrEnum):
     LENGTH_EXPLOSION = "length-explosion"
     LENGTH_COLLAPSE = "length-collapse"
     ENTROPY_COLLAPSE = "entropy-collapse"
+    CONSTANT_REWARD = "constant-reward"
+    CONSTANT_COMPONENT = "constant-component"
     FLAT_GROUPS = "flat-groups"
     CLIPPING = "clipping"
     NOTHING_MOVES = "nothing-moves"

@@ -21,6 +21,7 @@ from pipeline.metrics.advice_input import (
     series,
     trend_of,
 )
+from pipeline.metrics.first_signs import is_constant
 from pipeline.text import number
 
 _SOFTER = "raise algorithm.kl.coef (or set algorithm.kl.controller=adaptive), lower update.learning_rate"
@@ -173,6 +174,8 @@ def flat_groups(evidence: AdviceInput) -> Findings:
     found = recent(evidence, "reward/frac_zero_std")
     config = evidence.config
     if config.rollout.samples_per_prompt < 2 or found is None or found.middle <= _FLAT_MANY:
+        return
+    if is_constant(evidence):
         return
     compares = config.algorithm.estimator in GROUP_ESTIMATORS
     severity = Severity.PROBLEM if compares and found.middle > _FLAT_ALL else Severity.WARNING

@@ -214,6 +214,8 @@ NUM_ROWS = 20
 """Prompts that are looked at."""
 _SECONDS = 3.0
 """Seconds for all calls of one rule."""
+_LEAST_ANSWERS = 4
+"""Answers of which none has to get a reward before that is worth a warning."""
 _COLUMN = "column"
 """Argument of ready rules that names the column with the answer."""
 _ANSWERS = ("ground_truth", "answer", "solution", "reference", "response", "completion", "target")
@@ -235,17 +237,28 @@ class _Seen:
 
 def first_look(config: Config, rules: Sequence[OpenRule], samples: Sequence[SampleRow]) -> Iterator[str]:
     """Yield a line for each rule that may be tried: the mean and the range of its scores for each kind of
-    text; and a warning of a text at which it fails.
+    text; a warning of a text at which it fails, and one where rules give even answers nothing.
 
     Args:
         samples: rows of the prompt file; some are enough.
     """
+    best: dict[str, float] = {}
     for opened in rules:
         if opened.config.trial and samples:
-            yield from _lines(opened, config, samples)
+            yield from _lines(opened, config, samples, best)
+    # Another component may give what these do not.
+    if best and best.keys() == config.reward.components.keys() and sum(best.values()) <= 0:
+        yield (
+            "warning: reward.components: the reward is never above 0, not even for the answers of the first "
+            "look as responses: see whether the rules' arguments name the right column, and what form of "
+            "answer they look for"
+        )
 
 
-def _lines(opened: OpenRule, config: Config, samples: Sequence[SampleRow]) -> Iterator[str]:
+def _lines(
+    opened: OpenRule, config: Config, samples: Sequence[SampleRow], best: dict[str, float]
+) -> Iterator[str]:
+    """Look at one rule; adds its highest share in the reward to ``best`` where it has seen an answer."""
     column = _answer_column(opened.config, samples[0])
     empty, answer = _Seen("an empty response"), _Seen(f"the text of column {column} as response")
     until, end = time.monotonic() + _SECONDS, ""
@@ -259,6 +272,8 @@ def _lines(opened: OpenRule, config: Config, samples: Sequence[SampleRow]) -> It
             end, at = "", f"for {seen.what} to prompt_id {sample.prompt_id}"
             yield f"warning: {opened.key}={opened.config.function}: {found.text} {at}"
         break
+    if len(answer.scores) >= _LEAST_ANSWERS:
+        best[opened.name] = max(opened.config.weight * score for score in (*empty.scores, *answer.scores))
     if message := "; ".join(str(seen) for seen in (empty, answer) if seen.scores):
         prompts = f"{len(empty.scores)} prompt{'s' * (len(empty.scores) > 1)}, without a model"
         yield f"reward {opened.name}: a first look at {prompts}: {message}{end}"

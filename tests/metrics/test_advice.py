@@ -124,6 +124,43 @@ def test_a_short_run_gets_none_however_bad():
     assert found_in(lambda i: change | {"iteration": i}, MIN_ROWS - 1) == []
 
 
+FIRST_SIGNS: Mapping[str, tuple[Rule, Severity, Mapping[str, float]]] = {
+    "constant": (
+        Rule.CONSTANT_REWARD,
+        Severity.PROBLEM,
+        {"reward/mean": 0.0, "reward/std": 0.0, "reward/frac_zero_std": 1.0, "reward/exact/std": 0.0},
+    ),
+    "flat": (Rule.FLAT_GROUPS, Severity.PROBLEM, {"reward/frac_zero_std": 1.0}),
+    "cut": (Rule.TRUNCATION, Severity.PROBLEM, {"finish_reason/length": 1.0}),
+    "format never met": (
+        Rule.CONSTANT_COMPONENT,
+        Severity.WARNING,
+        {"reward/exact/mean": 0.0, "reward/exact/std": 0.0},
+    ),
+}
+"""What no response of the first iteration contradicts."""
+
+
+@pytest.mark.parametrize(("rule", "severity", "sign"), FIRST_SIGNS.values(), ids=FIRST_SIGNS)
+def test_what_no_response_contradicts_is_said_after_the_first_iteration_and_once(rule, severity, sign):
+    advice = only(rule, found_in(lambda i: sign, count=1))
+    assert advice.severity is severity
+    assert "iteration 1" in advice.what
+    for count in range(1, 2 * MIN_ROWS):
+        rows = rows_of(lambda i: sign, count)
+        shown = [one.rule for one in first_shown(AdviceInput(rows, CONFIG)) if one.rule in {rule}]
+        assert shown == [rule] * (count == 1), count
+
+
+@pytest.mark.parametrize("sign", [sign for _, _, sign in FIRST_SIGNS.values()], ids=FIRST_SIGNS)
+def test_what_chance_may_give_is_not_said_so_early(sign):
+    """One response in many contradicts it; or there are few responses, or one prompt."""
+    nearly = {name: abs(value - 0.02) for name, value in sign.items()}
+    assert found_in(lambda i: nearly, count=1) == []
+    few = replace(CONFIG, data=replace(CONFIG.data, prompts_per_iteration=1))
+    assert found_in(lambda i: sign, count=1, config=few) == []
+
+
 @pytest.mark.parametrize("name", ["mismatch/kl", "mismatch/k3"])
 @pytest.mark.parametrize("gap", [0.04, 0.07, 3.0])
 def test_engines_that_disagree_are_named_after_the_first_iteration(name, gap):
@@ -360,6 +397,7 @@ def every_advice() -> list[Advice]:
     slow = attempts(lambda i, shard: 500 if shard % 4 == 2 else 300)
     uneven = attempts(lambda i, shard: 900 if shard == i % 8 else 300)
     found = [a for _, _, change in FAILURES.values() for a in found_in(change)]
+    found += [a for _, _, sign in FIRST_SIGNS.values() for a in found_in(lambda i, sign=sign: sign, count=1)]
     crowds = [
         WorkersOf(kind, left=60, reasons={why: 60}, without_task=idle, without_task_reasons={why: idle})
         for why in REASONS
