@@ -20,7 +20,6 @@ sizes. Prints ratios first, then a table, and writes all of it as JSON.
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -33,7 +32,7 @@ from typing import Any
 
 from benchmarks.peers_ours import RECORDED, half_flat, make_prompts
 from benchmarks.process_tree import Sampled, run_sampled
-from pipeline.run.commits import Record, require_record
+from pipeline.run.commits import require_record
 from pipeline.run.directory import load_run
 from pipeline.run.tasks import Stage, Task
 
@@ -127,7 +126,11 @@ def ours(work: Work, engine: str, precision: str, threads: int) -> Measured:
 
 def precision_words(engine: str, precision: str) -> list[str]:
     """Return the words that set a number format for every stage."""
-    words = [f"update.precision={precision}", f"rollout.precision={precision}", f"reward.precision={precision}"]
+    words = [
+        f"update.precision={precision}",
+        f"rollout.precision={precision}",
+        f"reward.precision={precision}",
+    ]
     if precision == "bf16":
         words.append("update.zero_stage=1")
     if engine == "vllm":
@@ -214,7 +217,11 @@ def taught_rows(group: Mapping[str, Any], all_rows: bool) -> list[dict[str, Any]
     scores = group["scores"]
     mean, spread = statistics.mean(scores), statistics.stdev(scores)
     rows = [
-        {"prompt": group["prompt_tokens"], "response": one["tokens"], "advantage": (x - mean) / (spread + 1e-6)}
+        {
+            "prompt": group["prompt_tokens"],
+            "response": one["tokens"],
+            "advantage": (x - mean) / (spread + 1e-6),
+        }
         for one, x in zip(group["responses"], scores, strict=True)
     ]
     return rows if all_rows or spread else []
@@ -347,7 +354,9 @@ def main() -> None:
                 prepare(work)
             for threads in given.threads:
                 kind = "cpu" if threads == 1 else "wall"
-                print(f"\n{given.given} responses, KL {kl}, {threads} threads, {kind} seconds of an iteration")
+                print(
+                    f"\n{given.given} responses, KL {kl}, {threads} threads, {kind} seconds of an iteration"
+                )
                 found = compare(work, given.contestants, threads, given.rounds)
                 report(found, kind)
                 rows = {name: [asdict(m) for m in measured] for name, measured in found.items()}

@@ -95,18 +95,22 @@ class RecordedGenerator(Generator):
                 yield {index: Response(given["tokens"], given["log_probs"], FinishReason(given["finish"]))}
 
 
-def record(model: str, prompts: Sequence[Mapping[str, Any]], group: int, longest: int) -> list[dict[str, Any]]:
+def record(
+    model: str, prompts: Sequence[Mapping[str, Any]], group: int, longest: int
+) -> list[dict[str, Any]]:
     """Sample ``group`` responses of the policy to each prompt, and score them."""
     from transformers import AutoTokenizer
 
+    from pipeline.config.update import Precision
     from stages.engines.base import Request, Sampling
     from stages.engines.transformers import TransformersGenerator
     from stages.models.loading import load_causal_lm
-    from pipeline.config.update import Precision
 
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     ids = [
-        tokenizer.apply_chat_template(one["prompt"], add_generation_prompt=True, return_dict=True)["input_ids"]
+        tokenizer.apply_chat_template(one["prompt"], add_generation_prompt=True, return_dict=True)[
+            "input_ids"
+        ]
         for one in prompts
     ]
     requests = [Request(tokens, longest, 100 * i + k) for i, tokens in enumerate(ids) for k in range(group)]
@@ -118,7 +122,8 @@ def record(model: str, prompts: Sequence[Mapping[str, Any]], group: int, longest
         texts = [tokenizer.decode(one.tokens, skip_special_tokens=True) for one in some]
         scores = score(responses=texts, entry=[prompt["entry"]] * group)
         kept = [
-            {"tokens": one.tokens, "log_probs": one.log_probs, "finish": str(one.finish_reason)} for one in some
+            {"tokens": one.tokens, "log_probs": one.log_probs, "finish": str(one.finish_reason)}
+            for one in some
         ]
         found.append({**prompt, "prompt_tokens": tokens, "responses": kept, "scores": scores})
     return found
