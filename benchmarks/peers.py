@@ -8,10 +8,10 @@ size, the longest response, temperature, learning rate, KL coefficient and loss 
 recorded`` both sides train on the same responses of the policy, which are sampled once, and every second
 group is flat (equal scores); else each samples its own.
 
-TRL runs in .cache/peers/trl, which the first call makes: TRL itself is installed there, by pip, and everything
-that it needs and this environment has (torch, transformers, accelerate, datasets) is shared with it, so that
-both sides compute with the same versions. Its gradient checkpointing is on, its default, unless a contestant
-is named ``trl-fp32-keep``.
+TRL runs in .cache/peers/trl, which the first call makes: TRL itself is installed there, by pip, and
+everything that it needs and this environment has (torch, transformers, accelerate, datasets) is shared with
+it, so that both sides compute with the same versions. Its gradient checkpointing is on, its default, unless a
+contestant is named ``trl-fp32-keep``.
 
 Each measurement is a command of its own; iterations after the first count. CPU seconds are those of all
 processes of an iteration, from one update's commit to the next; memory is the largest sum of proportional set
@@ -153,9 +153,9 @@ def read_ours(run_dir: Path, work: Work, done: Sampled) -> Measured:
             cpu[name].append(done.cpu_between(start, end))
             wall[name].append(end - start)
         metrics = records[Stage.UPDATE].metrics
-        rewards.append(_first(metrics, "objective/reward_mean", "reward/mean", "objective/scores"))
-        flat.append(_first(metrics, "objective/flat_groups", "groups/flat"))
-        peaks.append(_first(metrics, "memory_gib", "memory/peak_gib"))
+        rewards.append(metrics["reward/mean"])
+        flat.append(metrics["reward/frac_zero_std"])
+        peaks.append(metrics["peak_memory_gib"])
     means = [{name: statistics.mean(values) for name, values in kind.items()} for kind in (cpu, wall)]
     return Measured(
         means[0], means[1], done.peak_gib, max(peaks), statistics.mean(rewards), statistics.mean(flat)
@@ -164,10 +164,6 @@ def read_ours(run_dir: Path, work: Work, done: Sampled) -> Measured:
 
 def _task(iteration: int, stage: Stage) -> Task:
     return Task(iteration, stage) if stage is Stage.UPDATE else Task(iteration, stage, 0)
-
-
-def _first(metrics: Mapping[str, float], *names: str) -> float:
-    return next((metrics[name] for name in names if name in metrics), float("nan"))
 
 
 def trl(work: Work, precision: str, threads: int, checkpointing: bool) -> Measured:

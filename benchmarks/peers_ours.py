@@ -1,5 +1,5 @@
-"""Our side of benchmarks/peers.py: the rule that both sides score with, recorded responses as an engine, their
-recording, and the bare loop that the update is compared with."""
+"""Our side of benchmarks/peers.py: the rule that both sides score with, recorded responses as an engine,
+their recording, and the bare loop that the update is compared with."""
 
 import argparse
 import json

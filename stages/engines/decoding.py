@@ -1,8 +1,8 @@
 """Generation with transformers that computes a prompt once for all of its responses, and lets rows leave the
 batch when they have ended.
 
-Both need a cache of keys and values alone, from which ``generate`` goes on. Whether a model's answers are then
-those that it gives alone is tried, as batching is (:mod:`stages.engines.padding`).
+Both need a cache of keys and values alone, from which ``generate`` goes on. Whether a model's answers are
+then those that it gives alone is tried, as batching is (:mod:`stages.engines.padding`).
 """
 
 from collections.abc import Callable, Sequence
@@ -76,8 +76,8 @@ def decode(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Decodi
 
 
 def prefilled(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> DynamicCache:
-    """Return a cache with all of each prompt but its last token, each prompt computed once; an empty one where
-    no two are alike."""
+    """Return a cache with all of each prompt but its last token, each prompt computed once; an empty one
+    where no two are alike."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     places: dict[tuple[int, ...], int] = {}
     of_row = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]

@@ -56,24 +56,30 @@ def has_whole_attention(described: PreTrainedConfig) -> bool:
 
 @torch.no_grad()
 def _is_right(model: nn.Module) -> bool:
-    """Whether the tokens of two responses have the same likeliest successors, with the same logits but for
-    rounding, in a shared line as in rows of their own."""
+    """Whether the last hidden states before the tokens of two responses are, but for rounding, the same in a
+    shared line as in rows of their own."""
     vocabulary = getattr(model, "module", model).config.get_text_config().vocab_size
     ids = [i * 7919 % vocabulary for i in range(1, _PROMPT + sum(_RESPONSES) + 1)]
     prompt, rest = ids[:_PROMPT], ids[_PROMPT:]
     rows = [Row(prompt, rest[: _RESPONSES[0]]), Row(prompt, rest[_RESPONSES[0] :])]
+    device = next(model.parameters()).device
     try:
-        apart, shared = (_logits(model, b) for b in (collate(rows, [0, 1]), collate_shared(rows, [[0, 1]])))
+        apart, shared = (
+            _hidden(model, batch.to(device))
+            for batch in (collate(rows, [0, 1]), collate_shared(rows, [[0, 1]]))
+        )
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         return False
-    off = float((apart - shared).abs().mean())
-    return off <= TOLERANCE.get(apart.dtype, HALF_TOLERANCE)
+    off = float((apart - shared).abs().mean() / apart.abs().mean())
+    return off <= TOLERANCE.get(next(model.parameters()).dtype, HALF_TOLERANCE)
 
 
-def _logits(model: nn.Module, batch: MicroBatch) -> Tensor:
-    """Return logits, or values, [n, V] of the positions before response tokens."""
+def _hidden(model: nn.Module, batch: MicroBatch) -> Tensor:
+    """Return hidden states [n, H] of the positions before response tokens: a critic's values, of one number
+    and 0 at first, would show nothing."""
     places = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
-    found: Tensor = model(**places, **seen_in(model, batch), use_cache=False).logits
-    return torch.log_softmax(found.flatten(0, 1)[batch.predictors].float(), dim=-1)
+    found = model(**places, **seen_in(model, batch), use_cache=False, output_hidden_states=True)
+    last: Tensor = found.hidden_states[-1]
+    return last.flatten(0, 1)[batch.predictors].float()
