@@ -17,7 +17,7 @@ from stages.engines.base import SequenceLimits
 
 _SHORT, _LONG = 5, 29
 """Tokens of the row that is compared, and of a longer one beside it, where the context has room for that."""
-_ANSWER = 3
+ANSWER = 3
 """Tokens of each answer: the first is read off the prompt, the others off the cache."""
 _TOLERANCE = {torch.float32: 1e-4}
 _HALF_TOLERANCE = 0.05
@@ -66,17 +66,22 @@ def batching_of(model: PreTrainedModel, limits: SequenceLimits) -> Batching:
     Depends on nothing but the model. Where the context has no room for a longer row, nothing is tried, and
     rows go alone.
     """
-    longest = min(_LONG, limits.context - _ANSWER)
-    if longest <= _SHORT:
+    if limits.context - ANSWER <= _SHORT:
         return Batching.ALONE
-    tokens = [i * 7919 % limits.vocabulary for i in range(1, longest + _ANSWER + 1)]
-    row, answer = tokens[-_SHORT - _ANSWER : -_ANSWER], tokens[-_ANSWER:]
+    long, row, answer = trial_tokens(limits)
     alone = distributions(model, [row], answer)[0]
-    beside = {Batching.PADDED: tokens[:longest], Batching.ONE_LENGTH: tokens[:_SHORT]}
+    beside = {Batching.PADDED: long, Batching.ONE_LENGTH: long[:_SHORT]}
     for batching, other in beside.items():
-        if _is_same(alone, distributions(model, [row, other], answer)[0], model.dtype):
+        if is_same(alone, distributions(model, [row, other], answer)[0], model.dtype):
             return batching
     return Batching.ALONE
+
+
+def trial_tokens(limits: SequenceLimits) -> tuple[list[int], list[int], list[int]]:
+    """Return a longer prompt, a shorter one, and an answer to the shorter one that a model is tried with."""
+    longest = min(_LONG, limits.context - ANSWER)
+    tokens = [i * 7919 % limits.vocabulary for i in range(1, longest + ANSWER + 1)]
+    return tokens[:longest], tokens[-_SHORT - ANSWER : -ANSWER], tokens[-ANSWER:]
 
 
 Score = Callable[[list[list[int]]], list[float]]
@@ -112,7 +117,7 @@ def _is_near(one: float, other: float, dtype: torch.dtype) -> bool:
     return abs(one - other) <= _SCORE_TOLERANCE.get(dtype, _HALF_TOLERANCE) * (1 + abs(other))
 
 
-def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+def is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     """Whether two series of distributions [steps, V] differ by rounding alone."""
     difference = one.exp() * (one - other).abs()
     impossible = one.isneginf() & other.isneginf()

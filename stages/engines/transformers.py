@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -32,6 +31,7 @@ from stages.engines.base import (
     Turns,
     takes_adapters,
 )
+from stages.engines.decoding import Decoding, can_go_on, decode, padded
 from stages.engines.in_place import Unused, can_take, load_in_place
 from stages.engines.layouts import ModelLayout, layout_of
 from stages.engines.padding import Batching, batching_of, scoring_batching_of
@@ -97,6 +97,7 @@ class TransformersGenerator(Generator):
         self._layout: ModelLayout | None = None
         self._merges = False
         self._batching: Batching | None = None
+        self._goes_on = False
 
     def is_like(self, directory: str, merges: bool) -> None:
         """Note the directory that the model is from, so that it can take the weights of others like it.
@@ -139,6 +140,7 @@ class TransformersGenerator(Generator):
         """Return how rows may be batched: tried once, with the weights that there are."""
         if self._batching is None:
             self._batching = batching_of(self._model, self.limits)
+            self._goes_on = self._batching is Batching.PADDED and can_go_on(self._model, self.limits)
             self._unused.restore()
             if self._batching is not Batching.PADDED:
                 log.info(
@@ -195,26 +197,27 @@ class TransformersGenerator(Generator):
     ) -> list[Response]:
         """Generate one batch. Raises Stopped as soon as ``should_stop`` holds before a token."""
         _check(should_stop)
-        device = self._model.device
-        input_ids, attention_mask = _padded([request.prompt_tokens for request in requests], "left", 0)
         stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
-        sampler = SeededSampler(requests, sampling, device)
-        longest = max(map(self.room, requests))
-        output = self._model.generate(  # type: ignore[operator]
-            input_ids=input_ids.to(device),
-            attention_mask=attention_mask.to(device),
-            logits_processor=LogitsProcessorList([StopCheck(should_stop), sampler]),
-            generation_config=GenerationConfig(
-                max_new_tokens=longest,
-                do_sample=False,
-                eos_token_id=stop_ids or None,
-                pad_token_id=stop_ids[0] if stop_ids else 0,
-            ),
+        sampler = SeededSampler(requests, sampling, self._model.device)
+        rooms = list(map(self.room, requests))
+        how = Decoding(LogitsProcessorList([StopCheck(should_stop), sampler]), sampler.keep, rooms, stop_ids)
+        prompts = [request.prompt_tokens for request in requests]
+        goes_on = len(requests) > 1 and self._goes_on
+        tokens = decode(self._model, prompts, how) if goes_on else self._generate_whole(prompts, how)
+        rows = zip(rooms, tokens, sampler.log_probs.tolist(), strict=True)
+        return [_cut(room, row, scores, stop_ids) for room, row, scores in rows]
+
+    def _generate_whole(self, prompts: Sequence[Sequence[int]], how: Decoding) -> list[list[int]]:
+        """Return the tokens of each row, all of which are computed until the last of them has ended."""
+        input_ids, attention_mask = (part.to(self._model.device) for part in padded(prompts, "left", 0))
+        output: Tensor = self._model.generate(  # type: ignore[operator]
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            logits_processor=how.processors,
+            generation_config=how.settings(max(how.limits)),
         )
-        tokens = output[:, input_ids.shape[1] :].tolist()
-        log_probs = torch.stack(sampler.log_probs, dim=1).tolist()
-        rows = zip(requests, tokens, log_probs, strict=True)
-        return [_cut(self.room(request), row, scores, stop_ids) for request, row, scores in rows]
+        tokens: list[list[int]] = output[:, input_ids.shape[1] :].tolist()
+        return tokens
 
 
 def _passed_by(requests: Sequence[Request], responses: Sequence[Response]) -> PassedTokens:
@@ -258,15 +261,23 @@ class SeededSampler(LogitsProcessor):
         self._num_greedy = sum(request.greedy for request in requests)
         self._is_greedy = torch.tensor([request.greedy for request in requests]).to(device)
         self._uniform = _uniform_numbers(requests).to(device)
-        self.log_probs: list[Tensor] = []
-        """Log-probabilities of the chosen tokens, [B] per step."""
+        self._rows, self._step = torch.arange(len(requests), device=device), 0
+        self.log_probs = torch.zeros(self._uniform.shape, device=device)
+        """Log-probabilities of the chosen tokens, [B, longest response]."""
+
+    def keep(self, places: Tensor) -> None:
+        """Go on with some of the rows."""
+        places = places.to(self._rows.device)
+        self._rows, self._is_greedy = self._rows[places], self._is_greedy[places]
+        self._num_greedy = int(self._is_greedy.sum())
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         temperature = torch.where(self._is_greedy, 1.0, self._sampling.temperature)
         logits = scores.float() / temperature.unsqueeze(-1)
         choice = self._choose(input_ids, scores, logits)
         chosen = torch.log_softmax(logits, dim=-1).gather(-1, choice.unsqueeze(-1))
-        self.log_probs.append(chosen.squeeze(-1))
+        self.log_probs[self._rows, self._step] = chosen.squeeze(-1)
+        self._step += 1
         only = torch.full_like(scores, -torch.inf)
         return only.scatter(-1, choice.unsqueeze(-1), 0.0)
 
@@ -284,7 +295,7 @@ class SeededSampler(LogitsProcessor):
         if self._sampling.top_p < 1.0:
             logits = TopPLogitsWarper(self._sampling.top_p)(input_ids, logits)
         cumulative = torch.softmax(logits.double(), dim=-1).cumsum(dim=-1)
-        point = self._uniform[:, len(self.log_probs)].unsqueeze(-1) * cumulative[:, -1:]
+        point = self._uniform[self._rows, self._step].unsqueeze(-1) * cumulative[:, -1:]
         # right=True: the first token whose cumulative probability exceeds the point, never one of weight 0
         choice = torch.searchsorted(cumulative, point, right=True).squeeze(-1)
         return choice.clamp(max=logits.shape[-1] - 1)
@@ -323,7 +334,7 @@ class TransformersScorer(Scorer):
 
     @torch.inference_mode()
     def _score_batch(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        input_ids, attention_mask = _padded(sequences, "right", self._pad or 0)
+        input_ids, attention_mask = padded(sequences, "right", self._pad or 0)
         device = self._model.device
         output = self._model(input_ids=input_ids.to(device), attention_mask=attention_mask.to(device))
         scores: list[float] = output.logits.squeeze(-1).float().tolist()
@@ -384,10 +395,3 @@ def _cut(limit: int, tokens: list[int], log_probs: list[float], stop_ids: list[i
     end = limit if stop is None else stop + 1
     reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
     return Response(tokens[:end], log_probs[:end], reason)
-
-
-def _padded(sequences: Sequence[Sequence[int]], side: str, pad: int) -> tuple[Tensor, Tensor]:
-    """Return [B, T] ids and attention mask."""
-    ids = [torch.tensor(list(sequence), dtype=torch.long) for sequence in sequences]
-    mask = [torch.ones_like(row) for row in ids]
-    return pad_sequence(ids, True, pad, side), pad_sequence(mask, True, 0, side)

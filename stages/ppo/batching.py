@@ -1,10 +1,14 @@
-"""Micro-batches of token rows under a token budget, in one of two layouts, dealt evenly over ranks.
+"""Micro-batches of token rows under a token budget, in one of three layouts, dealt evenly over ranks.
 
 Padded: one line per row, tokens from the left, padding on the right. Causal attention never looks to the
 right, so no attention mask is needed, and only the total lengths decide how much is padding.
 
 Packed: all rows end to end in one line, with positions that start again at 0, which is how transformers
 tells them apart when there is no attention mask. There is no padding.
+
+Shared: responses to one prompt in one line, behind that prompt, which is computed once. A mask keeps the
+responses from seeing each other. Each begins with the prompt's last token, so that every response token has a
+position of its own that predicts it. Lines are padded as rows are.
 """
 
 import heapq
@@ -43,7 +47,7 @@ class MicroBatch:
     rows: Tensor
     """[B] indices of the rows in the whole batch."""
     input_ids: Tensor
-    """[B, L]; packed: [1, L]."""
+    """[B, L]; packed: [1, L]; shared: [lines, L]."""
     position_ids: Tensor
     """Positions, of the same shape, counted from each row's first token."""
     predictors: Tensor
@@ -55,10 +59,12 @@ class MicroBatch:
     first_predictor: int
     """The first column whose prediction is wanted."""
     num_tokens: int
-    """Tokens without padding."""
+    """Tokens without padding; of a shared prompt once."""
     is_packed: bool
     is_dummy: bool = False
     """Whether it counts for nothing, and goes through the model only because other ranks have more."""
+    sees: Tensor | None = None
+    """[lines, 1, L, L] whether a position sees another; None: those before it, in its sequence."""
 
     @property
     def tokens(self) -> Tensor:
@@ -209,6 +215,7 @@ def micro_batches(
     rank: int = 0,
     num_ranks: int = 1,
     num_shares: int | None = None,
+    shared: bool = False,
 ) -> list[MicroBatch]:
     """Return one rank's micro-batches of a mini-batch: equally many on every rank, since each pass through
     the model is one of all ranks together. A rank with fewer rows makes up for it with dummies.
@@ -216,10 +223,16 @@ def micro_batches(
     Args:
         num_shares: shares that the rows are dealt to before each is split; by default one for each rank.
             Micro-batches are the same, whatever the number of ranks, where the number of shares is.
+        shared: whether rows with one prompt may share a line. A line is then dealt as one row.
     """
     if not indices:
         return []
-    lengths = [row.length for row in rows]
+    lengths, lines = [row.length for row in rows], {i: [i] for i in indices}
+    if shared:
+        lines = shared_lines(rows, indices, token_budget)
+        indices = list(lines)
+        for first, line in lines.items():
+            lengths[first] = line_length(rows, line)
     shares = deal_rows(lengths, indices, num_shares or num_ranks)
     number = max(len(split(lengths, share, token_budget, packed)) for share in shares)
     places = [divmod(i, len(shares)) for i in range(rank, number * len(shares), num_ranks)]
@@ -230,8 +243,14 @@ def micro_batches(
     own = [batch for place, share in places for batch in of_share[share][place : place + 1]]
     shortest = min(indices, key=lambda i: (lengths[i], i))
     missing = -(-number * len(shares) // num_ranks) - len(own)
-    dummies = missing * [replace(collate(rows, [shortest], packed), is_dummy=True)]
-    return [collate(rows, batch, packed) for batch in own] + dummies
+
+    def collated(firsts: Sequence[int]) -> MicroBatch:
+        if all(len(lines[first]) == 1 for first in firsts):
+            return collate(rows, firsts, packed)
+        return collate_shared(rows, [lines[first] for first in firsts])
+
+    dummies = missing * [replace(collated([shortest]), is_dummy=True)]
+    return [collated(batch) for batch in own] + dummies
 
 
 def _largest_first(lengths: Sequence[int], batches: list[list[int]]) -> list[list[int]]:
@@ -274,3 +293,90 @@ def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -
 
 def _ids(tokens: Tokens) -> Tensor:
     return torch.as_tensor(tokens, dtype=torch.long)
+
+
+# one prompt, several responses
+
+_TOKENS_OF_A_PASS = 3072
+"""Length of a sequence whose attention costs as much as everything else that a model does with it: six times
+the width of its hidden states, here of a narrow model (512), so that a wide one shares less than it could."""
+
+
+def shared_lines(rows: Sequence[Row], indices: Iterable[int], token_budget: int) -> dict[int, list[int]]:
+    """Put rows with one prompt into lines, of at most ``token_budget`` tokens, while that makes them cheaper:
+    the attention of a line also computes, and masks, what one response would see of another.
+
+    Returns:
+        The rows of each line by the first of them.
+    """
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for i in sorted(indices, key=lambda i: (rows[i].length, i)):
+        by_prompt.setdefault(tuple(map(int, rows[i].prompt)), []).append(i)
+    lines: dict[int, list[int]] = {}
+    for group in by_prompt.values():
+        line: list[int] = []
+        for i in group:
+            wider = line_length(rows, [*line, i])
+            apart = _cost(line_length(rows, line)) + _cost(rows[i].length)
+            if not line or wider > token_budget or _cost(wider) > apart:
+                line = []
+                lines[i] = line
+            line.append(i)
+    return lines
+
+
+def line_length(rows: Sequence[Row], line: Sequence[int]) -> int:
+    """Return the tokens of a line: a row of its own as it is, more with the prompt once."""
+    if len(line) <= 1:
+        return sum(rows[i].length for i in line)
+    return len(rows[line[0]].prompt) - 1 + sum(1 + len(rows[i].response) for i in line)
+
+
+def _cost(length: int) -> int:
+    return length * (length + _TOKENS_OF_A_PASS)
+
+
+def collate_shared(rows: Sequence[Row], lines: Sequence[Sequence[int]]) -> MicroBatch:
+    """Put the rows of the given lines into one micro-batch. The padding id is 0."""
+    ids: list[Tensor] = []
+    places: list[Tensor] = []
+    parts: list[Tensor] = []
+    starts: list[tuple[int, int]] = []
+    for number, line in enumerate(lines):
+        prompt = _ids(rows[line[0]].prompt)
+        before, last = prompt[:-1], prompt[-1:]
+        answers = [torch.cat([last, _ids(rows[i].response)]) for i in line]
+        sizes = [len(answer) for answer in answers]
+        ids.append(torch.cat([before, *answers]))
+        places.append(torch.cat([torch.arange(len(before)), *(len(before) + torch.arange(n) for n in sizes)]))
+        of_answers = torch.arange(1, 1 + len(line)).repeat_interleave(torch.tensor(sizes))
+        parts.append(torch.cat([torch.zeros(len(before), dtype=torch.long), of_answers]))
+        starts += [(number, len(before) + sum(sizes[:k])) for k in range(len(line))]
+    chosen = [rows[i] for line in lines for i in line]
+    input_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    longest, width = input_ids.shape[1], max(1, *(len(row.response) for row in chosen))
+    answered = [
+        (longest * line + column, len(row.response))
+        for (line, column), row in zip(starts, chosen, strict=True)
+    ]
+    return MicroBatch(
+        rows=torch.tensor([i for line in lines for i in line]),
+        input_ids=input_ids,
+        position_ids=torch.nn.utils.rnn.pad_sequence(places, batch_first=True),
+        predictors=torch.cat([start + torch.arange(length) for start, length in answered]),
+        cells=torch.cat([width * k + torch.arange(length) for k, (_, length) in enumerate(answered)]),
+        num_response_columns=width,
+        first_predictor=min(len(row.prompt) for row in chosen) - 1,
+        num_tokens=sum(map(len, ids)),
+        is_packed=False,
+        sees=_seen(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-1)),
+    )
+
+
+def _seen(parts: Tensor) -> Tensor:
+    """Return the mask [B, 1, L, L] of lines whose positions are of parts [B, L]: of the prompt, 0, of a
+    response, or of padding, -1, which sees what is before it in its line."""
+    length = parts.shape[1]
+    is_before = torch.ones(length, length, dtype=torch.bool).tril()
+    same = parts[:, :, None] == parts[:, None, :]
+    return ((same | (parts == 0)[:, None, :]) & is_before)[:, None]

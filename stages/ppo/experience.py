@@ -44,6 +44,8 @@ class Experience:
     """The reward table but for its columns of lists."""
     teaching: Tensor | None = None
     """[N] true for the rows that go through the policy; None for all that have a token of the policy's."""
+    shares_prompts: bool = False
+    """Whether responses to one prompt go through the models behind one copy of it."""
 
     @property
     def computed(self) -> Tensor:

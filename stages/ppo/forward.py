@@ -30,7 +30,7 @@ def policy_outputs(
         positions = batch.predictors - (line + 1) * batch.first_predictor
     asked = AskedTokens(positions, batch.tokens, temperature, entropy, entropy_grad)
     places = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
-    given = {**places, "logits_to_keep": kept, "use_cache": False}
+    given = {**places, **seen_in(model, batch), "logits_to_keep": kept, "use_cache": False}
     if head := head_of(model, **places):
         log_probs, entropies = head.outputs(model, given, asked)
     else:
@@ -45,8 +45,19 @@ def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) 
 
 def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
     """Compute the critic's value of the state before each response token; [B, R], in fp32."""
-    logits = model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
+    places = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, **seen_in(model, batch)}
+    logits = model(**places, use_cache=False).logits
     return _by_row(batch, logits[..., 0].flatten()[batch.predictors].float())
+
+
+def seen_in(model: nn.Module, batch: MicroBatch) -> dict[str, Tensor]:
+    """Return the mask of a micro-batch with shared prompts as a model takes it, added to attention's scores;
+    nothing for other layouts, whose mask is the model's own."""
+    if batch.sees is None:
+        return {}
+    dtype = next(model.parameters()).dtype
+    mask = torch.zeros(batch.sees.shape, dtype=dtype, device=batch.sees.device)
+    return {"attention_mask": mask.masked_fill_(~batch.sees, torch.finfo(dtype).min)}
 
 
 def _by_row(batch: MicroBatch, values: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ from stages.ppo.minibatches import (
     is_packed,
     rows_to_learn_from,
 )
+from stages.ppo.sharing import can_share
 from stages.ppo.state.learned import Learned, StepDecision
 from stages.ppo.targets import Targets, TargetScores, make_targets, shape, teaching_rows
 from stages.ppo.trainer import Trainer
@@ -109,7 +110,11 @@ def update(
         return Update(experience, scores, None, Steps(), total, 1.0)
     # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed, of the
     # responses that have a gradient
-    experience = replace(experience, teaching=teaching_rows(config, experience, scores))
+    experience = replace(
+        experience,
+        teaching=teaching_rows(config, experience, scores),
+        shares_prompts=shares_prompts(learner),
+    )
     experience, first_epoch = begin_epochs(config, experience, iteration, num_shares)
     if is_packed(config.update):
         _check_packing(learner, experience)
@@ -141,6 +146,12 @@ def _shaped(
         return experience, scores
     taught = (~flat_groups(scores.shaped, experience.groups)).nonzero().flatten()
     return experience.select(taught.tolist()), scores.select(taught)
+
+
+def shares_prompts(learner: Learner) -> bool:
+    """Whether responses to one prompt go through policy and critic behind one copy of it."""
+    several = learner.config.rollout.samples_per_prompt > 1 and not is_packed(learner.config.update)
+    return several and all(can_share(trainer.engine) for trainer in learner.trainers)
 
 
 def _check_packing(learner: Learner, experience: Experience) -> None:

@@ -115,7 +115,8 @@ def minibatch(
     computed = rows if teaching is None else [i for i in rows if teaching[i]]
     if not computed:  # a step is taken all the same, for which a gradient, of 0, has to be there
         computed = [min(rows, key=lambda i: experience.rows[i].length)]
-    micros = micro_batches(experience.rows, computed, budget, packed, *place)
+    shared = experience.shares_prompts and not packed
+    micros = micro_batches(experience.rows, computed, budget, packed, *place, shared)
     return MiniBatch(rows, computed, micros, num_shares)
 
 

@@ -19,7 +19,8 @@ from stages.ppo.bare import Bare, bare_model
 from stages.ppo.experience import Experience
 from stages.ppo.forward import response_log_probs
 from stages.ppo.learner import per_token
-from stages.ppo.minibatches import split_epoch
+from stages.ppo.minibatches import is_packed, split_epoch
+from stages.ppo.sharing import can_share
 from stages.ppo.training import say
 from stages.ppo.zero import permit_fp16_on_cpu, share_out
 
@@ -75,6 +76,8 @@ def reference_log_probs(
     """
     # Over the policy's own micro-batches, unless groups are left out later: the same weights then give a
     # KL of exactly 0.
+    several = context.config.rollout.samples_per_prompt > 1 and not is_packed(context.config.update)
+    experience = replace(experience, shares_prompts=several and can_share(model))
     batches = split_epoch(context.config, experience, iteration, 0, num_shares)
     temperature = context.config.rollout.temperature
     with context.computing():

@@ -15,6 +15,7 @@ from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import load_causal_lm
 from stages.ppo.batching import Row, micro_batches
 from stages.ppo.forward import response_log_probs
+from stages.ppo.sharing import can_share
 
 
 class Reference:
@@ -63,7 +64,8 @@ def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
     # A prompt that the engine refused has no response, and may be one that this model cannot take either.
     written = np.flatnonzero(np.diff(offsets)).tolist()
     with context.computing():
-        for batch in micro_batches(sequences, written, config.reward.tokens_per_batch):
+        shared = config.rollout.samples_per_prompt > 1 and can_share(kept.model)
+        for batch in micro_batches(sequences, written, config.reward.tokens_per_batch, shared=shared):
             batch.count_pass()
             log_probs = response_log_probs(kept.model, batch.to(device()), config.rollout.temperature)
             for index, line in zip(batch.rows.tolist(), log_probs.cpu().numpy(), strict=True):
