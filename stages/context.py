@@ -27,7 +27,7 @@ from pipeline.run.durable import from_json, is_unchanged, read_shared
 from pipeline.run.failures import FailureKind
 from pipeline.run.identity import read_identity
 from pipeline.run.paths import ADAPTER, RunPaths, TaskPaths
-from pipeline.run.plan import policy_maker, state_of
+from pipeline.run.plan import Plan, policy_maker, state_of
 from pipeline.run.retention import check_is_kept
 from pipeline.run.shards import LISTING, listed, read_batches, read_rows, read_shard
 from pipeline.run.states import state_record
@@ -141,10 +141,18 @@ class Context:
     _prepared: Record | None = field(default=None, init=False)
     """Prepare's record, which a task asks for again and again. A copy of a context may be of another run."""
     _rendering: Rendering | None = field(default=None, init=False)
+    _policies: dict[Task, str] = field(default_factory=dict, init=False)
+    """Fingerprints of policies that responses are of, as they are committed now."""
 
     @property
     def files(self) -> TaskPaths:
         return self.paths.task(self.task)
+
+    @property
+    def plan(self) -> Plan:
+        """Plan of the run, by the task's configuration."""
+        parent = read_identity(self.paths).parent
+        return Plan.of(self.config, parent.iteration if parent else 0)
 
     @property
     def rendering(self) -> Rendering:
@@ -178,9 +186,24 @@ class Context:
         for key, fingerprint in record.inputs.items():
             if self.lineage.get(key, fingerprint) != fingerprint:
                 raise StaleData(task, f"it was computed from another result of {key} than is committed now")
+        is_learned = (self.task.stage, task.stage) == (Stage.UPDATE, Stage.ROLLOUT)
+        if is_learned and self.config.rollout.staleness:
+            self._check_policy_of(record)
         self.lineage[task_key(task)] = record.fingerprint
         self._prepared = record if task == PREPARE else self._prepared
         return record
+
+    def _check_policy_of(self, rollout: Record) -> None:
+        """Check that responses are of the policy that is committed now, where that is none of the task's own
+        inputs: it may have been made again since. Raises StaleData."""
+        maker = policy_maker(rollout.policy_version)
+        read = rollout.inputs.get(task_key(maker))
+        if read is None or task_key(maker) in self.lineage:
+            return
+        if maker not in self._policies:
+            self._policies[maker] = require_record(self.paths, maker).fingerprint
+        if read != self._policies[maker]:
+            raise StaleData(rollout.task, f"it was computed from another {maker} than is committed now")
 
     def table(self, task: Task, schema: pa.Schema, part: str = "") -> pa.Table:
         """Return one Arrow file of an input, verified."""

@@ -20,6 +20,7 @@ from pipeline.run.directory import Run
 from pipeline.run.packing import MANY
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
+from pipeline.run.retention import kept_last
 from pipeline.run.states import versions_with_state
 from pipeline.run.tasks import Stage
 from pipeline.text import size
@@ -100,8 +101,9 @@ def estimate(config: Config, start: int = 0, run: Run | None = None) -> DiskEsti
     update = config.update
     done = max(find_frontier(run.plan, run.paths).updated, start) if run else start
     left = config.iterations - done
-    kept_now = done - start if update.keep_last is None else min(done - start, update.keep_last)
-    most = states_kept(config.iterations - start, update.keep_last, update.keep_every)
+    keep_last = kept_last(config)
+    kept_now = done - start if keep_last is None else min(done - start, keep_last)
+    most = states_kept(config.iterations - start, keep_last, update.keep_every)
     measured = measure(run, done) if run and done > start else None
     state, shards = measured or imagine(config)
     more, packed = max(0, most - kept_now) if left else 0, packed_of(left, update.keep_shards_last)

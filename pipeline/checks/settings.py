@@ -31,6 +31,7 @@ from pipeline.config.reward import (
 )
 from pipeline.config.scheduler import ResourcesConfig
 from pipeline.config.schema import Config
+from pipeline.config.staleness_rules import staleness_warnings
 from pipeline.data.chat import Rendering
 from pipeline.data.checks import (
     Judged,
@@ -128,6 +129,7 @@ def validate_inputs(
     yield from describe_components(config, samples, found)
     if config.model.trust_remote_code:
         yield "warning: model.trust_remote_code is on, Python code in the model directories will be run"
+    yield from staleness_warnings(config)
     yield from environment_warnings(config)
     if with_weights and not found:
         with found.collecting("weights of the models"):

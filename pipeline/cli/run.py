@@ -41,6 +41,7 @@ from pipeline.run.inside import check_holds_no_links
 from pipeline.run.lease import Lease, LeaseHeld, LeaseLost, hold
 from pipeline.run.losses import find_break, find_damage, find_loss, in_sentences
 from pipeline.run.place import original_of
+from pipeline.run.plan import Plan
 from pipeline.run.records import find_frontier
 from pipeline.run.standpoint import check_is_ours, check_may_write
 from pipeline.run.tasks import PREPARE, Stage
@@ -191,6 +192,17 @@ def mend_rows(run: Run, patience: float) -> None:
         print(f"{run.paths.metrics}: {why}", file=sys.stderr)
 
 
+def _fill(plan: Plan) -> str:
+    """Say which iterations of a fork have responses of the policy that it begins with; nothing where that is
+    only the first, as in every run."""
+    last = min(plan.start + 1 + plan.staleness, plan.iterations)
+    if last == plan.start + 1:
+        return ""
+    return (
+        f"responses of iterations {plan.start + 1} to {last} are of policy {plan.start} (rollout.staleness)\n"
+    )
+
+
 def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path | None) -> str:
     """Make a run that goes on from a policy of another. Returns what to say."""
     from pipeline.orchestrate.fork import find_parent, fork, fork_config
@@ -206,6 +218,7 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
     word = "submit" if config.slurm else "resume"
     return (
         f"forked from {parent}; the fork begins with iteration {parent.number + 1} of {config.iterations}\n"
+        f"{_fill(run.plan)}"
         f"  start it:  slurm-ppo {word} {shlex.quote(str(run.paths.root))}"
     )
 

@@ -117,7 +117,7 @@ def _heading(samples: Samples, title: str) -> str:
     scored = f"{samples.num_scored} responses" if samples.num_scored != 1 else "1 response"
     pending = f", {samples.num_pending} shards to come" if samples.num_pending else ""
     mean = number(samples.reward_mean)
-    writer = f"by policy {samples.iteration - 1}"
+    writer = f"by policy {samples.writer}"
     return (
         f"{visible(title)}, iteration {samples.iteration}, {writer}: {len(samples.rows)} of {scored}, "
         f"mean reward {mean}{pending}"

@@ -20,6 +20,7 @@ from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward_rules import component_problems
 from pipeline.config.scheduler import CLUSTERS, LocalUpdateConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
+from pipeline.config.staleness_rules import staleness_problems
 from pipeline.config.update import HALF, Precision
 from slurm.limits import parse_duration
 
@@ -36,6 +37,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         _estimator_problems,
         _kl_problems,
         _shaping_problems,
+        staleness_problems,
         _keeping_problems,
         _slurm_problems,
         _step_problems,

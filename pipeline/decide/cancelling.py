@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pipeline.decide.crew import Pending
 from pipeline.decide.making_place import free_room
 from pipeline.decide.places import place
-from pipeline.decide.situation import Demand, Estimate, Situation, comes_before
+from pipeline.decide.situation import Demand, Estimate, Situation
 from pipeline.run.tasks import Task
 
 
@@ -63,7 +63,7 @@ def _is_wanted_later(seen: Situation, element: Pending, task: Task) -> bool:
     if element.job_kind == task.job_kind or task.job_kind in seen.aside:
         return False
     is_spare = element.job_kind in seen.aside or not seen.has_task(element)
-    return is_spare or comes_before(task, element.first)
+    return is_spare or seen.plan.comes_before(task, element.first)
 
 
 def _is_wanted_at(seen: Situation, element: Pending) -> tuple[bool, bool, int, int, int]:
@@ -93,7 +93,7 @@ def _is_too_early(seen: Situation, element: Pending) -> bool:
     late = {
         one.job_kind
         for one in seen.crew.pending
-        if one.lacks_room and seen.is_ready(one.first) and comes_before(one.first, element.first)
+        if one.lacks_room and seen.is_ready(one.first) and seen.plan.comes_before(one.first, element.first)
     }
     return _may_need(seen, element.job_kind, late)
 

@@ -130,7 +130,7 @@ class View:
 
 def candidates(plan: Plan, frontier: Frontier, worker: Chooser) -> tuple[Task, ...]:
     """Return the tasks that a worker may do or wait for: of its kind, of the iteration at hand and the next,
-    earlier iterations first, its own shard first in each."""
+    with staleness of as many more, earlier iterations first, its own shard first in each."""
     stage = task_of(0, worker.job_kind).stage
     if stage is Stage.PREPARE:
         return (PREPARE,)
@@ -144,7 +144,8 @@ def candidates(plan: Plan, frontier: Frontier, worker: Chooser) -> tuple[Task, .
         return plan.benchmark_tasks()[frontier.benchmarked : frontier.benchmarked + 2]
     at_hand = max(frontier.updated, plan.start) + 1
     number, pool = plan.num_shards if stage.is_sharded else 1, parts_of(worker.job_kind)[1]
-    return _own_shard_first(plan.iterations, at_hand, stage, pool, number, worker.shard)
+    last = min(at_hand + 1 + (plan.staleness if stage.is_sharded else 0), plan.iterations)
+    return _own_shard_first(at_hand, last, stage, pool, number, worker.shard)
 
 
 def to_measure(plan: Plan, frontier: Frontier) -> tuple[Task, ...]:
@@ -154,12 +155,11 @@ def to_measure(plan: Plan, frontier: Frontier) -> tuple[Task, ...]:
 
 @lru_cache(maxsize=1024)
 def _own_shard_first(
-    last: int, at_hand: int, stage: Stage, pool: str, number: int, own: int
+    first: int, last: int, stage: Stage, pool: str, number: int, own: int
 ) -> tuple[Task, ...]:
-    """Return a stage's tasks of the iteration at hand and the next; kept, as a worker looks again and again
-    while it waits."""
+    """Return a stage's tasks of some iterations; kept, as a worker looks again and again while it waits."""
     turned = [*range(own, number), *range(min(own, number))]
-    iterations = range(at_hand, min(at_hand + 1, last) + 1)
+    iterations = range(first, last + 1)
     return tuple(Task(iteration, stage, shard, pool) for iteration in iterations for shard in turned)
 
 
@@ -299,11 +299,26 @@ def is_only_by_pass(failures: Sequence[FailureKind | None], max_attempts: int) -
     return len(failures) >= max_attempts or any(kind in ONLY_BY_PASS for kind in failures)
 
 
-def urgency(frontier: Frontier, task: Task) -> int:
+def urgency(plan: Plan, frontier: Frontier, task: Task) -> int:
     """Return the order in which tasks get slots where these are few, lowest first: an evaluation after the
-    rollouts with the same policy, and before those with a later one."""
+    rollouts with the same policy, and before those with a later one; what staleness lets go on early after
+    all of the iterations before."""
     late = -1 if frontier.updated > task.iteration else 1
-    return 2 * URGENCY[task.stage] + (late if task.stage is Stage.EVALUATE else 0)
+    ahead = _ahead(plan, frontier, task) * 2 * (max(URGENCY.values()) + 1)
+    return 2 * URGENCY[task.stage] + (late if task.stage is Stage.EVALUATE else 0) + ahead
+
+
+def is_ahead(plan: Plan, frontier: Frontier, task: Task) -> bool:
+    """Whether a task is of a later iteration than the one that is learned from next, as with staleness it may
+    be: who is to make place for others leaves before it takes such a task, as there may always be another."""
+    return _ahead(plan, frontier, task) > 0
+
+
+def _ahead(plan: Plan, frontier: Frontier, task: Task) -> int:
+    """Return by how many iterations a sharded task is ahead of the one that is learned from next."""
+    if not (plan.staleness and task.stage.is_sharded):
+        return 0
+    return max(0, task.iteration - max(frontier.updated, plan.start) - 1)
 
 
 def is_slow(view: View, task: Task) -> bool:

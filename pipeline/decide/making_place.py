@@ -182,6 +182,8 @@ class Places:
         is_too_many = self._there[kind] > self.most.get(kind, 0)
         if whom and not is_too_many and self.seen.rest(whom) < self._loss(kind):
             return False  # all is done without it before it were back
+        if self.seen.is_ahead_of(kind, whom):
+            return True  # before it takes a task of a later iteration
         if worker.doing is Doing.BUSY:  # for another run's job one of another run may wait already
             return bool(whom) and self.seen.done_by(kind) <= at < self.seen.next_input(kind)
         if not self.seen.open_tasks(kind) and self.seen.waits_for(kind, whom):

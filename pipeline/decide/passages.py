@@ -2,17 +2,18 @@
 
 A stage's passage counts from when all of its inputs are there: what it does while the stage before goes on
 takes no time of its own. A stage whose tasks each wait for one task of the stage before, as rewards do,
-begins with the first result of that, and the update with the last.
+begins with the first result of that, and the update with the last. With staleness a stage may have the inputs
+of an iteration while it still works on the one before: waiting for itself is no part of a passage either.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.run.plan import Plan
-from pipeline.run.tasks import Task
+from pipeline.run.plan import Plan, policy_maker
+from pipeline.run.tasks import Task, is_sharded
 
 _RECENT = 8
 """Iterations of which a median is taken: enough for a steady one, few enough to follow a change."""
@@ -42,6 +43,8 @@ class Passage:
     """Until the last result, from when all inputs were there."""
     first: Took
     """Until the first result, from when the first input was there."""
+    ended: float | None = None
+    """Unix time of the last result; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,24 @@ def passages(lines: Iterable[Mapping[str, Any]]) -> list[Passage]:
         if isinstance(stages, dict) and isinstance(iteration, int):
             for job_kind, stage in stages.items():
                 done = _committed(line.get("attempts"), job_kind)
-                if (took := _took(stage, done)) is not None:
-                    found[iteration, job_kind] = Passage(iteration, job_kind, *took)
+                before = found.get((iteration - 1, job_kind)) if is_sharded(job_kind) else None
+                if (took := _took(stage, done, before)) is not None:
+                    found[iteration, job_kind] = Passage(iteration, job_kind, *took, _number(stage, "ended"))
     return list(found.values())
 
 
-def _took(stage: Any, done: Sequence[_Done]) -> tuple[Took, Took] | None:
-    """Return what a stage took until its last and until its first result."""
+def _took(stage: Any, done: Sequence[_Done], before: Passage | None) -> tuple[Took, Took] | None:
+    """Return what a stage took until its last and until its first result.
+
+    Args:
+        before: the same stage in the iteration before, after which it can begin.
+    """
     ready, started, ended = (_number(stage, name) for name in ("ready", "started", "ended"))
     if ready is None or ended is None:
         return None
+    free = before.ended if before and before.ended is not None and before.ended < ended else ready
+    if free > ready:
+        ready, done = free, [replace(one, ready=max(one.ready, free)) for one in done]
     begun = ready if started is None else max(ready, started)
     if not done:
         whole = _between(ready, begun, ended, warm=math.inf)
@@ -176,6 +187,8 @@ class _Forecast:
     now: float
     staying: Collection[str] | None
     early: Collection[str]
+    known: dict[tuple[Task, bool], float | None] = field(default_factory=dict)
+    """Results that were expected before: those of a stage are asked for by all that read them."""
 
     def inputs_of(self, task: Task, of_first: bool) -> float | None:
         """Return when a task's inputs are there.
@@ -196,7 +209,30 @@ class _Forecast:
     def _result_of(self, task: Task, of_first: bool) -> float | None:
         """Return when the first or the last result of a task's stage is there: after as long as in earlier
         iterations, from when its own inputs are. One that has taken longer already is expected now."""
-        kind = task.job_kind
-        seconds = turnaround(self.seen, kind, self.staying, kind in self.early, of_first)
-        begun = self.inputs_of(task, of_first) if seconds is not None else None
-        return None if seconds is None or begun is None else max(self.now, begun + seconds)
+        key = task, of_first
+        if key not in self.known:
+            kind = task.job_kind
+            seconds = turnaround(self.seen, kind, self.staying, kind in self.early, of_first)
+            begun = self._begin_of(task, of_first) if seconds is not None else None
+            is_unknown = seconds is None or begun is None
+            self.known[key] = None if is_unknown else max(self.now, (begun or 0.0) + (seconds or 0.0))
+        return self.known[key]
+
+    def _begin_of(self, task: Task, of_first: bool) -> float | None:
+        """Return when a stage can begin with an iteration: once its inputs are there, and with staleness once
+        it has done the iteration before."""
+        inputs = self.inputs_of(task, of_first)
+        if inputs is None or not (self.plan.staleness and task.stage.is_sharded):
+            return inputs
+        before = task.iteration - 1
+        if before <= self.plan.start:
+            return inputs
+        kind, own = task.job_kind, None
+        own = next((p.ended for p in self.seen if (p.iteration, p.job_kind) == (before, kind)), None)
+        if own is None and self.committed_at(policy_maker(before)) is None:
+            tasks = [one for one in self.plan.tasks(before) if one.job_kind == kind]
+            times = [self.committed_at(one) for one in tasks]
+            there = [time for time in times if time is not None]
+            undone = tasks[times.index(None)] if len(there) < len(tasks) else None
+            own = max(there) if undone is None else self._result_of(undone, of_first=False)
+        return inputs if own is None else max(inputs, own)

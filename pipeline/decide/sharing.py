@@ -32,6 +32,8 @@ class Work:
     """Seconds that these take one after the other; None if unknown."""
     coming_back: float | None
     """Seconds until a worker of it is there that is not: in the queue, and to start. None if unknown."""
+    ahead: int = 0
+    """Further iterations that other kinds may be at meanwhile (rollout.staleness)."""
 
 
 def targets(works: Mapping[str, Work], room: Room, slots: float = math.inf) -> dict[str, int]:
@@ -46,7 +48,8 @@ def targets(works: Mapping[str, Work], room: Room, slots: float = math.inf) -> d
     if _fit(works, alone, room, slots):
         return alone
     shared = _shared(works, alone, room, slots)
-    if shared is None or _seconds(works, shared) > _seconds(works, alone) + _starts(works):
+    in_turn = _seconds(works, alone) + _starts(works) / _at_once(works)  # which a turn may be of
+    if shared is None or _period(works, shared) > in_turn:
         return alone
     return shared
 
@@ -89,13 +92,15 @@ def _shared(
     works: Mapping[str, Work], most: Mapping[str, int], room: Room, slots: float
 ) -> dict[str, int] | None:
     """Divide the places so that an iteration takes least; None where not every kind has one, or it is not
-    known how long its tasks take. Each further place goes to the kind that gains most by it."""
+    known how long its tasks take. Each further place goes to the kind that gains most by it; with staleness
+    to the one that takes longest, as the others work meanwhile."""
     numbers = dict.fromkeys(works, 1)
     if any(work.seconds is None for work in works.values()) or not _fit(works, numbers, room, slots):
         return None
     growing = [kind for kind in works if most[kind] > 1]
     while growing:
-        best = max(growing, key=lambda kind: _gain(works[kind], numbers[kind]))
+        value = _gain if _at_once(works) == 1 else _passage
+        best = max(growing, key=lambda kind: value(works[kind], numbers[kind]))
         tried = numbers | {best: numbers[best] + 1}
         if not _fit(works, tried, room, slots):
             growing.remove(best)
@@ -123,6 +128,17 @@ def round_of(work: Work) -> float:
 
 def _seconds(works: Mapping[str, Work], numbers: Mapping[str, int]) -> float:
     return sum(_passage(work, numbers[kind]) for kind, work in works.items())
+
+
+def _at_once(works: Mapping[str, Work]) -> int:
+    """Return the number of iterations that kinds may be at, each at another."""
+    return 1 + max((work.ahead for work in works.values()), default=0)
+
+
+def _period(works: Mapping[str, Work], numbers: Mapping[str, int]) -> float:
+    """Return the seconds from one policy to the next where all kinds have workers at once."""
+    longest = max(_passage(work, numbers[kind]) for kind, work in works.items())
+    return max(longest, _seconds(works, numbers) / _at_once(works))
 
 
 def _starts(works: Mapping[str, Work]) -> float:

@@ -14,8 +14,8 @@ from pipeline.decide.crew import Crew, Pending, Worker
 from pipeline.decide.places import Held, Need
 from pipeline.decide.staying import PASS_SECONDS
 from pipeline.run.failures import NOT_BEGUN, Failure
-from pipeline.run.plan import Plan
-from pipeline.run.tasks import PREPARE, Stage, Task
+from pipeline.run.plan import Plan, unique
+from pipeline.run.tasks import PREPARE, Task
 from pipeline.workers.beats import Doing
 from pipeline.workers.handover import Handover
 from slurm.nodes import Node
@@ -83,7 +83,7 @@ class Situation:
 
     plan: Plan
     tasks: Sequence[Task]
-    """Tasks of the iteration at hand and of the next, by iteration."""
+    """Tasks at hand (:func:`at_hand`), by iteration."""
     crew: Crew
     held: Mapping[Task, str]
     """See :func:`pipeline.decide.crew.held_tasks`."""
@@ -230,12 +230,22 @@ class Situation:
     def waits_for(self, job_kind: str, other: str) -> bool:
         """Whether the next inputs of a kind can only come after something that another kind could do now."""
         task, first = self._waiting.get(job_kind), self.open_tasks(other)[:1]
-        return task is not None and bool(first) and comes_before(first[0], task)
+        return task is not None and bool(first) and self.plan.comes_before(first[0], task)
+
+    def is_ahead_of(self, job_kind: str, other: str) -> bool:
+        """Whether all that workers of a kind could begin with is of later iterations than what another has to
+        do first, as with staleness it may be."""
+        first = self._undone_by_kind.get(other, ())[:1]
+        if not (self.plan.staleness and first and other not in self.aside):
+            return False
+        left = (task for task in self._undone_by_kind.get(job_kind, ()) if task not in self.begun)
+        following = next(left, None)
+        return following is not None and following.iteration > first[0].iteration
 
     def kinds_before(self, task: Task) -> set[str]:
         """Return the other job kinds that have something to do before a task."""
         first = {kind: tasks[0] for kind, tasks in self._undone_by_kind.items()}
-        return {kind for kind, one in first.items() if comes_before(one, task)} - {task.job_kind}
+        return {kind for kind, one in first.items() if self.plan.comes_before(one, task)} - {task.job_kind}
 
     def coming(self, job_kind: str) -> Sequence[Task]:
         """Return the tasks of a job kind that are neither done, held nor ready, in the next iteration that
@@ -317,11 +327,12 @@ def by_kind(found: Iterable[_Any]) -> dict[str, list[_Any]]:
 
 
 def at_hand(plan: Plan, window: Sequence[Task]) -> tuple[Task, ...]:
-    """Return the tasks of a window and those of the iteration after it, by iteration: workers may be ahead of
-    the passes."""
-    newest = max((plan.start, *(task.iteration for task in window)))
-    after = plan.tasks(newest + 1) if window and newest < plan.iterations else ()
-    return tuple(sorted((*window, *after), key=lambda task: task.iteration))
+    """Return the tasks of a window and those that come into it with the next update, by iteration: workers
+    may be ahead of the passes."""
+    newest = max((plan.start, *(task.iteration for task in window if not task.stage.is_sharded)))
+    is_over = not window or newest >= plan.iterations
+    after = () if is_over else (*plan.tasks(newest + 1), *plan.ahead_of(newest + 1))
+    return tuple(sorted(unique(*window, *after), key=lambda task: task.iteration))
 
 
 def tasks_only_by_pass(
@@ -337,13 +348,6 @@ def tasks_only_by_pass(
         for task, found in failures.items()
     }
     return frozenset(t for t, found in kinds.items() if is_only_by_pass(found, attempts_of(t.job_kind)))
-
-
-def comes_before(one: Task, other: Task) -> bool:
-    """Whether a task can only be done once another is, in the chain of iterations: what is measured of
-    policies keeps nothing waiting."""
-    is_earlier = (one.iteration, one.stage.position) < (other.iteration, other.stage.position)
-    return is_earlier and one.stage not in (Stage.EVALUATE, Stage.BENCHMARK)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,8 @@ def _keep_up(seen: Situation, job_kind: str, source: str, workers: int) -> int:
 def _work(seen: Situation, job_kind: str) -> Work:
     estimate, tasks = seen.estimates.get(job_kind, Estimate()), seen.plan.tasks_of_kind(job_kind)
     seconds = None if estimate.task is None else tasks * estimate.task
-    return Work(seen.needs[job_kind], seen.wanted[job_kind], tasks, seconds, estimate.turn)
+    most, ahead = seen.wanted[job_kind], seen.plan.staleness
+    return Work(seen.needs[job_kind], most, tasks, seconds, estimate.turn, ahead)
 
 
 # --- what is wanted -------------------------------------------------------------------------------------

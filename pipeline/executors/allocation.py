@@ -20,7 +20,7 @@ from pipeline.config.schema import Config
 from pipeline.decide.places import Need, count, place, room_of
 from pipeline.decide.sharing import fits_all
 from pipeline.decide.staying import ALWAYS
-from pipeline.executors.limits import Grant, Limits, Started, need_of, node_of
+from pipeline.executors.limits import IN_TURN, Grant, Limits, Started, need_of, node_of
 from pipeline.executors.processes import Processes
 from pipeline.process import end_with_parent
 from pipeline.run.tasks import Stage, Task, is_sharded
@@ -80,6 +80,9 @@ def allocation_limits(config: Config, job: str, nodes: Sequence[NodeShare]) -> L
     for kind, need in needs.items():
         if place(room, need) is None:
             raise ConfigError(f"{key_of(kind)}: a task asks for {in_words(need)}; {described(job, nodes)}")
+    if config.rollout.staleness and not fits_all(needs, {Stage.ROLLOUT: 1, Stage.UPDATE: 1}, room):
+        why = f"a rollout and the update do not fit at once; {described(job, nodes)}"
+        raise ConfigError(f"rollout.staleness={config.rollout.staleness}: {why}; {IN_TURN}")
     numbers = {kind: config.rollout.num_shards if is_sharded(kind) else 1 for kind in needs}
     linger = ALWAYS if fits_all(needs, numbers, room) else 0
     return Limits(

@@ -15,6 +15,11 @@ from slurm.nodes import Node
 HERE = "here"
 """Name of the only node of a run on this machine."""
 PARTITION = frozenset({""})
+IN_TURN = (
+    "stages that take turns at one place gain nothing by older responses; set it to 0, or give each stage a "
+    "place of its own"
+)
+"""Reason, as the rest of a sentence, for which rollout.staleness is refused where stages take turns."""
 
 
 @dataclass(frozen=True)

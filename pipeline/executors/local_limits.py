@@ -11,7 +11,7 @@ from pipeline.config.schema import Config
 from pipeline.config.types import Linger
 from pipeline.decide.staying import ALWAYS
 from pipeline.executors.devices import Devices, devices_of
-from pipeline.executors.limits import HERE, Limits, need_of, node_of
+from pipeline.executors.limits import HERE, IN_TURN, Limits, need_of, node_of
 from pipeline.gpus import has_gpus, unknown_to_vllm
 from pipeline.run.engine_use import engines_of, uses_vllm
 from pipeline.run.gpus import fork_hazard
@@ -153,6 +153,22 @@ def check_suffice(config: Config, needs: dict[str, int], devices: Devices) -> No
             asked = f"{key}.gpus={count}"
         there = f"{total} ({devices.why or 'scheduler.gpus=shared gives none'})"
         raise ConfigError(f"{asked}: a task needs {count} GPUs, and there are {there}; ask for at most that")
+    check_side_by_side(config, needs, total)
+
+
+def check_side_by_side(config: Config, needs: dict[str, int], total: int) -> None:
+    """Raise ConfigError where rollouts cannot go on beside an update, which is all that staleness is for."""
+    both, given = needs[Stage.ROLLOUT] + needs[Stage.UPDATE], config.scheduler
+    if not config.rollout.staleness:
+        return
+    has_one_slot = isinstance(given, LocalConfig) and given.slots == 1
+    if has_one_slot or (needs[Stage.ROLLOUT] and needs[Stage.UPDATE] and both > total):
+        where = (
+            "one task at a time is done here (scheduler.slots=1)"
+            if has_one_slot
+            else (f"a rollout and the update need {both} GPUs at once, and there are {total}")
+        )
+        raise ConfigError(f"rollout.staleness={config.rollout.staleness}: {where}; {IN_TURN}")
 
 
 def check_names(config: Config, devices: Devices) -> None:

@@ -115,6 +115,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("mismatch/chi2_token", _H, "chi-square divergence of the engine from the trainer, per token"),
     Metric("mismatch/chi2_sequence", _H, "the same per response"),
     Metric("mismatch/effective_samples", _H, "effective sample size of the tokens, as a share"),
+    Metric("staleness/lag", _H, "updates by which the responses' policy is older than the newest one before"),
     Metric("correction/weight_mean", _H, "mean importance weight of the policy loss"),
     Metric("correction/weight_max", _H, "largest importance weight"),
     Metric("correction/masked_share", _H, "share of tokens of weight 0"),
@@ -241,6 +242,7 @@ _CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_
 _LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
 _LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
 _LENGTHS = "response_length/mean response_length/min response_length/max"
+_STALENESS = "updates between the responses' policy and the one that learns; below: effective sample size"
 _PROMPTS = "data/rejected data/rejected/* data/truncated data/read_as/* data/left_out"
 
 CHARTS: tuple[Chart, ...] = (
@@ -257,6 +259,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_H, "Explained variance", "value/explained_variance"),
     Chart(_H, "Size of the update", "policy/approx_kl", from_zero=True),
     Chart(_H, "Rollout engine against trainer", "mismatch/kl", "mismatch/max"),
+    Chart(_H, "Staleness", "staleness/lag", "mismatch/effective_samples", _STALENESS, from_zero=True),
     Chart(_R, "Response length", _LENGTHS, "response_length/clip_ratio", _LENGTH, "band", from_zero=True),
     Chart(_R, "Finish reasons", "finish_reason/*", kind="bars"),
     Chart(_E, "Held-out reward components", "evaluate/reward/*"),

@@ -84,8 +84,8 @@ ALL = Selection()
 
 def newest_scored(run: Run) -> int | None:
     """Return the newest iteration of which a shard has rewards; None where there is none."""
-    updated = find_frontier(run.plan, run.paths).updated
-    for iteration in range(min(updated + 1, run.plan.iterations), run.plan.start, -1):
+    newest = find_frontier(run.plan, run.paths).updated + 1 + run.plan.staleness
+    for iteration in range(min(newest, run.plan.iterations), run.plan.start, -1):
         if any(recorded(run.paths, _tasks(run, iteration, Stage.REWARD))):
             return iteration
     return None
@@ -130,7 +130,8 @@ def read_samples(
             known = [score.reward for score in scores.rows if not math.isnan(score.reward)]
             mean = math.fsum(known) / len(known) if known else None
             count = len(scores.rows)
-            return Samples(iteration, rows, choices, count, mean, scores.damage, scores.num_pending)
+            about = mean, scores.damage, scores.num_pending, run.plan.lag_of(iteration)
+            return Samples(iteration, rows, choices, count, *about)
         scores = scores.without(damaged)
 
 

@@ -38,15 +38,20 @@ class Clock:
 
 
 def iteration_row(
-    iteration: int, records: Mapping[str, Sequence[Record]], clock: Clock
+    iteration: int, records: Mapping[str, Sequence[Record]], clock: Clock, has_lag: bool = False
 ) -> dict[str, float | int]:
     """Build the row of one iteration from its commit records by :attr:`Task.job_kind`. Pure.
 
     Records may be missing, and then so are the numbers that they held.
+
+    Args:
+        has_lag: whether responses may be of older policies than the one before (rollout.staleness).
     """
     row: dict[str, float | int] = {"iteration": iteration, "policy_version": iteration}
     if rollouts := records.get(Stage.ROLLOUT):
         row["epoch"] = int(rollouts[0].metrics["epoch"])
+        if has_lag:
+            row["staleness/lag"] = iteration - 1 - rollouts[0].policy_version
         row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in rollouts)
     for update in records.get(Stage.UPDATE, ()):
         row |= {name: value for name, value in update.metrics.items() if name not in _OWN_OF_RECORD}

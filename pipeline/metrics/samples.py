@@ -103,7 +103,7 @@ class Samples:
     """Responses of an iteration, with their scores, and what could not be read of it."""
 
     iteration: int
-    """Iteration that made them. Policy ``iteration - 1`` wrote them."""
+    """Iteration that made them."""
     rows: tuple[Sample, ...]
     """Responses, without greedy ones: chosen ones in the order of the choice, else by shard and row."""
     choices: tuple[Choice | None, ...]
@@ -116,6 +116,14 @@ class Samples:
     """Shards that are left out because they cannot be read."""
     num_pending: int = 0
     """Shards that are not scored yet."""
+    lag: int = 0
+    """Updates by which the policy that wrote them is older than that of the iteration before
+    (rollout.staleness)."""
+
+    @property
+    def writer(self) -> int:
+        """Version of the policy that wrote them."""
+        return self.iteration - 1 - self.lag
 
     def table(self) -> "pa.Table":
         """Return the rows as an Arrow table: a column for each attribute of ``Sample``, ``reward/NAME`` for

@@ -119,15 +119,18 @@ class Publisher:
         return (PREPARE, *before, *tasks)
 
     def _take_back_what_is_untrue(self, records: Records, note: Callable[[str], None]) -> None:
-        """Take the newest row back where its update was made again since, and came out otherwise."""
-        made = records.known.get(policy_maker(self.newest))
-        if made is None or not self.rows or not tells_otherwise(self.rows[-1], made.metrics):
-            return
-        iteration = self.newest
-        self.close_rows()
-        trim_rows(self.run, iteration, fresh_folder(self.run.paths.superseded, f"row-{iteration}"))
-        note(f"policy {iteration} was made again and is another one: its row is written again")
-        self.open()
+        """Take rows back from the first on whose update was made again since, and came out otherwise: of the
+        newest, and with staleness of those before it whose policies responses may still be of."""
+        for row in self.rows[-1 - self.run.plan.staleness :]:
+            iteration = int(row["iteration"])
+            made = records.known.get(policy_maker(iteration))
+            if made is not None and tells_otherwise(row, made.metrics):
+                self.close_rows()
+                folder = fresh_folder(self.run.paths.superseded, f"row-{iteration}")
+                trim_rows(self.run, iteration, folder)
+                note(f"policy {iteration} was made again and is another one: its row is written again")
+                self.open()
+                return
 
     def write_rows(self, records: Records, frontier: Frontier, note: Callable[[str], None]) -> Iterator[Row]:
         """Write the row of every iteration that is complete, its evaluation included. Yields each new row.
@@ -196,7 +199,8 @@ class Publisher:
             record = records.readable(task)
             assert record is not None, f"{task} has no record"
             grouped.setdefault(task.job_kind, []).append(record)
-        row = iteration_row(iteration, grouped, self._clock(records, iteration))
+        clock, has_lag = self._clock(records, iteration), self.run.plan.staleness > 0
+        row = iteration_row(iteration, grouped, clock, has_lag)
         return row | ({"records_lost": len(lost)} if lost else {})
 
     def _note_lost(self, records: Records, iteration: int, lost: Sequence[Task]) -> str:

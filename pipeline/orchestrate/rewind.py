@@ -31,7 +31,7 @@ from pipeline.run.retention import (
     read_best,
     way_back,
 )
-from pipeline.run.states import can_go_on, versions_with_state
+from pipeline.run.states import can_go_on, can_roll_out, versions_with_state
 from pipeline.run.submissions import Ledger
 from pipeline.run.superseded import fresh_folder, move_aside, move_folder, move_history, with_states
 from pipeline.run.tasks import WORK_STAGES, Stage, Task, parse_task, task_key
@@ -120,8 +120,10 @@ def take_back(run: Run, point: Point) -> Path | None:
     done = list(recorded(run.paths, tasks))
     if not done:
         return None
-    if point.stage in (Stage.SCORE, Stage.REWARD, Stage.UPDATE):  # some of its shards stay
-        unpack(run.paths, iteration)
+    taken = {(task.iteration, task.job_kind) for task in tasks}
+    for packed in sorted({task.iteration for task in tasks if task.stage is Stage.UPDATE}):
+        if any((t.iteration, t.job_kind) not in taken for t in run.plan.tasks(packed)):  # some shards stay
+            unpack(run.paths, packed)
     restore_submissions(run.paths, [task.iteration for task in tasks if task.stage is Stage.UPDATE])
     folder = fresh_folder(run.paths.superseded, f"from-{point}-{iteration}")
     budgets = budgets_of(run.paths, done)
@@ -192,6 +194,13 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
             )
     elif iteration > 1:
         check_can_go_on(run, iteration - 1)
+        if stage is Stage.ROLLOUT and not can_roll_out(plan, run.paths, iteration):
+            raise Thinned(
+                f"responses of iteration {iteration} and those after it are of policies "
+                f"{in_words(range(plan.policy_of(iteration), iteration))} (rollout.staleness), of which one "
+                f"was thinned out or is gone; {way_back(run)}; or keep the responses: "
+                f"--from {Stage.REWARD}@{iteration}"
+            )
 
 
 def check_can_go_on(run: Run, version: int) -> None:
@@ -213,21 +222,21 @@ def check_can_go_on(run: Run, version: int) -> None:
 
 
 def superseded(plan: Plan, point: Point, at_hand: int) -> list[Task]:
-    """Return the tasks that depend on ``point``: of its iteration from its stage on, and of all later ones.
+    """Return the tasks of the point's stage from its iteration on, and all that is made from them. With
+    staleness responses of older policies stay, which an iteration that is learned from again does not change.
 
     Latest first, so that going back, if interrupted, leaves a run that is whole up to where it stopped.
     Nothing reads evaluations, so going back to one takes back evaluations only.
     """
     assert point.iteration is not None
-    tasks: list[Task] = []
-    for iteration in range(at_hand, point.iteration - 1, -1):
-        stages = _STAGES if iteration > point.iteration else _STAGES[_STAGES.index(point.stage) :]
-        if point.stage in _OF_POLICIES:
-            stages = tuple(stage for stage in _STAGES if stage is point.stage)
-        of_iteration = (*plan.tasks(iteration), *plan.benchmark_of(iteration))
-        tasks += with_states(task for task in reversed(of_iteration) if task.stage in stages)
-    others = {pool for pool in plan.pools if point.pool not in ("", pool)}
-    return [task for task in tasks if task.iteration > point.iteration or task.pool not in others]
+    taken: dict[Task, None] = {}
+    for iteration in range(point.iteration, at_hand + 1):
+        for task in (*plan.tasks(iteration), *plan.benchmark_of(iteration)):
+            is_first = task.stage is point.stage and point.pool in ("", task.pool)
+            is_after = point.stage not in _OF_POLICIES and not taken.keys().isdisjoint(plan.inputs(task))
+            if is_first or is_after:
+                taken[task] = None
+    return [*with_states(reversed(taken))]
 
 
 def trim_rows(run: Run, iteration: int, folder: Path) -> None:

@@ -28,8 +28,6 @@ _PRIVATE = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")
 """Private names under which files are written before they get their own."""
 _SHARD = re.compile(r"shard-(\d{5,})")
 _STATES = ("state", "trainer", "critic")
-_LEAST = 2
-"""Iterations whose state stays whatever else holds: a lost update is made again from the one before."""
 
 
 class LeftoverKind(StrEnum):
@@ -107,10 +105,15 @@ def _superseded(paths: RunPaths) -> Iterator[Removable]:
 
 
 def _states(run: Run, newest: int) -> Iterator[Removable]:
-    """Yield states before those that ``newest`` needs, but for what update.keep_every keeps."""
-    needed, every = oldest_needed(run.plan, run.paths, newest), run.config.update.keep_every
+    """Yield states before those that ``newest`` needs, but for what update.keep_every keeps. Those from which
+    an update that is lost is made again stay in any case."""
+    least, needed, every = (
+        run.plan.least_kept,
+        oldest_needed(run.plan, run.paths, newest),
+        run.config.update.keep_every,
+    )
     for version, folders in list_folders(run.paths).items():
-        if not is_kept(version, newest, _LEAST, every, needed=needed):
+        if not is_kept(version, newest, least, every, needed=needed):
             going = [folder for folder in folders if folder.split("/")[0] in _STATES]
             yield from (_item(LeftoverKind.STATES, run.paths.root / folder, version) for folder in going)
 

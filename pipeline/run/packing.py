@@ -66,6 +66,7 @@ def pack_old(run: Run, newest: int, in_use: Callable[[], Collection[str]] = tupl
     keep = run.config.update.keep_shards_last
     if keep is None:
         return
+    keep = max(keep, run.plan.least_kept)
     last, count = min(newest - keep, oldest_needed(run.plan, run.paths, newest)), 0
     for iteration in unpacked(run.paths, run.plan, last):
         try:

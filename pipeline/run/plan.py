@@ -28,12 +28,49 @@ class Plan:
     """Pools of reward components: each pool has score tasks of its own."""
     benchmark_every: int = 0
     """Iterations between measurements by the user's program; 0: never."""
+    staleness: int = 0
+    """Updates by which the policy that responses are of is older than the newest one (rollout.staleness)."""
 
     @staticmethod
     def of(config: Config, start: int = 0) -> "Plan":
         every = config.evaluate.every if config.data.has_heldout else 0
         pools, measured = config.reward.pools, config.evaluate.measured_every
-        return Plan(config.iterations, config.rollout.num_shards, every, start, pools, measured)
+        shards, staleness = config.rollout.num_shards, config.rollout.staleness
+        return Plan(config.iterations, shards, every, start, pools, measured, staleness)
+
+    def policy_of(self, iteration: int) -> int:
+        """Return the version of the policy that an iteration's responses are of: the newest one before the
+        iteration, or one ``staleness`` updates older, so that these updates need not be awaited. The first
+        iterations have the policy that the run begins with."""
+        return max(self.start, iteration - 1 - self.staleness)
+
+    def lag_of(self, iteration: int) -> int:
+        """Return the number of updates between the policy that an iteration's responses are of and the one
+        that learns from them."""
+        return iteration - 1 - self.policy_of(iteration)
+
+    @property
+    def least_kept(self) -> int:
+        """Number of the newest versions that all must be there: those that rollouts still read, and the one
+        before them, from which the oldest of these can be made again."""
+        return self.staleness + 2
+
+    def ahead_of(self, iteration: int) -> tuple[Task, ...]:
+        """Return the sharded tasks of the iterations that can go on before the update of ``iteration`` is
+        there; none without staleness."""
+        last = min(iteration + self.staleness, self.iterations)
+        tasks = (task for later in range(iteration + 1, last + 1) for task in self.tasks(later))
+        return tuple(task for task in tasks if task.stage.is_sharded)
+
+    def comes_before(self, one: Task, other: Task) -> bool:
+        """Whether a task can only be done once another is, in the chain of iterations: what is measured of
+        policies keeps nothing waiting."""
+        if one.stage in (Stage.EVALUATE, Stage.BENCHMARK):
+            return False
+        if one.iteration == other.iteration:
+            return one.stage.position < other.stage.position
+        is_sharded = other.stage.is_sharded
+        return one.iteration <= (self.policy_of(other.iteration) if is_sharded else other.iteration)
 
     def tasks(self, iteration: int) -> tuple[Task, ...]:
         """Return the tasks of one iteration that its row waits for, inputs before what reads them: all but
@@ -114,7 +151,7 @@ class Plan:
         if task.stage is Stage.PREPARE:
             return ()
         if task.stage is Stage.ROLLOUT:
-            return (PREPARE, Task(iteration - 1, Stage.UPDATE)) if iteration > 1 else (PREPARE,)
+            return unique(PREPARE, policy_maker(self.policy_of(iteration)))
         if task.stage is Stage.SCORE:
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard))
         if task.stage is Stage.REWARD:
@@ -169,7 +206,8 @@ class Plan:
     def window(
         self, updated: int, evaluated: int, benchmarked: int = 0, is_ahead: bool = False
     ) -> tuple[Task, ...]:
-        """Return the tasks that matter now, inputs before what reads them.
+        """Return the tasks that matter now, inputs before what reads them: of the iteration that is learned
+        from next, and with staleness those that generate and score responses of iterations after it.
 
         Args:
             updated: the newest iteration whose update is committed; -1 before prepare is.
@@ -184,6 +222,7 @@ class Plan:
         tasks = [PREPARE] if updated < 0 else []
         if done < self.iterations:
             tasks += [t for t in self.tasks(done + 1) if t.stage is not Stage.EVALUATE]
+            tasks += self.ahead_of(done + 1)
         # Benchmarks may lag far behind, and their queue must not fill that of training.
         measured = self.benchmark_tasks()[benchmarked : benchmarked + _BENCHMARKS_AT_ONCE]
         outstanding = (*self.evaluation_tasks()[evaluated:], *measured)

@@ -188,9 +188,10 @@ class Frontier:
 def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     """Find how far a run has come by binary search, so that nothing scans the run: commits are contiguous.
 
-    Old records may be gone, by a purge: what has a row was committed. One exception: an evaluation that
-    lags behind may have found its policy corrupt. Then the run goes on from before that policy, and passes
-    over the later ones, which are committed, once it is there again.
+    Old records may be gone, by a purge: what has a row was committed. Two exceptions: an evaluation that
+    lags behind may have found its policy corrupt, and so may a rollout that reads an older one than the
+    newest (rollout.staleness). Then the run goes on from before that policy, and passes over the later ones,
+    which are committed, once it is there again.
     """
     if not is_committed(paths, PREPARE):
         return Frontier(-1, 0)
@@ -198,6 +199,7 @@ def find_frontier(plan: Plan, paths: RunPaths) -> Frontier:
     updated, row = plan.start + _count_committed(paths, Stage.UPDATE, iterations), _last_row(plan, paths)
     if row is not None:
         updated = _before_gap(plan, paths, _after_lost(plan, paths, updated, row), row)
+    updated = _before_lost_source(plan, paths, updated)
     evaluations = plan.evaluations()
     evaluated = _count_evaluated(plan, paths, evaluations, row)
     if evaluated < len(evaluations):
@@ -311,6 +313,16 @@ def _before_gap(plan: Plan, paths: RunPaths, updated: int, row: int) -> int:
     for iteration in range(row + 1, updated):
         if not is_committed(paths, Task(iteration, Stage.UPDATE)):
             return iteration - 1
+    return updated
+
+
+def _before_lost_source(plan: Plan, paths: RunPaths, updated: int) -> int:
+    """Return the newest iteration before a policy whose record is gone and that responses may still be of;
+    ``updated`` if there is none such, or all that is left is to measure the last."""
+    if updated < plan.iterations:
+        for version in range(max(plan.start + 1, updated - plan.staleness), updated):
+            if not is_committed(paths, Task(version, Stage.UPDATE)):
+                return version - 1
     return updated
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.config.evaluate import HELDOUT_REWARD, Best
+from pipeline.config.schema import Config
 from pipeline.run import inside, journal
 from pipeline.run.benchmarks import read_measured
 from pipeline.run.commits import CorruptData, NotCommitted, Record, require_record, thinned_folders
@@ -20,8 +21,8 @@ from pipeline.run.durable import replace_durably
 from pipeline.run.identity import RunError
 from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
-from pipeline.run.plan import policy_maker, state_of
-from pipeline.run.states import FOLDER, can_go_on, oldest_needed
+from pipeline.run.plan import Plan, policy_maker, state_of
+from pipeline.run.states import FOLDER, can_go_on, can_roll_out, oldest_needed
 from pipeline.run.tasks import Task
 from slurm.sharedfiles import from_json, is_there, make_folder, names_in, read_newest
 
@@ -43,7 +44,8 @@ def is_kept(
 ) -> bool:
     """Whether everything of an iteration stays. Pure.
 
-    The newest can be made again from the one before it, so ``keep_last`` is at least 2.
+    The newest can be made again from the one before it, so ``keep_last`` is at least 2
+    (:func:`kept_last`).
 
     Args:
         needed: version from which on all stay, from :func:`oldest_needed`.
@@ -51,6 +53,13 @@ def is_kept(
     is_due = keep_every is not None and version % keep_every == 0
     is_needed = version in awaited or (needed is not None and version >= needed)
     return is_due or version > newest - keep_last or is_needed
+
+
+def kept_last(config: Config) -> int | None:
+    """Return how many of the newest versions stay whole: at least those that rollouts still read, and the one
+    before them. None: all."""
+    keep_last = config.update.keep_last
+    return None if keep_last is None else max(keep_last, Plan.of(config).least_kept)
 
 
 def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
@@ -61,14 +70,14 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
     a few listings of what is kept, however long the run is. Yields a line for each iteration of which
     something could not be removed.
     """
-    config = run.config.update
-    if config.keep_last is None:
+    keep_last, keep_every = kept_last(run.config), run.config.update.keep_every
+    if keep_last is None:
         return
     best = found.policy if (found := read_best(run.paths)) else None
     needed = oldest_needed(run.plan, run.paths, newest)
     for version, folders in list_folders(run.paths).items():
         going = [folder for folder in folders if folder != best]
-        if going and not is_kept(version, newest, config.keep_last, config.keep_every, awaited, needed):
+        if going and not is_kept(version, newest, keep_last, keep_every, awaited, needed):
             try:
                 remove_folders(run.paths, version, going)
             except (OSError, CorruptData) as error:  # a reader on NFS may still hold a file open
@@ -183,7 +192,7 @@ def way_back(run: Run) -> str:
     first = [1] if run.plan.start == 0 else []
     kept = kept_versions(run.paths, ["policy"])
     points = [*first, *(version + 1 for version in kept if can_go_on(run.plan, run.paths, version))]
-    points = [point for point in points if point <= run.plan.iterations]
+    points = [p for p in points if p <= run.plan.iterations and can_roll_out(run.plan, run.paths, p)]
     command = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} --from rollout@ITERATION"
     return f"one can go back to iteration {in_words(points)}: {command}" if points else "start a new run"
 

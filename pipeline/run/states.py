@@ -140,6 +140,13 @@ def can_go_on(plan: Plan, paths: RunPaths, version: int) -> bool:
     return update is not None and (not keeps_state(update) or state_before(plan, paths, version) is not None)
 
 
+def can_roll_out(plan: Plan, paths: RunPaths, iteration: int) -> bool:
+    """Whether all older policies are there of which the responses of an iteration, and of those that follow
+    it, are: with staleness more than the one that it goes on from."""
+    older = range(plan.policy_of(iteration), iteration - 1)
+    return all(has_policy(paths, version) for version in older)
+
+
 def can_fork(paths: RunPaths, version: int) -> bool:
     """Whether a fork can begin with a committed version: its state is there, if its trainer keeps any."""
     update = _stands(paths, policy_maker(version), "policy")

@@ -70,7 +70,7 @@ class SimulatedProgress:
 
     def __post_init__(self) -> None:
         self._evaluations, self._benchmarks = self.plan.evaluation_tasks(), self.plan.benchmark_tasks()
-        self._enter(1)
+        self._enter(1 + self.plan.staleness)
         self._look_around()
 
     # --- what changes ---
@@ -145,7 +145,7 @@ class SimulatedProgress:
             benchmarked += 1
         if (moved := Frontier(updated, evaluated, benchmarked)) != found:
             self.frontier = moved
-            self._enter(updated + 2)
+            self._enter(updated + 2 + plan.staleness)
             self._look_around()
 
     def _look_around(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.decide import staying
-from pipeline.decide.choosing import Step
+from pipeline.decide.choosing import Step, is_ahead
 from pipeline.decide.measuring import MEASURED, MEASURES
 from pipeline.decide.staying import ASK_SECONDS
 from pipeline.run.failures import FailureKind
@@ -91,7 +91,7 @@ class SimulatedRun:
 
     def load_ahead(self, worker: SimulatedWorker) -> float:
         """Return how long a worker that starts up reads the newest policy, if its tasks compute with one."""
-        newest = min(self.progress.frontier.updated, worker.first.iteration - 1)
+        newest = min(self.progress.frontier.updated, self._version_of(worker.first))
         if newest < 0 or worker.first.stage not in (Stage.ROLLOUT, Stage.UPDATE):
             return 0.0
         worker.loaded = newest
@@ -111,12 +111,18 @@ class SimulatedRun:
         choice = self.known.choose(worker, makes_place=self.is_to_leave(worker))
         if choice.step is Step.DONE or choice.task is None:
             self.leave(worker, Reason.DONE)
+        elif choice.step is Step.TAKE and self._is_in_the_way(worker, choice.task):
+            self.leave(worker, Reason.NEEDED)
         elif choice.step is Step.TAKE:
             self._take(worker, choice.task)
         else:
             worker.awaited = choice.task
             self._wait(worker)
         return None
+
+    def _is_in_the_way(self, worker: SimulatedWorker, task: Task) -> bool:
+        plan, frontier = self.plant.plan, self.progress.frontier
+        return is_ahead(plan, frontier, task) and self.is_to_leave(worker)
 
     def wake(self, job_kinds: Iterable[str]) -> None:
         """Have workers look that wait, where there is something for them."""
@@ -178,9 +184,15 @@ class SimulatedRun:
         """Return how long it takes to read the policy that a task needs; its maker has it."""
         if task.stage not in (Stage.ROLLOUT, Stage.UPDATE, Stage.EVALUATE, Stage.BENCHMARK):
             return 0.0
-        version = task.iteration - (task.stage in (Stage.ROLLOUT, Stage.UPDATE))
+        version = self._version_of(task)
         is_there, worker.loaded = worker.loaded == version, version
         return 0.0 if is_there else self.plant.load_seconds
+
+    def _version_of(self, task: Task) -> int:
+        """Return the version of the policy that a task computes with."""
+        if task.stage is Stage.ROLLOUT:
+            return self.plant.plan.policy_of(task.iteration)
+        return task.iteration - (task.stage is Stage.UPDATE)
 
     def _succeed(self, worker: SimulatedWorker, claim: Claim) -> None:
         if worker.claim is not claim:

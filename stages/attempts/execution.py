@@ -60,7 +60,8 @@ def load(arguments: Arguments) -> None:
     run, task = load_run(arguments.run_dir), arguments.task
     make_importable(run.identity.folder)
     stage = importlib.import_module(f"stages.tasks.{task.stage}")
-    newest = min(find_frontier(run.plan, run.paths).updated, task.iteration - 1)
+    wanted = run.plan.policy_of(task.iteration) if task.stage is Stage.ROLLOUT else task.iteration - 1
+    newest = min(find_frontier(run.plan, run.paths).updated, wanted)
     if newest >= 0 and hasattr(stage, "load"):
         set_up(run.config, task)
         stage.load(Context(run.paths, run.config, task, arguments.attempt, stays=True), newest)

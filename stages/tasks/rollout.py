@@ -28,8 +28,8 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Stage
         shuffle=config.data.shuffle,
     )
     prompts = context.rows(PREPARE, PROMPTS, dealt.indices)
-    # 2. responses of the previous iteration's policy, each from a seed of its own
-    version = task.iteration - 1
+    # 2. responses of the plan's policy, each from a seed of its own
+    version = context.plan.policy_of(task.iteration)
     sampling = Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=stop_ids_of(context)
     )

@@ -35,6 +35,7 @@ from pipeline.workers.claims import (
     take,
     with_saves,
 )
+from pipeline.workers.handover import must_leave
 from pipeline.workers.outside import WorkerHost
 from stages.attempts.arguments import Arguments
 from stages.logs import log
@@ -148,6 +149,8 @@ class Pulling:
                 self.reason = self.waiting.go_on(choice, is_first=self.worker.first is not None)
             elif self.own_code.has_changed():
                 self.leave(Reason.CHANGED)
+            elif choice.task and self._is_in_the_way(view, choice.task):
+                self.leave(Reason.NEEDED)
             elif (
                 choice.task and self._has_slot(view, choice.task) and (given := self._take(view, choice.task))
             ):
@@ -156,10 +159,15 @@ class Pulling:
                 self.outside.slots.give_back()
         return None
 
+    def _is_in_the_way(self, view: View, task: Task) -> bool:
+        """Whether something of an earlier iteration waits for the place of a worker that would go ahead."""
+        is_ahead = choosing.is_ahead(view.plan, view.frontier, task)
+        return is_ahead and must_leave(self.run.paths, self.outside.name, time.time())
+
     def _has_slot(self, view: View, task: Task) -> bool:
         """Wait for a slot until it is time to look again. Returns whether there is one."""
         slots, until = self.outside.slots, time.monotonic() + _SLOT_SECONDS
-        while slots and not slots.take(choosing.urgency(view.frontier, task)):
+        while slots and not slots.take(choosing.urgency(self.run.plan, view.frontier, task)):
             if self.bell.wait(FIRST_POLL) or time.monotonic() > until:
                 return False
         return True

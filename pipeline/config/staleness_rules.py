@@ -1,0 +1,36 @@
+"""What older policies of responses (rollout.staleness) need of other settings. Pure."""
+
+from collections.abc import Iterator
+
+from pipeline.config.algorithm import CorrectionLevel, Estimator
+from pipeline.config.issue import ConfigIssue
+from pipeline.config.schema import Config
+
+_WEIGHED = (CorrectionLevel.TOKEN, CorrectionLevel.GEOMETRIC)
+
+
+def staleness_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield a correction that does not weigh responses for the policy that they are of."""
+    staleness, level = config.rollout.staleness, config.algorithm.correction.level
+    if not staleness or level in _WEIGHED:
+        return
+    why = "nothing would weigh them for that"
+    if level is CorrectionLevel.SEQUENCE:
+        why = (
+            "the product of a response's ratios grows or vanishes with its length, so that a few responses "
+            "would have all the weight"
+        )
+    about = f"with rollout.staleness={staleness} responses are of an older policy than the one that learns"
+    yield ConfigIssue.at(
+        config, "algorithm.correction.level", f"{about} from them: {why}; give token or geometric"
+    )
+
+
+def staleness_warnings(config: Config) -> Iterator[str]:
+    """Yield a line for what is allowed, and biased."""
+    if config.rollout.staleness > 1 and config.algorithm.estimator is Estimator.GAE:
+        yield (
+            f"warning: rollout.staleness={config.rollout.staleness} with algorithm.estimator=gae: weights of "
+            "tokens do not correct that the critic's values are of states which an older policy has reached, "
+            "so advantages are biased, the more the further the policies are apart; 1 has less of it"
+        )
