@@ -16,7 +16,7 @@ from pipeline.config.model_rules import Use, used_models
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.data.tokens import Ends
-from pipeline.run.gpus import has_gpus
+from pipeline.gpus import has_gpus
 
 _PROGRAM = "stages.trials.likelihood"
 _MOST_PROMPTS = 6
