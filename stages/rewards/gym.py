@@ -46,6 +46,11 @@ class ReasoningGym:
         pattern: str | None = None,
         **settings: Any,
     ) -> None:
+        if dataset == "composite":
+            raise ValueError(
+                "give each data set of composite a component of its own: data.environment.components.NAME "
+                "with source=reasoning_gym, arguments.dataset=... and weight=..."
+            )
         if dataset not in DATASETS:
             raise ValueError(f"no data set {dataset!r}; there are: {', '.join(sorted(DATASETS))}")
         if system is not None and not chat:

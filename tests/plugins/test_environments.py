@@ -1,6 +1,7 @@
 """Environments: prompts that Python makes, the same each time; what is wrong is named with its task."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -341,6 +342,21 @@ def test_killed_in_prepare_it_is_made_again_the_same(
     assert killed.returncode != 0
     resumed = slurm_ppo("resume", run_dir, cwd=project)
     assert resumed.returncode == 0, resumed.stderr
+    assert_same_end(run_dir, environment_run)
+    assert prompts_of(run_dir).equals(prompts_of(environment_run))
+
+
+def test_a_flipped_bit_in_what_scores_need_is_found_and_prepare_makes_the_same_again(
+    environment_run, project, slurm_ppo, tmp_path
+):
+    run_dir = Path(shutil.copytree(environment_run, tmp_path / "run", symlinks=True))
+    (file,) = run_dir.glob("data/prompts.1-*.arrow")
+    content = bytearray(file.read_bytes())
+    content[content.index(b'"metadata": ') + 20] ^= 1
+    file.write_bytes(content)
+    done = slurm_ppo("resume", run_dir, "--from", "rollout@2", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "prepare will be computed again: prepare is corrupt" in done.stdout + done.stderr
     assert_same_end(run_dir, environment_run)
     assert prompts_of(run_dir).equals(prompts_of(environment_run))
 

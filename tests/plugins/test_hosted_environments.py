@@ -4,7 +4,9 @@ of its process is said with the task.
 
 import json
 import os
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -23,8 +25,20 @@ from pipeline.plugins.environments import made_tasks
 from pipeline.plugins.hosted import HostedEnvironment, connect
 from pipeline.plugins.interpreter.contract import DescribedError
 from pipeline.plugins.load import MissingImport, PluginError
+from pipeline.run.commits import read_record
+from pipeline.run.directory import Run, load_run
+from pipeline.run.schemas import ROLLOUT, FinishReason
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import Stage, Task
+from stages.context import UserError
+from stages.engines.base import Request, Response
+from stages.generation.calls import CallPool
+from stages.generation.conversations import Conversation, Conversations, SchedulerFailed, TokenBudget
+from stages.generation.environments import EnvironmentScheduler
 from tests.support import ROOT, tiny
 from tests.support.hosted import make_interpreter, write_environments
+from tests.support.killing import assert_same_end
+from tests.support.light import make_tokenizer
 from tests.support.processes import config_of
 
 KEY = "data.environment.components.sums.source"
@@ -290,3 +304,110 @@ def test_without_environments_there_is_no_one_to_converse_with(inputs, tmp_path)
         ConfigError, match=r"multi_turn\.scheduler=environment: no environment makes the prompts"
     ):
         configure(tiny.overrides(inputs, tmp_path / "run", "rollout.multi_turn.scheduler=environment"))
+
+
+# --- a run ---
+
+
+@pytest.fixture(scope="module")
+def conversing_run(inputs, python, project, slurm_ppo, tmp_path_factory) -> Path:
+    """An undisturbed run of light tasks with an environment of one turn and one of several."""
+    run_dir = tmp_path_factory.mktemp("conversing") / "run"
+    done = slurm_ppo("run", *words(inputs, run_dir, python), cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return run_dir
+
+
+def words(inputs: Path, run_dir: Path, python: str, *more: str) -> list[str]:
+    given = [
+        "reward=environment",
+        "data.environment.components.sums.source=hosted_tasks:Sums",
+        f"data.environment.components.sums.python={python}",
+        "data.environment.components.guess.source=hosted_tasks:Guess",
+        f"data.environment.components.guess.python={python}",
+        "data.environment.size=24",
+        "data.environment.heldout_size=8",
+        "evaluate.every=1",
+        "rollout.max_new_tokens=40",
+        "rollout.multi_turn.scheduler=environment",
+        *more,
+    ]
+    found = tiny.overrides(inputs, run_dir, *given)
+    return [word for word in found if not word.startswith(("data.prompts=", "data.id_column="))]
+
+
+def conversations_of(run: Run, iteration: int) -> dict[str, list]:
+    """Messages after each prompt, by environment."""
+    found = {"sums": [], "guess": []}
+    for shard in range(2):
+        record = read_record(run.paths, Task(iteration, Stage.ROLLOUT, shard))
+        rows = read_shard(run.paths, record, ROLLOUT)
+        names = rows["environment_task"].to_pylist()
+        for name, messages in zip(names, rows["response_messages"].to_pylist(), strict=True):
+            found[name.partition("/")[0]].append(json.loads(messages))
+    return found
+
+
+def test_a_run_converses_scores_and_reports_by_environment(conversing_run):
+    run = load_run(conversing_run)
+    first, said = (conversations_of(run, iteration) for iteration in (1, 2))
+    assert {len(messages) for messages in first["sums"] + said["sums"]} == {1}
+    assert max(len(messages) for messages in first["guess"] + said["guess"]) > 1
+    metrics = [json.loads(line) for line in (conversing_run / "metrics.jsonl").read_text().splitlines()]
+    scores = [len(messages) + len(messages[-1]["content"]) / 100 for messages in said["guess"]]
+    assert metrics[-1]["environment/guess/reward"] == pytest.approx(statistics.fmean(scores))
+    for row in metrics[-2:]:
+        by_environment = [row[f"environment/{name}/reward"] for name in said]
+        assert min(by_environment) <= row["reward/mean"] <= max(by_environment)
+        held_out = [row[f"evaluate/{name}/reward"] for name in said]
+        assert min(held_out) <= row["evaluate/reward"] <= max(held_out)
+    assert "Reward by environment" in (conversing_run / "report.html").read_text()
+
+
+def test_going_back_over_conversations_gives_the_same_run(conversing_run, project, slurm_ppo, tmp_path):
+    run_dir = Path(shutil.copytree(conversing_run, tmp_path / "run", symlinks=True))
+    done = slurm_ppo("resume", run_dir, "--from", "rollout@1", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert_same_end(run_dir, conversing_run)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (
+            "raises",
+            r"raised KeyError: 'nothing' at .*hosted_tasks\.py:\d+ for prompt_id \w+, sample 0, task guess/2",
+        ),
+        ("leaves", r"ended its process \(exit code 4\) for prompt_id \w+, sample 0, task guess/2"),
+        (
+            "hangs",
+            r"was not back after rollout\.multi_turn\.step_seconds=0\.5 for prompt_id \w+, .* task guess/2",
+        ),
+        ("number", r"returned int 7 for prompt_id \w+, sample 0, task guess/2; wanted is a list of messages"),
+    ],
+)
+def test_a_conversation_that_breaks_down_is_named_with_its_task(inputs, opened, what, why):
+    made = opened("Guess", what=what)
+    settings = MultiTurnConfig(scheduler="environment", step_seconds=0.5)
+    entry = {"source": "x:y", "python": None, "arguments": {}, "metadata": [5, 2]}
+    columns = {"environment_entry": json.dumps(entry), "environment_task": "guess/2"}
+    opening = Conversation("abc", 0, "5 + 2 =", None, [], 0, columns)
+    calls = CallPool(EnvironmentScheduler({("x:y", None, "{}"): made}), 1, settings.step_seconds)
+    request = Request([1, 2], 20, 1)
+    talk = Conversations(
+        settings,
+        [opening],
+        [request],
+        make_tokenizer(inputs / "policy"),
+        None,
+        TokenBudget(20, None, 64),
+        lambda request: None,
+        calls,
+        lambda: False,
+    )
+    talk.ended(0, Response([5], [0.0], FinishReason.STOP))
+    with pytest.raises(
+        (SchedulerFailed, UserError), match=rf"^rollout\.multi_turn\.scheduler=environment {why}"
+    ):
+        talk.due(wait=True)
+    calls.close()

@@ -70,6 +70,10 @@ def test_prompts_and_answers_are_as_the_arguments_say():
             {"dataset": "basic_arithmetic", "max_term": 2},
             "'basic_arithmetic' refuses its settings: .*max_term",
         ),
+        (
+            {"dataset": "composite", "datasets": []},
+            "give each data set of composite a component of its own",
+        ),
         ({"dataset": "basic_arithmetic", "min_terms": 9, "max_terms": 2}, "refuses its settings"),
         ({"dataset": "leg_counting", "chat": False, "system": "x"}, "system is a chat message"),
     ],
