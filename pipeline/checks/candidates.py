@@ -18,9 +18,9 @@ from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
 from pipeline.forecast.candidates import (
-    UpdateCandidate,
     MachineFacts,
     Timed,
+    UpdateCandidate,
     conclusion,
     in_words,
     time_candidates,

@@ -6,9 +6,9 @@ from pipeline.checks import candidates as checked
 from pipeline.config.issue import ConfigError
 from pipeline.config.update import Precision
 from pipeline.forecast.candidates import (
-    UpdateCandidate,
     MachineFacts,
     Timed,
+    UpdateCandidate,
     best_of,
     candidate_of,
     candidates,

@@ -9,8 +9,8 @@ import pytest
 from pipeline.config.compose import from_mapping, to_mapping
 from pipeline.config.findings import Findings
 from pipeline.config.hardware import (
-    Hardware,
     Gpus,
+    Hardware,
     asked_gpus,
     capability_named,
     decide,
