@@ -18,9 +18,9 @@ from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
 from pipeline.forecast.candidates import (
-    Candidate,
     MachineFacts,
     Timed,
+    UpdateCandidate,
     conclusion,
     in_words,
     time_candidates,
@@ -77,14 +77,14 @@ def timed_here(
     return time_candidates(config, facts, lambda candidate: time_one(config, candidate, rows, rounds))
 
 
-def time_one(config: Config, candidate: Candidate, lengths: Lengths, rounds: int) -> Timed:
+def time_one(config: Config, candidate: UpdateCandidate, lengths: Lengths, rounds: int) -> Timed:
     """Time one candidate in a process of its own."""
     given = {"config": to_mapping(with_candidate(config, candidate)), "lengths": lengths, "rounds": rounds}
     found = _answer(given)
     return Timed(candidate, problem=found) if isinstance(found, str) else Timed(candidate, **found)
 
 
-def with_candidate(config: Config, candidate: Candidate) -> Config:
+def with_candidate(config: Config, candidate: UpdateCandidate) -> Config:
     """Return a configuration with a candidate's settings. Pure."""
     update = replace(
         config.update,

@@ -54,7 +54,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Hardware:
     """What is known of the machines that tasks run on."""
 
     gpus: Mapping[str, Gpus]
@@ -88,7 +88,7 @@ def _precisions(config: Config) -> tuple[Precision | None, ...]:
     return config.update.precision, config.rollout.precision, config.reward.precision
 
 
-def facts_of(config: Config) -> Facts:
+def facts_of(config: Config) -> Hardware:
     """Look at the settings, at what is installed, and on this machine's own runs at its GPUs."""
     given = config.scheduler
     packages, update = packages_of(config, "rollout"), packages_of(config, "update")
@@ -101,10 +101,10 @@ def facts_of(config: Config) -> Facts:
             key: Gpus(f"scheduler.{key}.gpus=0", False) if share.gpus == 0 else here
             for key, share in stages.items()
         }
-        return Facts(found, packages, update.is_cpu_torch, names)
+        return Hardware(found, packages, update.is_cpu_torch, names)
     shared = given.options if isinstance(given, SlurmConfig) else {}
     asked = {key: asked_gpus(one, shared) for key, one in given.resources.items()}
-    return Facts(asked, packages, update.is_cpu_torch)
+    return Hardware(asked, packages, update.is_cpu_torch)
 
 
 def gpus_here(given: LocalConfig, is_any: bool, cards: tuple[CardHere, ...]) -> Gpus:
@@ -154,7 +154,7 @@ def capability_named(card: str) -> tuple[int, int] | None:
 # --- what follows ---
 
 
-def decide(given: Config, facts: Facts) -> list[Decision]:
+def decide(given: Config, facts: Hardware) -> list[Decision]:
     """Decide every setting that is auto. Pure, but for the policy's config.json."""
     config, found = given, list[Decision]()
     for decided in (_engine, _update_precision, _rollout_precision, _reward_precision, _zero_stage):
@@ -180,7 +180,7 @@ def in_words(decisions: list[Decision]) -> str:
     return f"auto: {', '.join(parts)}" if parts else ""
 
 
-def _engine(config: Config, facts: Facts, is_said: bool) -> Iterator[Decision]:
+def _engine(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
     if config.rollout.engine != AUTO:
         return
     why_not = _why_not_vllm(config, facts)
@@ -191,7 +191,7 @@ def _engine(config: Config, facts: Facts, is_said: bool) -> Iterator[Decision]:
         yield Decision("rollout.engine", str(Engine.VLLM), f"vLLM {why}")
 
 
-def _why_not_vllm(config: Config, facts: Facts) -> str:
+def _why_not_vllm(config: Config, facts: Hardware) -> str:
     """Return why vLLM is not taken; empty where it is."""
     packages, evaluates = facts.packages, config.evaluate.every and config.data.has_heldout
     for stage in ("rollout", *(("evaluate",) if evaluates else ())):
@@ -207,7 +207,7 @@ def _why_not_vllm(config: Config, facts: Facts) -> str:
     return _why_vllm_refuses(config, facts)
 
 
-def _why_vllm_refuses(config: Config, facts: Facts) -> str:
+def _why_vllm_refuses(config: Config, facts: Hardware) -> str:
     """Return what of the settings, or of the model, does not go with vLLM; empty where all does."""
     if isinstance(config.scheduler, LocalConfig):
         if config.scheduler.gpus == "shared":
@@ -226,7 +226,7 @@ def _why_vllm_refuses(config: Config, facts: Facts) -> str:
     return next((f"not vllm: {line.split(';')[0]}" for line in own if line not in other), "")
 
 
-def _update_precision(config: Config, facts: Facts, is_said: bool) -> Iterator[Decision]:
+def _update_precision(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
     if config.update.precision is not Precision.AUTO:
         return
     gpus, fp32 = facts.gpus["update"], Precision.FP32
@@ -243,7 +243,7 @@ def _update_precision(config: Config, facts: Facts, is_said: bool) -> Iterator[D
         yield Decision("update.precision", Precision.BF16, gpus.why)
 
 
-def _rollout_precision(config: Config, facts: Facts, is_said: bool) -> Iterator[Decision]:
+def _rollout_precision(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
     """Yield the update's format, or bf16 with vLLM, but where the rollout's hardware has another.
 
     Args:
@@ -262,7 +262,7 @@ def _rollout_precision(config: Config, facts: Facts, is_said: bool) -> Iterator[
     yield Decision("rollout.precision", wanted, why)
 
 
-def _reward_precision(config: Config, facts: Facts, is_said: bool) -> Iterator[Decision]:
+def _reward_precision(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
     """Yield the update's format, but fp32 where a job that computes with a model does not have it."""
     if config.reward.precision is not Precision.AUTO:
         return
@@ -282,7 +282,7 @@ def _scoring(config: Config) -> list[str]:
     return [*dict.fromkeys(keys + ["reward"] * has_reference_in(config, ReferenceStage.REWARD))]
 
 
-def _zero_stage(config: Config, facts: Facts, is_said: bool) -> Iterator[Decision]:
+def _zero_stage(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
     if config.update.zero_stage == AUTO:
         why = "offload_optimizer" if config.update.offload_optimizer else str(config.update.precision)
         yield Decision("update.zero_stage", config.update.zero, why)

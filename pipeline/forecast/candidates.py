@@ -35,7 +35,7 @@ class MachineFacts:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class UpdateCandidate:
     """Settings of one update."""
 
     precision: Precision
@@ -54,7 +54,7 @@ class Candidate:
             *((f"update.attention={self.attention}",) if self.attention else ()),
         )
 
-    def changes(self, other: "Candidate") -> str:
+    def changes(self, other: "UpdateCandidate") -> str:
         """Return the words that differ from those of another; of the attention too where one has none."""
         return " ".join(word for word in self.words if word not in other.words)
 
@@ -63,7 +63,7 @@ class Candidate:
 class Timed:
     """One candidate's measurement."""
 
-    candidate: Candidate
+    candidate: UpdateCandidate
     seconds: float = 0.0
     """Median of an update of one optimizer step."""
     tokens_per_second: float = 0.0
@@ -73,16 +73,16 @@ class Timed:
     """Reason why it could not be measured."""
 
 
-Time = Callable[[Candidate], Timed]
+Time = Callable[[UpdateCandidate], Timed]
 
 
-def candidate_of(config: Config) -> Candidate:
+def candidate_of(config: Config) -> UpdateCandidate:
     """Return the settings that a configuration has."""
     update = config.update
-    return Candidate(update.precision, update.zero, update.tokens_per_micro_batch, update.attention)
+    return UpdateCandidate(update.precision, update.zero, update.tokens_per_micro_batch, update.attention)
 
 
-def candidates(config: Config, machine: MachineFacts) -> list[Candidate]:
+def candidates(config: Config, machine: MachineFacts) -> list[UpdateCandidate]:
     """Return what is tried if nothing is faster than the configuration's own settings, those first."""
     base = candidate_of(config)
     return unique([base, *(one for vary in _VARIED for one in vary(base, config, machine))])
@@ -116,44 +116,44 @@ def best_of(timed: Iterable[Timed]) -> Timed | None:
     return min((one for one in ran if one.seconds <= _AS_FAST * least), key=lambda one: one.peak)
 
 
-def unique(several: Iterable[Candidate]) -> list[Candidate]:
+def unique(several: Iterable[UpdateCandidate]) -> list[UpdateCandidate]:
     return list(dict.fromkeys(several))
 
 
 # --- the settings, each varied from the best so far ---
 
 
-def _own(base: Candidate, config: Config, machine: MachineFacts) -> Iterator[Candidate]:
+def _own(base: UpdateCandidate, config: Config, machine: MachineFacts) -> Iterator[UpdateCandidate]:
     yield base
 
 
-def _precisions(base: Candidate, config: Config, machine: MachineFacts) -> Iterator[Candidate]:
+def _precisions(base: UpdateCandidate, config: Config, machine: MachineFacts) -> Iterator[UpdateCandidate]:
     """Yield fp32, and bf16 where the device has it; half precision is trained with ZeRO only."""
     yield replace(base, precision=Precision.FP32)
     if machine.has_bf16:
         yield replace(base, precision=Precision.BF16, zero_stage=max(1, base.zero_stage))
 
 
-def _stages(base: Candidate, config: Config, machine: MachineFacts) -> Iterator[Candidate]:
+def _stages(base: UpdateCandidate, config: Config, machine: MachineFacts) -> Iterator[UpdateCandidate]:
     """Yield no ZeRO and ZeRO 1 for one rank, where the format and offloading leave a choice."""
     is_free = base.precision is Precision.FP32 and not config.update.offload_optimizer
     if is_free and config.scheduler.num_update_ranks == 1:
         yield from (replace(base, zero_stage=stage) for stage in (0, 1))
 
 
-def _micro_batches(base: Candidate, config: Config, machine: MachineFacts) -> Iterator[Candidate]:
+def _micro_batches(base: UpdateCandidate, config: Config, machine: MachineFacts) -> Iterator[UpdateCandidate]:
     sizes = _MICRO_BATCHES["gpu" if machine.has_gpu else "cpu"]
     yield from (replace(base, tokens=size) for size in sizes)
 
 
-def _attentions(base: Candidate, config: Config, machine: MachineFacts) -> Iterator[Candidate]:
+def _attentions(base: UpdateCandidate, config: Config, machine: MachineFacts) -> Iterator[UpdateCandidate]:
     """Yield torch's own fused attention, and flash attention on a GPU in half precision."""
     yield replace(base, attention="sdpa") if base.attention else base
     if machine.has_gpu and machine.has_flash and base.precision is not Precision.FP32:
         yield replace(base, attention="flash_attention_2")
 
 
-_VARIED: tuple[Callable[[Candidate, Config, MachineFacts], Iterator[Candidate]], ...] = (
+_VARIED: tuple[Callable[[UpdateCandidate, Config, MachineFacts], Iterator[UpdateCandidate]], ...] = (
     _precisions,
     _stages,
     _micro_batches,

@@ -6,9 +6,9 @@ from pipeline.checks import candidates as checked
 from pipeline.config.issue import ConfigError
 from pipeline.config.update import Precision
 from pipeline.forecast.candidates import (
-    Candidate,
     MachineFacts,
     Timed,
+    UpdateCandidate,
     best_of,
     candidate_of,
     candidates,
@@ -20,7 +20,7 @@ from pipeline.forecast.parts import GIB
 from tests.support.processes import config_of
 from tests.support.tables import LONG
 
-OWN = Candidate(Precision.FP32, 0, 2048)
+OWN = UpdateCandidate(Precision.FP32, 0, 2048)
 CPUS = MachineFacts("CPUs", has_gpu=False, has_bf16=True)
 OLD_CPUS = MachineFacts("CPUs", has_gpu=False, has_bf16=False)
 CARD = MachineFacts("A100", has_gpu=True, has_bf16=True, has_flash=True)
@@ -48,8 +48,8 @@ def config(inputs, tmp_path):
 
 def test_each_setting_is_varied_from_the_best_so_far(config):
     found = list(time_candidates(config, CPUS, like(as_on_cpus)))
-    half = Candidate(Precision.BF16, 1, 2048)
-    assert [one.candidate for one in found] == [OWN, half, Candidate(Precision.BF16, 1, 512)]
+    half = UpdateCandidate(Precision.BF16, 1, 2048)
+    assert [one.candidate for one in found] == [OWN, half, UpdateCandidate(Precision.BF16, 1, 512)]
     assert best_of(found).candidate == found[-1].candidate, "as fast, and with less memory"
     assert conclusion(found) == (
         "best: update.precision=bf16 update.zero_stage=1 update.tokens_per_micro_batch=512 (2.40 times as "
@@ -60,7 +60,7 @@ def test_each_setting_is_varied_from_the_best_so_far(config):
 
 def test_without_instructions_for_bf16_the_other_settings_are_varied(config):
     found = [one.candidate for one in time_candidates(config, OLD_CPUS, like(as_on_cpus))]
-    assert found == [OWN, Candidate(Precision.FP32, 1, 2048), Candidate(Precision.FP32, 0, 512)]
+    assert found == [OWN, UpdateCandidate(Precision.FP32, 1, 2048), UpdateCandidate(Precision.FP32, 0, 512)]
 
 
 def test_what_is_tried_on_a_card_has_flash_attention_in_half_precision_only(config):
@@ -75,7 +75,7 @@ def test_what_is_tried_on_a_card_has_flash_attention_in_half_precision_only(conf
 
 def test_a_candidate_that_fails_is_named_and_never_the_best(config):
     fails = Timed(OWN, problem="was killed")
-    works = Timed(Candidate(Precision.BF16, 1, 2048), 2.0, 1024.0, GIB)
+    works = Timed(UpdateCandidate(Precision.BF16, 1, 2048), 2.0, 1024.0, GIB)
     assert best_of([fails, works]) == works
     assert conclusion([fails, works]) == f"best: {' '.join(works.candidate.words)}"
     assert conclusion([works, fails]) == "the settings are the best of those timed"
@@ -107,7 +107,7 @@ def test_a_trainer_of_the_users_has_settings_of_its_own(config):
 def test_an_update_of_the_runs_own_models_is_timed(models, tmp_path, slurm_ppo):
     """With a critic, in fp32 and with another micro-batch."""
     config = config_of(models, tmp_path / "run")
-    found = checked.time_one(config, Candidate(Precision.FP32, 0, 64), [(12, 12), (5, 9)], rounds=1)
+    found = checked.time_one(config, UpdateCandidate(Precision.FP32, 0, 64), [(12, 12), (5, 9)], rounds=1)
     assert not found.problem
     assert found.tokens_per_second == pytest.approx(38 / found.seconds)
     assert 0.1 * GIB < found.peak < 8 * GIB

@@ -9,8 +9,8 @@ import pytest
 from pipeline.config.compose import from_mapping, to_mapping
 from pipeline.config.findings import Findings
 from pipeline.config.hardware import (
-    Facts,
     Gpus,
+    Hardware,
     asked_gpus,
     capability_named,
     decide,
@@ -40,7 +40,7 @@ NONE, A100, V100, UNNAMED = (
 
 def facts(rollout=A100, update=A100, reward=A100, evaluate=A100, packages=VLLM, **others):
     gpus = {"rollout": rollout, "update": update, "reward": reward, "evaluate": evaluate}
-    return Facts(gpus, packages, **others)
+    return Hardware(gpus, packages, **others)
 
 
 @pytest.fixture(scope="module")
