@@ -10,7 +10,7 @@ from pipeline.cli.app import app
 
 EXIT_CODES = (
     ("0", "complete, or the command did what it says"),
-    ("1", "failed: a task was given up, Slurm does not answer, doctor or rehearse found a problem"),
+    ("1", "failed: a task was given up, Slurm does not answer, try, doctor or rehearse found a problem"),
     ("2", "usage or configuration: one line says what, where, and the way out"),
     ("3", "incomplete: a run that was interrupted, or `status` of one that is not done"),
     ("130", "Ctrl-C anywhere else"),

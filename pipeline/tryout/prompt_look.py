@@ -19,7 +19,7 @@ from pipeline.data.tokens import Ends
 from pipeline.gpus import has_gpus
 
 _PROGRAM = "stages.trials.likelihood"
-_MOST_PROMPTS = 6
+_MOST_PROMPTS = 4
 _LEAST_TOKENS = 24
 """Tokens of prompts below which a mean says nothing."""
 _SECONDS = 300.0

@@ -17,7 +17,7 @@ from pipeline.config.conversion import from_yaml
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision
 
-MOST_TOKENS = 128
+MOST_TOKENS = 64
 """Tokens of each prompt that are looked at: the first ones."""
 _THREADS = 2
 

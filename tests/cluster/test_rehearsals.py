@@ -1,4 +1,5 @@
-"""A rehearsal on the practice cluster: a job on each partition, with GPUs of two kinds."""
+"""A rehearsal, and a look before training, on the practice cluster: jobs on each partition, with GPUs of two
+kinds."""
 
 import json
 import re
@@ -28,6 +29,22 @@ def test_each_stage_is_rehearsed_on_its_partition_and_nothing_is_left(
         r"job \d+ on update\d left no answer \(exit code 127\)", found["update: job"]["measured"]
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache"]
+    assert not cluster.call("squeue", "--noheader").stdout
+
+
+def test_a_look_before_training_is_taken_by_jobs_of_each_partition_and_nothing_is_left(
+    cluster, slurm_ppo, inputs, environment, tmp_path
+):
+    words = tiny.overrides(inputs, tmp_path / "run", "scheduler=devcluster", "rollout.num_shards=4")
+    told = environment | cluster.environment()
+    done = slurm_ppo("try", "--prompts", 2, "--json", *words, env=told, timeout=400)
+    found = json.loads(done.stdout)
+    hosts = {one["job_kind"]: one["host"] for one in found["stages"]}
+    assert (hosts.keys(), found["responses"]) == ({"prepare", "rollout", "reward", "update"}, 2), done.stderr
+    assert hosts["rollout"] != hosts["update"]
+    rollout = found["outlook"]["stages"][0]
+    assert (rollout["tasks"], rollout["at_once"] <= 4) == (4, True)
+    assert list(tmp_path.iterdir()) == []
     assert not cluster.call("squeue", "--noheader").stdout
 
 

@@ -48,6 +48,7 @@ ELSEWHERE = {
     r".* --take-over|(mkdir|chgrp lab|chmod 2775) /scratch/lab/runs": "tests/cluster/test_other_users.py",
     r"(chmod -R|find|slurm-ppo fork) .*/scratch/lab/.*": "tests/cli/test_people.py",
     r"(cp -a|rsync -a|tar -C) runs.*": "tests/cluster/test_copies.py",
+    r"slurm-ppo try.*": "tests/cli/test_try.py",
     r"slurm-ppo rehearse.*": "tests/checks/test_rehearsal.py",
     r"chromium .*": "tests/report/test_report_browser.py",
     r"source .venv/bin/activate": "Makefile",
