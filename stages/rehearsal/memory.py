@@ -128,7 +128,11 @@ def generation(given: CheckInput) -> Shown:
 def generated(model: Path, rows: int) -> None:
     """Generate one batch of so many rows."""
     loaded = load_causal_lm(model, Precision.FP32, trust_remote_code=False)
-    requests = [Request([4 + seed % 200] * _PROMPT, _RESPONSE, seed) for seed in range(rows)]
+    # prompts that differ, as those alike are computed once
+    requests = [
+        Request([4 + seed % 200, 4 + seed // 200, *[4] * (_PROMPT - 2)], _RESPONSE, seed)
+        for seed in range(rows)
+    ]
     TransformersGenerator(loaded, rows * _ROW).generate(requests, Sampling())
 
 
