@@ -1,6 +1,7 @@
 """The rules of workers on plants at random, beside simple strategies: what is wrong, and a summary.
 
     python -m benchmarks.plants --count 500
+    python -m benchmarks.plants --count 20 --overlap     staleness, with places for all stages
 
 The seed is the commit that is checked out, unless another is given: nobody can have fitted rules to it.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from multiprocessing import Pool
 from pathlib import Path
 
+from pipeline.simulate.overlap import judge_overlap
 from pipeline.simulate.plants import (
     MOST_IN_VAIN,
     MOST_TIMES,
@@ -32,16 +34,34 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first plant (default: 0)")
     parser.add_argument("--seed", default="", help="text (default: the hash of the commit)")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--overlap", action="store_true", help="plants of pipeline/simulate/overlap.py")
     parser.add_argument("--small-first", action="store_true", help="those with the fewest tasks first")
     given = parser.parse_args()
     seed = given.seed or commit()
     numbers = [(seed, number) for number in range(given.first, given.first + given.count)]
+    if given.overlap:
+        return overlap(numbers)
     if given.small_first:
         numbers.sort(key=lambda numbered: size_of(plant_of(*numbered)))
     print(f"seed {seed}")
     with Pool(given.processes) as pool:
         found = list(told(seed, pool.imap(_judge, numbers)))
     print(summary(found))
+    return any(verdict.wrong for verdict in found)
+
+
+def overlap(numbers: Iterable[tuple[str, int]]) -> int:
+    """Print how near runs with staleness come to the least that an iteration can take, and the worst."""
+    found = [judge_overlap(*numbered) for numbered in numbers]
+    for verdict in found:
+        plan, kinds = verdict.plant.plan, verdict.plant.kinds
+        work = ", ".join(f"{kind} {kinds[kind].seconds:.0f} s" for kind in plan.job_kinds)
+        print(
+            f"plant {verdict.number}: staleness {plan.staleness}, {plan.num_shards} shards, {work}: "
+            f"{verdict.times:.3f} times the least, held {verdict.held:.2f}; "
+            f"{'; '.join(verdict.wrong) or 'ok'}"
+        )
+    print(f"worst: {max(v.times for v in found):.3f} times the least, held {max(v.held for v in found):.2f}")
     return any(verdict.wrong for verdict in found)
 
 

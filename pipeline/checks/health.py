@@ -272,7 +272,8 @@ def check_leftovers(run: Run) -> Finding:
     folders = {run.paths.task(task).folder for task in tasks_around(run, frontier)}
     folders |= {run.paths.root, run.paths.locks, run.paths.slurm, run.paths.policies}
     folders |= {run.paths.task(state_of(max(frontier.updated, 0))).folder}
-    folders |= {run.paths.submissions(i) for i in (0, frontier.updated, frontier.updated + 1)}
+    last = frontier.updated + 1 + run.plan.staleness
+    folders |= {run.paths.submissions(i) for i in (0, *range(frontier.updated, last + 1))}
     found = list(orphans(folders, time.time()))
     if not found:
         return ok("left-overs", "no private file of a writer that was killed")

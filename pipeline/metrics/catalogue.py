@@ -242,7 +242,6 @@ _CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_
 _LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
 _LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
 _LENGTHS = "response_length/mean response_length/min response_length/max"
-_STALENESS = "updates between the responses' policy and the one that learns; below: effective sample size"
 _PROMPTS = "data/rejected data/rejected/* data/truncated data/read_as/* data/left_out"
 
 CHARTS: tuple[Chart, ...] = (
@@ -259,7 +258,7 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_H, "Explained variance", "value/explained_variance"),
     Chart(_H, "Size of the update", "policy/approx_kl", from_zero=True),
     Chart(_H, "Rollout engine against trainer", "mismatch/kl", "mismatch/max"),
-    Chart(_H, "Staleness", "staleness/lag", "mismatch/effective_samples", _STALENESS, from_zero=True),
+    Chart(_H, "Staleness", "staleness/lag", from_zero=True),
     Chart(_R, "Response length", _LENGTHS, "response_length/clip_ratio", _LENGTH, "band", from_zero=True),
     Chart(_R, "Finish reasons", "finish_reason/*", kind="bars"),
     Chart(_E, "Held-out reward components", "evaluate/reward/*"),

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from slurm.devcluster import PracticeCluster
+from tests.cluster.conftest import on_one_machine
 from tests.cluster.scenario import SHARDS, policy_of, processes, read_lines, results_of, room_on, wait_for
 from tests.support import ROOT, light, noting, tiny
-from tests.support.tables import ON_CLUSTER
+from tests.support.tables import ON_CLUSTER, sample
 
 SCRIPT = ROOT / "examples/slurm/allocation.sh"
 Sbatch = Callable[..., str]
@@ -112,6 +113,28 @@ def test_a_chain_of_allocations_ends_like_one_run_though_one_is_warned_and_one_i
     assert results_of(root) == results_of(complete_run)
     again = story(sbatch(root))
     assert "Traceback" not in again
+
+
+@ON_CLUSTER
+@pytest.mark.parametrize("staleness", sample([1, 2], 1 / 2))
+def test_responses_of_older_policies_give_the_bytes_of_one_machine_though_the_allocation_is_killed(
+    cluster, inputs, slurm_ppo, sbatch, story, tmp_path, staleness
+):
+    root = room_on(cluster, tmp_path) / "run"
+    stale = (f"rollout.staleness={staleness}", "algorithm.correction.level=token", "iterations=5")
+    heldout = (f"data.heldout={inputs / 'heldout.jsonl'}", "evaluate.every=1")
+    local = on_one_machine(inputs, slurm_ppo, tmp_path / "local", *heldout, *stale)
+    slow = [f"scheduler.{stage}.environment={{{light.SECONDS}: '0.1'}}" for stage in ("rollout", "update")]
+    killed, last = (sbatch(root, *words_of(inputs, root, *stale, *slow)) for _ in range(2))
+    wait_for(lambda: list(root.glob("iterations/00003/rollout/shard-?????.json")), "a third iteration", 200)
+    mine = {"SLURM_CLUSTER_NAME": cluster.identity.name, "SLURM_JOB_ID": killed}
+    for pid in [pid for pid, variables in processes() if mine.items() <= variables.items()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    story(killed)
+    assert "policy/00005" in story(last)
+    assert policy_of(root) == policy_of(local)
+    assert results_of(root) == results_of(local)
 
 
 def test_more_than_the_allocation_has_is_refused_before_anything_starts(
