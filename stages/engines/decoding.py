@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from stages.engines.base import SequenceLimits
 from stages.engines.padding import ANSWER, Dictated, distributions, is_same, trial_tokens
+from stages.models.passes import PassedTokens
 
 _FIRST, _GROWTH = 8, 4
 """Tokens until ended rows leave for the first time, and then each time this part of what was written."""
@@ -45,12 +46,23 @@ class Decoding:
         )
 
 
-def decode(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Decoding) -> list[list[int]]:
-    """Return the tokens of each row, which may go on behind a stop token or the row's limit."""
+@dataclass(frozen=True)
+class Written:
+    """What a batch was answered, and what it took."""
+
+    tokens: list[list[int]]
+    """Tokens of each row, which may go on behind a stop token or the row's limit."""
+    passed: PassedTokens
+    """Prompts that went through the model, those with a copy once, and the positions computed in all."""
+
+
+def decode(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Decoding) -> Written:
+    """Answer a batch, from a cache with its prompts."""
     ids, mask = (part.to(model.device) for part in padded(prompts, "left", 0))
     cache, stops, done = prefilled(model, prompts), set(how.stop_ids), 0
     rows = list(range(len(prompts)))
     written: list[list[int]] = [[] for _ in rows]
+    passed = of_prompts([*dict.fromkeys(map(tuple, prompts))])
     while rows:
         steps = min(max(how.limits[row] for row in rows) - done, max(how.first, done // _GROWTH))
         output = model.generate(  # type: ignore[operator]
@@ -64,6 +76,7 @@ def decode(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Decodi
         for row, tokens in zip(rows, new, strict=True):
             written[row] += tokens
         done += len(new[0])
+        passed = passed.plus(PassedTokens(0, len(rows) * len(new[0])))
         going = [k for k, row in enumerate(rows) if done < how.limits[row] and stops.isdisjoint(new[k])]
         ids, mask = output, torch.nn.functional.pad(mask, (0, len(new[0])), value=1)
         if going and len(going) < len(rows):
@@ -72,7 +85,12 @@ def decode(model: PreTrainedModel, prompts: Sequence[Sequence[int]], how: Decodi
             ids, mask = ids[going], mask[going]
             how.keep(kept)
         rows = [rows[k] for k in going]
-    return written
+    return Written(written, passed)
+
+
+def of_prompts(prompts: Sequence[Sequence[int]]) -> PassedTokens:
+    """Return what goes through a model as prompts are read."""
+    return PassedTokens(sum(map(len, prompts)), len(prompts) * max(map(len, prompts)))
 
 
 def prefilled(model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> DynamicCache:

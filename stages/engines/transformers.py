@@ -31,7 +31,7 @@ from stages.engines.base import (
     Turns,
     takes_adapters,
 )
-from stages.engines.decoding import Decoding, can_go_on, decode, padded
+from stages.engines.decoding import Decoding, Written, can_go_on, decode, of_prompts, padded
 from stages.engines.in_place import Unused, can_take, load_in_place
 from stages.engines.layouts import ModelLayout, layout_of
 from stages.engines.padding import Batching, batching_of, scoring_batching_of
@@ -178,8 +178,8 @@ class TransformersGenerator(Generator):
             assert all(map(self._takes, requests.values())), "a request that nothing would answer"
             for batch in self._batches(requests):
                 asked = [requests[i] for i in batch]
-                found = self._generate_batch(asked, sampling, should_stop)
-                passed = passed.plus(_passed_by(asked, found))
+                found, taken = self._generate_batch(asked, sampling, should_stop)
+                passed = passed.plus(taken)
                 for i, response in zip(batch, found, strict=True):
                     last[i] = response
                     turns.ended(i, response)
@@ -194,7 +194,7 @@ class TransformersGenerator(Generator):
     @torch.inference_mode()
     def _generate_batch(
         self, requests: Sequence[Request], sampling: Sampling, should_stop: Callable[[], bool]
-    ) -> list[Response]:
+    ) -> tuple[list[Response], PassedTokens]:
         """Generate one batch. Raises Stopped as soon as ``should_stop`` holds before a token."""
         _check(should_stop)
         stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
@@ -203,12 +203,13 @@ class TransformersGenerator(Generator):
         how = Decoding(LogitsProcessorList([StopCheck(should_stop), sampler]), sampler.keep, rooms, stop_ids)
         prompts = [request.prompt_tokens for request in requests]
         goes_on = len(requests) > 1 and self._goes_on
-        tokens = decode(self._model, prompts, how) if goes_on else self._generate_whole(prompts, how)
-        rows = zip(rooms, tokens, sampler.log_probs.tolist(), strict=True)
-        return [_cut(room, row, scores, stop_ids) for room, row, scores in rows]
+        written = decode(self._model, prompts, how) if goes_on else self._generate_whole(prompts, how)
+        rows = zip(rooms, written.tokens, sampler.log_probs.tolist(), strict=True)
+        found = [_cut(room, row, scores, stop_ids) for room, row, scores in rows]
+        return found, written.passed.plus(PassedTokens(sum(len(one.tokens) for one in found), 0))
 
-    def _generate_whole(self, prompts: Sequence[Sequence[int]], how: Decoding) -> list[list[int]]:
-        """Return the tokens of each row, all of which are computed until the last of them has ended."""
+    def _generate_whole(self, prompts: Sequence[Sequence[int]], how: Decoding) -> Written:
+        """Answer a batch of which all rows are computed until the last of them has ended."""
         input_ids, attention_mask = (part.to(self._model.device) for part in padded(prompts, "left", 0))
         output: Tensor = self._model.generate(  # type: ignore[operator]
             input_ids=input_ids,
@@ -216,16 +217,8 @@ class TransformersGenerator(Generator):
             logits_processor=how.processors,
             generation_config=how.settings(max(how.limits)),
         )
-        tokens: list[list[int]] = output[:, input_ids.shape[1] :].tolist()
-        return tokens
-
-
-def _passed_by(requests: Sequence[Request], responses: Sequence[Response]) -> PassedTokens:
-    """Return what went through the model in one batch, which is as long as its longest prompt and its longest
-    response."""
-    prompts = [len(request.prompt_tokens) for request in requests]
-    written = [len(response.tokens) for response in responses]
-    return PassedTokens(sum(prompts) + sum(written), len(requests) * (max(prompts) + max(written)))
+        new = output[:, input_ids.shape[1] :]
+        return Written(new.tolist(), of_prompts(prompts).plus(PassedTokens(0, new.numel())))
 
 
 def _check(should_stop: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from stages.engines.base import Request, Sampling, SequenceLimits
 from stages.engines.decoding import can_go_on
 from stages.engines.transformers import TransformersGenerator
+from stages.models.passes import counted_passes, forget_passes
 from tests.support.families import CONTEXT, VOCABULARY, family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,9 +50,13 @@ def test_each_prompt_is_computed_once_and_rows_leave_when_they_have_ended():
     model = family("llama")
     generator = TransformersGenerator(model, 1 << 20, CONTEXT)
     generator.batching()
+    forget_passes()
     found, fewer = tokens_through(model, lambda: generator.generate(asked(), Sampling()))
+    assert counted_passes().positions == fewer
     generator._goes_on = False
+    forget_passes()
     expected, more = tokens_through(model, lambda: generator.generate(asked(), Sampling()))
+    assert counted_passes().positions == more + 12, "each row's last token is counted, and not computed"
     assert [one.tokens for one in found] == [one.tokens for one in expected]
     longest = max(len(request.prompt_tokens) for request in asked())
     prompts, written = 3 * longest + 12, sum(len(one.tokens) for one in found)

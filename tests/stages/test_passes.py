@@ -2,9 +2,6 @@
 
 import pytest
 
-from pipeline.run.schemas import FinishReason
-from stages.engines.base import Request, Response
-from stages.engines.transformers import _passed_by
 from stages.models.passes import PassedTokens, count_pass, counted_passes, forget_passes, uncounted
 from stages.ppo.batching import Row, micro_batches
 
@@ -30,12 +27,6 @@ def test_a_dummy_is_padding():
     dummy.count_pass()
     assert dummy.is_dummy
     assert counted_passes() == PassedTokens(0, 3)
-
-
-def test_a_generated_batch_is_as_long_as_its_longest_prompt_and_response():
-    requests = [Request([1, 2, 3], 9), Request([1], 9)]
-    responses = [Response([4], [0.0], FinishReason.STOP), Response([4, 5, 6], [0.0] * 3, FinishReason.STOP)]
-    assert _passed_by(requests, responses) == PassedTokens(8, 12)
 
 
 def test_what_is_done_again_is_not_counted():
