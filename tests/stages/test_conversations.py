@@ -762,6 +762,6 @@ def test_prompts_that_the_engine_refuses_go_through_a_whole_iteration_as_rows(ch
 
 def test_a_scheduler_is_named_by_module_and_function(chatty, tmp_path):
     """That there is one of this name is seen by validate: tests/plugins/test_rules.py."""
-    said = r"rollout\.multi_turn\.scheduler: write module:function \(got 'schedulers'\)"
+    said = r"rollout\.multi_turn\.scheduler: write module:function, or environment \(got 'schedulers'\)"
     with pytest.raises(ConfigError, match=said):
         make_run(chatty, tmp_path / "run", "rollout.multi_turn.scheduler=schedulers")
