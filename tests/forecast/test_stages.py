@@ -33,8 +33,10 @@ def config(inputs, policy, tmp_path):
     """Eight billion weights on one rank, in fp32, beside a critic of as many."""
     found = config_of(inputs, tmp_path / "run")
     model = replace(found.model, policy=str(policy), context_length=8192)
-    rollout = replace(found.rollout, engine="transformers", max_new_tokens=1024)
-    return replace(found, model=model, rollout=rollout, update=UpdateConfig(engine="deepspeed"))
+    rollout = replace(found.rollout, engine="transformers", max_new_tokens=1024, precision=None)
+    reward = replace(found.reward, precision=None)  # as the update's, which tests change
+    update = UpdateConfig(engine="deepspeed")
+    return replace(found, model=model, rollout=rollout, reward=reward, update=update)
 
 
 def test_what_cannot_fit_is_refused_and_fits_with_the_words_that_are_proposed(
