@@ -174,8 +174,8 @@ def where_in_words(result: TryResult) -> str:
     if config.slurm is None:
         is_allocation = isinstance(config.scheduler, AllocationConfig)
         return "in this allocation" if is_allocation else "on this machine"
-    nodes = (f"{one.job_kind} {one.host}" for one in result.stages)
-    return f"on {', '.join(nodes)}"
+    places = (f"{one.partition or 'the default partition'} ({one.host})" for one in result.stages)
+    return f"on {', '.join(dict.fromkeys(places))}"
 
 
 # --- carrying it out ---

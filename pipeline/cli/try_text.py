@@ -46,7 +46,7 @@ def result_lines(result: TryResult, took: TryOutlook, where: str, width: int, is
     yield ""
     yield from _numbers(result)
     yield ""
-    yield from _stages(result, where)
+    yield from _stages(result, where, width)
     yield ""
     yield from _outlook(result, took, width)
 
@@ -134,10 +134,10 @@ def _cells(name: str, found: Lengths) -> tuple[str, ...]:
     return (name, f"{found.median:,}", f"{found.most:,}", f"{found.longest:,}")
 
 
-def _stages(result: TryResult, where: str) -> Iterator[str]:
+def _stages(result: TryResult, where: str, width: int) -> Iterator[str]:
     has_gpus = any(one.gpu_memory_gib is not None for one in result.stages)
     head = ("", "seconds", "start", "compute", "tokens/s", "GiB", *(["GPU GiB"] if has_gpus else []))
-    yield f"Each stage, {where}"
+    yield from wrapped(f"Each stage, {where}", width)
     rows = [head, *(_stage_cells(one, has_gpus) for one in result.stages)]
     yield from (f"{_INDENT}{line}" for line in table(rows))
     if parts := result.update_parts:

@@ -1,10 +1,11 @@
 """What a small run shows, read from its commits: prompts, responses, seconds, tokens and memory."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from pipeline.config.reward import RuleConfig
+from pipeline.config.scheduler import resources_of
 from pipeline.config.schema import Config
 from pipeline.metrics.responses import read_samples
 from pipeline.metrics.samples import Sample
@@ -37,6 +38,8 @@ class TriedStage:
     halvings: int = 0
     """Times that its batch budget was halved, as GPU memory did not suffice."""
     host: str = ""
+    partition: str = ""
+    """Partitions that its job asked for, on Slurm; empty for the default one, and elsewhere."""
 
     @property
     def other(self) -> float:
@@ -145,7 +148,9 @@ def read_result(run: Run, config: Config) -> TryResult:
         prompts=run.config.data.prompts_per_iteration,
         samples=read_samples(run, 1).rows,
         prompt_lengths=dict(_prompt_lengths(run, rollout)),
-        stages=tuple(stage_of(records.known[task]) for task in tasks),
+        stages=tuple(
+            replace(stage_of(records.known[task]), partition=_partition(config, task)) for task in tasks
+        ),
         minibatches=run.config.update.minibatches,
         update=records.known[Task(1, Stage.UPDATE)].metrics,
     )
@@ -155,6 +160,10 @@ def _prompt_lengths(run: Run, rollout: Record) -> Iterator[tuple[str, int]]:
     rows = read_shard(run.paths, rollout, ROLLOUT)
     for prompt_id, tokens in zip(rows["prompt_id"].to_pylist(), rows["prompt_tokens"], strict=True):
         yield prompt_id, len(tokens)
+
+
+def _partition(config: Config, task: Task) -> str:
+    return ",".join(resources_of(config.slurm, task.job_kind).partition) if config.slurm else ""
 
 
 def stage_of(record: Record) -> TriedStage:

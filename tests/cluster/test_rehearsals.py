@@ -32,6 +32,7 @@ def test_each_stage_is_rehearsed_on_its_partition_and_nothing_is_left(
     assert not cluster.call("squeue", "--noheader").stdout
 
 
+@ON_CLUSTER
 def test_a_look_before_training_is_taken_by_jobs_of_each_partition_and_nothing_is_left(
     cluster, slurm_ppo, inputs, environment, tmp_path
 ):
@@ -39,9 +40,9 @@ def test_a_look_before_training_is_taken_by_jobs_of_each_partition_and_nothing_i
     told = environment | cluster.environment()
     done = slurm_ppo("try", "--prompts", 2, "--json", *words, env=told, timeout=400)
     found = json.loads(done.stdout)
-    hosts = {one["job_kind"]: one["host"] for one in found["stages"]}
-    assert (hosts.keys(), found["responses"]) == ({"prepare", "rollout", "reward", "update"}, 2), done.stderr
-    assert hosts["rollout"] != hosts["update"]
+    places = {one["job_kind"]: one["partition"] for one in found["stages"]}
+    assert (places.keys(), found["responses"]) == ({"prepare", "rollout", "reward", "update"}, 2), done.stderr
+    assert places["rollout"] != places["update"]
     rollout = found["outlook"]["stages"][0]
     assert (rollout["tasks"], rollout["at_once"] <= 4) == (4, True)
     assert list(tmp_path.iterdir()) == []
