@@ -69,12 +69,17 @@ def timed_here(
     Raises:
         ConfigError: torch cannot be asked, or the trainer is the user's, which has settings of its own.
     """
-    if config.update.engine != TrainingEngine.DEEPSPEED:
-        why = "has settings of its own; those of deepspeed are timed"
-        raise ConfigError(str(ConfigIssue("update.engine", config.update.engine, why)))
+    check_trainer(config)
     facts = machine or machine_facts()
     rows, rounds = lengths or usual_lengths(config, facts), _ROUNDS[facts.has_gpu]
     return time_candidates(config, facts, lambda candidate: time_one(config, candidate, rows, rounds))
+
+
+def check_trainer(config: Config) -> None:
+    """Check that the trainer is one whose settings can be timed. Raises ConfigError."""
+    if config.update.engine != TrainingEngine.DEEPSPEED:
+        why = "has settings of its own; those of deepspeed are timed"
+        raise ConfigError(str(ConfigIssue("update.engine", config.update.engine, why)))
 
 
 def time_one(config: Config, candidate: UpdateCandidate, lengths: Lengths, rounds: int) -> Timed:
@@ -100,8 +105,9 @@ def timed_lines(config: Config, lengths: Lengths | None = None) -> Iterator[str]
     """Yield a line for the work, one for each candidate as it was timed, and the words that set the best.
 
     Raises:
-        ConfigError: torch cannot be asked.
+        ConfigError: torch cannot be asked, or the trainer is the user's.
     """
+    check_trainer(config)
     facts = machine_facts()
     rows = lengths or usual_lengths(config, facts)
     work = f"an optimizer step of {len(rows)} rows, {sum(map(sum, rows)):,} tokens, on {facts.name}"

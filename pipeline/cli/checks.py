@@ -124,6 +124,12 @@ def try_(
         bool, typer.Option("--keep", help="Leave the small run's directory, and its logs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
+    candidates: Annotated[
+        bool,
+        typer.Option(
+            "--time-candidates", help="Time settings of the update here as well, and print the best."
+        ),
+    ] = False,
 ) -> None:
     """Sample and train on a few prompts by the run's own tasks: show responses, and what a run would take.
 
@@ -131,7 +137,7 @@ def try_(
     """
     from pipeline.cli.try_run import TryOptions, try_run
 
-    options = TryOptions(prompts, minutes, keep, full, as_json)
+    options = TryOptions(prompts, minutes, keep, full, as_json, candidates)
     raise typer.Exit(try_run(*config_in_part(overrides, config_dir), options))
 
 

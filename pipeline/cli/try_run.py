@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pipeline.checks.candidates import check_trainer, timed_lines
 from pipeline.checks.disk import existing_folder
 from pipeline.checks.finding import Finding, Verdict, describe
 from pipeline.checks.suites import start
@@ -66,6 +67,8 @@ class TryOptions:
     """Whether the small run's directory is left."""
     is_full: bool = False
     is_json: bool = False
+    times_candidates: bool = False
+    """Whether to time settings of the update on this machine as well."""
 
 
 def try_run(config: Config, found: Findings, options: TryOptions) -> int:
@@ -80,6 +83,9 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
     prompts = prompts_to_try(config, options.prompts)
     root = _place_of(config)
     small, executor = small_config(config, prompts, root), None
+    if options.times_candidates:
+        with found.collecting("the trainer to be timed"):
+            check_trainer(config)
     with found.collecting("the scheduler"):
         executor = executor_of(small, watch=True)
     shown = _Shown(options)
@@ -91,7 +97,10 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
         if done.outcome is not Outcome.COMPLETE:
             shown.end()
             return _say_why_not(done, options)
-        shown.result(read_result(run, config), places_of(config))
+        result = read_result(run, config)
+        shown.result(result, places_of(config))
+    if options.times_candidates:
+        shown.candidates(config, result)
     shown.end()
     return int(shown.has_problems)
 
@@ -115,6 +124,8 @@ class _Shown:
     _seen: PromptLook | None = None
     _result: TryResult | None = None
     _outlook: TryOutlook | None = None
+    _timed: list[str] = field(default_factory=list)
+    """Lines on candidates for the update's settings."""
 
     @property
     def has_problems(self) -> bool:
@@ -155,10 +166,23 @@ class _Shown:
         for one in judge(result):
             self.finding(one)
 
+    def candidates(self, config: Config, result: TryResult) -> None:
+        """Time settings of the update on rows as long as those that were sampled, and say which are best."""
+        lengths = [(result.prompt_lengths[one.prompt_id], one.length) for one in result.samples]
+        for line in timed_lines(config, lengths):
+            self._timed.append(line)
+            if not self.options.is_json:
+                say([line])
+                sys.stdout.flush()
+
     def end(self) -> None:
         """Say how much there is to mend."""
         if self.options.is_json:
-            print(json.dumps(as_object(self._result, self._outlook, self._seen, self._found), indent=1))
+            print(
+                json.dumps(
+                    as_object(self._result, self._outlook, self._seen, self._found, self._timed), indent=1
+                )
+            )
             return
         numbers = [
             f"{number} {verdict}{'s' * (number != 1)}"

@@ -204,7 +204,11 @@ def _reservation(result: TryResult, took: TryOutlook) -> str:
 
 
 def as_object(
-    result: TryResult | None, took: TryOutlook | None, seen: PromptLook | None, found: Sequence[Finding]
+    result: TryResult | None,
+    took: TryOutlook | None,
+    seen: PromptLook | None,
+    found: Sequence[Finding],
+    timed: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return all that was found, under stable keys; what is not known is null, or not there."""
     content: dict[str, Any] = {
@@ -217,6 +221,8 @@ def as_object(
         content["prompt"] = {"text": seen.text, "tokens": seen.tokens, "ends": list(seen.ends)}
     if result is not None and took is not None:
         content |= _result_object(result, took)
+    if timed:
+        content["timed"] = list(timed)
     rounded: dict[str, Any] = finite(content)
     return rounded
 

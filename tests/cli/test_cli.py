@@ -37,7 +37,10 @@ SURFACE = {
     "plan": ["OVERRIDES", "--config-dir", "--gpu-memory", "--all"],
     "config": ["OVERRIDES", "--config-dir"],
     "validate": ["OVERRIDES", "--config-dir", "--probe", "--json", "--gpu-memory"],
-    "try": ["OVERRIDES", "--config-dir", "--prompts", "--minutes", "--full", "--keep", "--json"],
+    "try": [
+        *("OVERRIDES", "--config-dir", "--prompts", "--minutes", "--full", "--keep", "--json"),
+        "--time-candidates",
+    ],
     "doctor": ["RUN|OVERRIDES", "--config-dir", "--probe", "--json", "--time-candidates"],
     "rehearse": ["RUN|OVERRIDES", "--config-dir", "--short", "--only", "--json"],
     "notify": ["OVERRIDES", "--config-dir"],
