@@ -309,9 +309,9 @@ def shared_lines(rows: Sequence[Row], indices: Iterable[int], token_budget: int)
     Returns:
         The rows of each line by the first of them.
     """
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    by_prompt: dict[bytes, list[int]] = {}
     for i in sorted(indices, key=lambda i: (rows[i].length, i)):
-        by_prompt.setdefault(tuple(map(int, rows[i].prompt)), []).append(i)
+        by_prompt.setdefault(np.asarray(rows[i].prompt, np.int64).tobytes(), []).append(i)
     lines: dict[int, list[int]] = {}
     for group in by_prompt.values():
         line: list[int] = []
