@@ -530,3 +530,11 @@ def test_a_driver_says_what_a_row_is_the_first_to_show():
     assert in_a_line(advice).startswith("warning: ")
     assert "flat-groups" in in_a_line(advice)
     assert "\n" not in in_a_line(advice)
+
+
+def test_responses_of_an_older_policy_are_meant_to_have_other_probabilities():
+    def change(i: int) -> dict[str, float]:
+        return {"mismatch/k3": 0.3, "staleness/lag": 1} if i > 1 else {"staleness/lag": 0}
+
+    assert found_in(change) == []
+    only(Rule.ENGINE_MISMATCH, found_in(lambda i: change(i) | {"mismatch/k3": 0.3}))
