@@ -4,6 +4,7 @@ Attention has to take a mask of pairs of positions and positions that do not ris
 known by its answers, but for attention over a window, which only long lines would show.
 """
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,7 +33,7 @@ def can_share(model: nn.Module) -> bool:
     Args:
         model: may be under DeepSpeed.
     """
-    module = getattr(model, "module", model)
+    module: Any = getattr(model, "module", model)
     if module not in _FOUND:
         parameter = next(model.parameters())
         is_known = parameter.device.type == "cpu" and has_whole_attention(module.config)
@@ -58,7 +59,8 @@ def has_whole_attention(described: PreTrainedConfig) -> bool:
 def _is_right(model: nn.Module) -> bool:
     """Whether the last hidden states before the tokens of two responses are, but for rounding, the same in a
     shared line as in rows of their own."""
-    vocabulary = getattr(model, "module", model).config.get_text_config().vocab_size
+    module: Any = getattr(model, "module", model)
+    vocabulary = module.config.get_text_config().vocab_size
     ids = [i * 7919 % vocabulary for i in range(1, _PROMPT + sum(_RESPONSES) + 1)]
     prompt, rest = ids[:_PROMPT], ids[_PROMPT:]
     rows = [Row(prompt, rest[: _RESPONSES[0]]), Row(prompt, rest[_RESPONSES[0] :])]
