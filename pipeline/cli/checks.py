@@ -226,7 +226,11 @@ def notify(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     from pipeline.notify.events import send_trial
     from pipeline.run.directory import imagined_run
 
-    existing = existing_run(overrides)
-    trouble = send_trial(existing or imagined_run(config_of(overrides, config_dir)))
+    run = existing_run(overrides)
+    if run is None:
+        config, found = config_in_part(overrides, config_dir)
+        found.refuse()
+        run = imagined_run(config)
+    trouble = send_trial(run)
     typer.echo(f"notify.command: {trouble or 'a test event was sent'}")
     raise typer.Exit(EXIT_FAILED if trouble else 0)

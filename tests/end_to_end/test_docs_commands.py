@@ -16,6 +16,7 @@ import typer.testing
 import yaml
 
 from pipeline.cli.app import app
+from pipeline.cli.arguments import typed_words
 from pipeline.config.choices import known_groups
 from tests.support import ROOT, documented, light, warm_client
 from tests.support.documented import Kind
@@ -91,7 +92,7 @@ def test_what_needs_gpus_or_services_is_composed_and_planned(command, calls, san
             continue
         words = [word for word in words if word not in ("--dry-run", "--no-probe")]
         planned = ["submit", "--dry-run"] if name == "submit" else ["plan"]
-        done = typer.testing.CliRunner().invoke(app, [*planned, *words])
+        done = typer.testing.CliRunner().invoke(app, [*planned, *typed_words(words)])
         assert done.exit_code == 0, f"{command.where}: {done.output}{done.exception!r}"
         assert "rollout" in done.output
 

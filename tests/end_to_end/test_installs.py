@@ -65,14 +65,16 @@ def parsed(where: str, words: list[str]) -> Install:
 
 
 def installs() -> Iterator[Install]:
-    """Those of README.md, CONTRIBUTING.md, docs/ and the definitions of images, in blocks and in text."""
+    """Those of README.md, CONTRIBUTING.md, docs/ and the definitions of images, in blocks and in text; but for
+    what goes into an environment of its own beside this project."""
     texts = {page: page.read_text() for page in (*documented.pages(), ROOT / "CONTRIBUTING.md", *IMAGES)}
     for page, text in texts.items():
         joined = re.sub(r"\\\n\s*", "", text)
         for extra in set(re.findall(r"EXTRA=(\w+)", text)) if page in IMAGES else {""}:
             filled = re.sub(r"\$EXTRA|\{\{ EXTRA \}\}", extra, joined)
             for found in re.finditer(r"\bpip (?:install|download) ([^`\n]+)", filled):
-                yield parsed(str(page.relative_to(ROOT)), shlex.split(found[1]))
+                if "PACKAGE_OF_THE_ENVIRONMENT" not in found[1]:
+                    yield parsed(str(page.relative_to(ROOT)), shlex.split(found[1]))
 
 
 def pins(name: str) -> dict[str, str]:

@@ -46,6 +46,8 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "evaluate/pass@",
         "eval/",
         "engine/",  # vLLM
+        "environment/",
+        "staleness/",
     )
     of_components = {
         "reward/*/late",

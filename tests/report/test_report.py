@@ -164,7 +164,7 @@ def test_every_chart_has_a_place_a_figure_and_a_caption(run):
         *("Seconds in the queue", "Idle share of workers", "Start-up share", "Wasted share"),
         *("GPU memory (GiB)", "Batch budgets halved for lack of GPU memory"),
         *("Held-out sets", "Solved held-out prompts", "Numbers of evaluate.command"),
-        *("Prompts left out, cut or read otherwise", "Staleness"),
+        *("Prompts left out, cut or read otherwise", "Staleness", "Reward by environment"),
     }
     assert "entropy of the next-token distribution, nats per token" in parsed.text
 
@@ -328,7 +328,12 @@ def test_figures_are_what_plotly_takes(count):
     more |= {"slurm/idle_share/update": 0.1, "slurm/startup_share/update": 0.1, "slurm/wasted_share": 0.0}
     more |= {"slurm/worker_idle_share/update": 0.1, "data/rejected": 2.0}
     more |= {"halvings/rollout": 1.0, "staleness/lag": 1}
-    more |= {"evaluate/pass@4": 0.5, "evaluate/hard/reward": 0.5, "eval/acc": 0.5}
+    more |= {
+        "environment/sums/reward": 0.5,
+        "evaluate/pass@4": 0.5,
+        "evaluate/hard/reward": 0.5,
+        "eval/acc": 0.5,
+    }
     rows = [make_row(i) | more for i in range(1, count + 1)]
     names = list(rows[-1] | make_row(2))
     for chart in CHARTS:

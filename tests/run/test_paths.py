@@ -18,6 +18,7 @@ data/prompts.json
 data/prompts.normalization.ATTEMPT.json
 data/prompts.rejected.ATTEMPT.jsonl
 events.jsonl
+forecast.json
 iterations/00000/evaluate/shard-00000.ATTEMPT.arrow
 iterations/00000/evaluate/shard-00000.claim-1.json
 iterations/00000/evaluate/shard-00000.json

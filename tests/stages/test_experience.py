@@ -71,7 +71,7 @@ def committed(folder, shards: list[list[dict]]) -> Context:
             task = Task(1, stage, shard)
             entry = write_shard(paths, paths.task(task).data("1-aa"), table)
             assert publish(paths, make_record(task, outputs=(entry,)))
-    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=len(shards)))
+    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=len(shards), staleness=0))
     return Context(paths, config, Task(1, Stage.UPDATE), "1-aa")
 
 
@@ -140,7 +140,7 @@ def test_an_iteration_without_a_response_is_nothing_to_learn_from(tmp_path):
         task = Task(1, stage)
         entry = write_shard(paths, paths.task(task).data("1-aa"), schema.empty_table())
         assert publish(paths, make_record(task, outputs=(entry,)))
-    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=1))
+    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=1, staleness=0))
     with pytest.raises(UserError, match="iteration 1 has no response"):
         read_experience(Context(paths, config, Task(1, Stage.UPDATE), "1-aa"), 1)
 
@@ -162,7 +162,7 @@ def test_rewards_of_other_rows_are_stale(tmp_path, monkeypatch, change):
     paths.task(reward).record.unlink()
     entry = write_shard(paths, paths.task(reward).data("1-bb"), changed)
     assert publish(paths, make_record(reward, outputs=(entry,)))
-    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=1))
+    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=1, staleness=0))
     context = Context(paths, config, Task(1, Stage.UPDATE), "1-aa")
     with pytest.raises(StaleData, match="its rows are not those of the rollout shard"):
         read_experience(context, 1)
@@ -176,7 +176,7 @@ def test_nothing_that_is_as_long_as_the_tokens_is_in_memory_twice(tmp_path, num_
     matrix of all, which counts before it is filled, when it takes no memory yet."""
     paths, given = RunPaths(tmp_path), SimpleNamespace(tokens=3000, letters=0)
     sizes = [benchmark.commit_shard(paths, 1, shard, 200 // num_shards, given) for shard in range(num_shards)]
-    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=num_shards))
+    config = SimpleNamespace(rollout=SimpleNamespace(num_shards=num_shards, staleness=0))
     context = Context(paths, config, Task(1, Stage.UPDATE), "1-aa")
     tracemalloc.start()
     try:

@@ -49,6 +49,7 @@ ELSEWHERE = {
     r"(chmod -R|find|slurm-ppo fork) .*/scratch/lab/.*": "tests/cli/test_people.py",
     r"(cp -a|rsync -a|tar -C) runs.*": "tests/cluster/test_copies.py",
     r"slurm-ppo try.*": "tests/cli/test_try.py",
+    r"slurm-ppo doctor --time-candidates .*": "tests/checks/test_candidates.py",
     r"slurm-ppo rehearse.*": "tests/checks/test_rehearsal.py",
     r"chromium .*": "tests/report/test_report_browser.py",
     r"source .venv/bin/activate": "Makefile",
@@ -76,7 +77,7 @@ SMALL = {
 }
 """Settings of every run that a page starts, unless it says otherwise."""
 
-COMPOSING = frozenset({"run", "submit", "validate", "plan", "config", "sweep"})
+COMPOSING = frozenset({"run", "submit", "validate", "plan", "config", "sweep", "try"})
 SMALLER = "DOCS_SMALLER"
 """Variable with more of them, as JSON."""
 

@@ -4,10 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from pipeline.config.engines import AUTO
+from pipeline.config.hardware import Decision, with_decisions
 from pipeline.config.reward import RewardConfig, RewardModelConfig, RuleConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config, DataConfig, ModelConfig
+from pipeline.config.update import Precision
 from pipeline.metrics.spans import Span, SpanEnd, iteration_spans, to_line
 from pipeline.run import journal
 from pipeline.run.commits import Record, publish
@@ -44,8 +47,16 @@ def make_run(root: Path, num_shards: int = 1, parent: Parent | None = None, **mo
         "rollout": RolloutConfig(num_shards=num_shards),
     }
     root.mkdir(parents=True, exist_ok=True)
-    write_run(RunPaths(root), Config(**given | more), str(root), parent)
+    write_run(RunPaths(root), decided(Config(**given | more)), str(root), parent)
     return load_run(root)
+
+
+def decided(config: Config) -> Config:
+    """A configuration of which nothing is auto, as that of a run on CPUs."""
+    words = {"rollout.engine": "transformers", "update.zero_stage": 0}
+    words |= dict.fromkeys(("update.precision", "rollout.precision", "reward.precision"), Precision.FP32)
+    auto = [key for key in words if getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) == AUTO]
+    return with_decisions(config, [Decision(key, words[key], "") for key in auto])
 
 
 # --- rows ------------------------------------------------------------------------------------------------
