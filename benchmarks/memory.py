@@ -255,6 +255,8 @@ def config_of(case: Case, folder: Path) -> Config:
             "update.minibatches=1",
             f"update.tokens_per_micro_batch={case.rows * (case.prompt + case.response)}",
             f"reward.tokens_per_batch={case.rows * (case.prompt + case.response)}",
+            "rollout.engine=transformers",
+            "update.precision=fp32",
             *case.words,
         ]
     )

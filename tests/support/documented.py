@@ -50,6 +50,7 @@ ELSEWHERE = {
     r"(cp -a|rsync -a|tar -C) runs.*": "tests/cluster/test_copies.py",
     r"slurm-ppo try.*": "tests/cli/test_try.py",
     r"slurm-ppo doctor --time-candidates .*": "tests/checks/test_candidates.py",
+    r".*source=verifiers .*": "tests/plugins/test_verifiers.py",
     r"slurm-ppo rehearse.*": "tests/checks/test_rehearsal.py",
     r"chromium .*": "tests/report/test_report_browser.py",
     r"source .venv/bin/activate": "Makefile",
