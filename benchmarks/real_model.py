@@ -44,7 +44,7 @@ SMALL = (
     "evaluate.every=1",
     "tracking=none",
 )
-NOT_COMPARED = ("seconds/", "tokens_per_second/", "memory_gib/")
+NOT_COMPARED = ("seconds/", "tokens_per_second/", "model_tokens_per_second/", "memory_gib/")
 """Beginnings of numbers that are measured."""
 PATIENCE = 900.0
 """Seconds for a point to be reached, and for a command."""

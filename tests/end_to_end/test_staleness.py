@@ -19,7 +19,7 @@ from tests.support.tables import LONG, sample
 
 VERSIONS = {0: [0, 1, 2, 3, 4, 5], 1: [0, 0, 1, 2, 3, 4], 2: [0, 0, 0, 1, 2, 3]}
 """Of the policies of six iterations' responses, by staleness."""
-_TIMING = ("seconds/", "tokens_per_second/", "memory_gib/")
+_TIMING = ("seconds/", "tokens_per_second/", "model_tokens_per_second/", "memory_gib/")
 
 
 def words(inputs: Path, run_dir: Path, staleness: int, *more: str) -> list[str]:
