@@ -235,6 +235,14 @@ class _Seen:
         return f"{self.what} gets {mean:g}{spread}"
 
 
+def _finds_answers(config: Config) -> bool:
+    """Whether an environment finds answers in responses by a pattern, so that an answer alone is no right
+    response."""
+    environment = config.data.environment
+    given = environment.components.values() if environment else ()
+    return any("pattern" in component.arguments for component in given)
+
+
 def first_look(config: Config, rules: Sequence[OpenRule], samples: Sequence[SampleRow]) -> Iterator[str]:
     """Yield a line for each rule that may be tried: the mean and the range of its scores for each kind of
     text; a warning of a text at which it fails, and one where rules give even answers nothing.
@@ -247,7 +255,8 @@ def first_look(config: Config, rules: Sequence[OpenRule], samples: Sequence[Samp
         if opened.config.trial and samples:
             yield from _lines(opened, config, samples, best)
     # Another component may give what these do not.
-    if best and best.keys() == config.reward.components.keys() and sum(best.values()) <= 0:
+    are_all = best.keys() == config.reward.components.keys()
+    if best and are_all and sum(best.values()) <= 0 and not _finds_answers(config):
         yield (
             "warning: reward.components: the reward is never above 0, not even for the answers of the first "
             "look as responses: see whether the rules' arguments name the right column, and what form of "

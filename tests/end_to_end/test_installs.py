@@ -65,8 +65,8 @@ def parsed(where: str, words: list[str]) -> Install:
 
 
 def installs() -> Iterator[Install]:
-    """Those of README.md, CONTRIBUTING.md, docs/ and the definitions of images, in blocks and in text; but for
-    what goes into an environment of its own beside this project."""
+    """Those of README.md, CONTRIBUTING.md, docs/ and the definitions of images, in blocks and in text, but
+    for what goes into an environment of its own beside this project."""
     texts = {page: page.read_text() for page in (*documented.pages(), ROOT / "CONTRIBUTING.md", *IMAGES)}
     for page, text in texts.items():
         joined = re.sub(r"\\\n\s*", "", text)

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.cli.app import main
 from pipeline.config.compose import compose
+from pipeline.config.environment import EnvironmentComponentConfig, EnvironmentConfig
 from pipeline.config.reward import RuleConfig
 from pipeline.config.schema import Config
 from pipeline.plugins import sandbox
@@ -144,11 +145,14 @@ def config(inputs, tmp_path) -> Config:
 def look(config, project) -> Callable[..., list[str]]:
     """The first look at a rule that a user has written into a file."""
 
-    def at(text: str, *columns: dict, **more: object) -> list[str]:
+    def at(
+        text: str, *columns: dict, environment: EnvironmentConfig | None = None, **more: object
+    ) -> list[str]:
         name = f"rule_{len(list(project.iterdir()))}"
         (project / f"{name}.py").write_text(f"import time\ndef f(*, responses, **columns):\n    {text}\n")
         rule = RuleConfig(function=f"{name}:f", **more)
         given = replace(config, reward=replace(config.reward, components={"mine": rule}))
+        given = replace(given, data=replace(given.data, environment=environment))
         samples = [SampleRow("data.prompts=p", f"p{i}", "say", one) for i, one in enumerate(columns)]
         with open_rules(given) as rules:
             assert list(check_rules(given, rules, samples[:1])) == []
@@ -164,6 +168,16 @@ def test_a_first_look_says_the_mean_and_the_range_of_each_text(look):
     answers = "the text of column solution as response gets 2 (1 to 3)"
     assert look(by_length, {"solution": "x"}, {"solution": ["yyy", "z"]}) == [f"{line}; {answers}"]
     assert look(by_length, {"solution": "x"}, trial=False) == []
+
+
+@pytest.mark.parametrize(("arguments", "warnings"), [({}, 1), ({"pattern": "= (.*)"}, 0)])
+def test_a_reward_that_even_answers_do_not_get_is_warned_of_where_they_are_responses(
+    look, arguments, warnings
+):
+    source = EnvironmentComponentConfig(source="reasoning_gym", arguments=arguments)
+    made, answers = EnvironmentConfig(components={"sums": source}), [{"answer": "5"}] * 4
+    found = look("return [0.0] * len(responses)", *answers, environment=made)
+    assert sum("the reward is never above 0, not even for the answers" in line for line in found) == warnings
 
 
 def test_a_first_look_at_a_slow_rule_ends_and_at_one_that_fails_says_where(look, monkeypatch):
