@@ -1,4 +1,4 @@
-"""Loading Hugging Face models from directories: safetensors only, no hub, no dropout.
+"""Loading Hugging Face models from directories: safetensors only, no hub.
 
 With ``device_map="meta"`` a model is made of its files' headers, and no weight is read.
 """
@@ -34,6 +34,8 @@ DTYPES = {
 }
 
 
+_RATE = re.compile(r"dropout|pdrop$")
+"""Names under which layers keep the rate of a dropout that they compute themselves."""
 _PARTS = {"text_config", "vision_config", "audio_config"}
 """Parts of the configuration of a model that takes more than text."""
 _LEFT_OUT = re.compile(
@@ -236,9 +238,6 @@ def _loaded(
 def load_arguments(directory: str | Path, precision: Precision, trust_remote_code: bool) -> dict[str, Any]:
     common = {"local_files_only": True, "trust_remote_code": trust_remote_code}
     config = AutoConfig.from_pretrained(str(directory), **common)
-    for name, value in config.to_dict().items():
-        if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
-            setattr(config, name, 0.0)
     return {**common, "config": config, "dtype": DTYPES[precision], "use_safetensors": True}
 
 
@@ -256,12 +255,16 @@ def freeze_other_senses(model: PreTrainedModel) -> None:
 
 def switch_off_chance(model: nn.Module) -> None:
     """Put a model that is trained into evaluation mode: dropout, jitter in routers and whatever else draws
-    random numbers would make old and new log-probabilities of the same weights differ.
+    random numbers would make old and new log-probabilities of the same weights differ. Its configuration stays
+    as it was given, and so does the config.json of every policy that is made.
 
     Layers that compute their activations twice do so in training mode only; they alone stay in it, without
-    those inside them.
+    those inside them, and their own rates of dropout become 0.
     """
     for module in model.modules():
         module.training = getattr(module, "gradient_checkpointing", False)
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        for name, value in vars(module).items():
+            if _RATE.search(name) and isinstance(value, float):
+                setattr(module, name, 0.0)

@@ -8,7 +8,16 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OPTConfig,
+    PretrainedConfig,
+)
 
 from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, KLConfig, KLController
 from pipeline.config.conversion import converted
@@ -194,6 +203,33 @@ def test_routers_that_jitter_in_training_do_not_where_probabilities_are_compared
     metrics = metrics_of(learner, experience(samples=4))
     assert metrics["policy/ratio_error_first"] == 0
     assert metrics["policy/steps"] == 4
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+WITH_DROPOUT = {
+    "OPT": OPTConfig(**SMALL, ffn_dim=32, word_embed_proj_dim=32, dropout=0.4, attention_dropout=0.3),
+    "GPT-2": GPT2Config(n_embd=32, n_layer=1, n_head=2, resid_pdrop=0.4, embd_pdrop=0.3, attn_pdrop=0.2),
+    "GPT-NeoX": GPTNeoXConfig(**SMALL, intermediate_size=32, hidden_dropout=0.4, attention_dropout=0.3),
+}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("family", list(WITH_DROPOUT))
+def test_dropout_draws_nothing_while_training_and_stays_in_the_policy_that_is_made(
+    models, tmp_path, family, checkpointing
+):
+    """A layer of OPT drops by a rate of its own, and layers that compute twice stay in training mode."""
+    folder = tmp_path / "inputs"
+    shutil.copytree(models, folder)
+    config: PretrainedConfig = WITH_DROPOUT[family]
+    config.vocab_size = AutoConfig.from_pretrained(folder / "policy").vocab_size
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "policy")
+    given = json.loads((folder / "policy" / "config.json").read_text())
+    settings = (*GRPO, f"update.activation_checkpointing={checkpointing}".lower(), "model.context_length=64")
+    learner = make_learner(folder, tmp_path / "run", *settings)
+    assert metrics_of(learner, experience(samples=4))["policy/ratio_error_first"] == 0
+    learner.policy.save_model(tmp_path / "made")
+    assert json.loads((tmp_path / "made" / "config.json").read_text()) == given
 
 
 ONE_STEP = ("update.epochs=1", "update.minibatches=1")

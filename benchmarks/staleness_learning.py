@@ -1,0 +1,127 @@
+"""What staleness costs in reward: the examples with rollout.staleness=0 and 1, by PPO and GRPO, several seeds.
+
+    python -m benchmarks.staleness_learning --out FOLDER [--seeds 1 2 3 4 5] [--examples quickstart calculator]
+
+Both sides of a pair differ in ``rollout.staleness`` alone; both have ``algorithm.correction.level=token``, which
+staleness needs. Which policy writes which response follows from the plan, so it makes no difference that all
+of it runs on one machine. A run that was stopped is resumed when this is called again, and one that is complete
+is read. The two examples' inputs are made first, where they are not there.
+
+Prints a table in Markdown: mean reward of the last three iterations over seeds, its standard deviation over
+seeds, the difference of both sides in standard deviations, and the share of the gain over the first
+iteration (which is of the same policy on both sides) that is left. Exit code 1 where a difference is one
+standard deviation or more, or less than 90 % of the gain is left.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline import open_run
+
+ROOT = Path(__file__).resolve().parent.parent
+LAST = 3
+LEAST_OF_GAIN = 0.9
+COMMON = ("algorithm.correction.level=token", "tracking=none")
+GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=64")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A demo that both algorithms run."""
+
+    maker: str
+    inputs: str
+    words: tuple[str, ...]
+    by_algorithm: dict[str, tuple[str, ...]]
+
+
+EXAMPLES = {
+    "quickstart": Example(
+        "examples/quickstart/make_demo.py",
+        ".cache/quickstart",
+        ("experiment=quickstart",),
+        {"PPO": (), "GRPO": GROUPS},
+    ),
+    "calculator": Example(
+        "examples/calculator/make_calculator.py",
+        ".cache/calculator",
+        ("--config-dir", "examples/calculator", "experiment=calculator", "iterations=12"),
+        {"PPO": ("algorithm=ppo", "algorithm.kl.coef=0"), "GRPO": ()},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """Mean rewards of one staleness, a number for each seed."""
+
+    first: list[float]
+    last: list[float]
+
+    @property
+    def gain(self) -> float:
+        return statistics.fmean(self.last) - statistics.fmean(self.first)
+
+
+def finished(run: Path, words: list[str]) -> Path:
+    """Bring a run to its end, from wherever it is. Raises CalledProcessError where it fails."""
+    arguments = ["resume", str(run)] if (run / "run.json").is_file() else ["run", *words, f"run_dir={run}"]
+    subprocess.run([sys.executable, "-m", "pipeline", *arguments], check=True, stdout=sys.stderr, cwd=ROOT)
+    return run
+
+
+def rewards_of(run: Path) -> tuple[float, float]:
+    """Return the mean reward of the first iteration, and of the last three."""
+    rows = open_run(run).metrics()["reward/mean"].to_pylist()
+    return rows[0], statistics.fmean(rows[-LAST:])
+
+
+def side(out: Path, name: str, algorithm: str, staleness: int, seeds: list[int]) -> Side:
+    example, found = EXAMPLES[name], []
+    for seed in seeds:
+        words = [*example.words, *example.by_algorithm[algorithm], *COMMON]
+        words += [f"rollout.staleness={staleness}", f"seed={seed}"]
+        run = out.resolve() / f"{name}-{algorithm.lower()}-{staleness}-{seed}"
+        found.append(rewards_of(finished(run, words)))
+    return Side([first for first, _ in found], [last for _, last in found])
+
+
+def compared(now: Side, ahead: Side) -> tuple[list[str], bool]:
+    """Return the cells of a line, and whether both goals are met."""
+    spread = statistics.stdev(now.last)
+    apart = (statistics.fmean(ahead.last) - statistics.fmean(now.last)) / spread
+    kept = ahead.gain / now.gain
+    cells = [f"{statistics.fmean(now.first):.3f}"]
+    cells += [f"{statistics.fmean(s.last):.3f} ± {statistics.stdev(s.last):.3f}" for s in (now, ahead)]
+    return [*cells, f"{apart:+.2f}", f"{kept:.0%}"], abs(apart) < 1 and kept >= LEAST_OF_GAIN
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--examples", nargs="+", choices=list(EXAMPLES), default=list(EXAMPLES))
+    given = parser.parse_args()
+    if len(given.seeds) < 2:
+        parser.error("at least two seeds are needed for a standard deviation")
+    print("| example | algorithm | first iteration | last three, 0 | last three, 1 | apart, SD | gain left |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    is_held = True
+    for name in given.examples:
+        example = EXAMPLES[name]
+        if not (ROOT / example.inputs).is_dir():
+            subprocess.run([sys.executable, example.maker, "--out", example.inputs], check=True, cwd=ROOT)
+        for algorithm in example.by_algorithm:
+            now, ahead = (side(given.out, name, algorithm, number, given.seeds) for number in (0, 1))
+            cells, is_fine = compared(now, ahead)
+            print(f"| {' | '.join([name, algorithm, *cells])} |", flush=True)
+            is_held &= is_fine
+    return 0 if is_held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
