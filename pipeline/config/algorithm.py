@@ -30,6 +30,31 @@ GROUP_ESTIMATORS = frozenset({Estimator.GRPO, Estimator.RLOO, Estimator.REINFORC
 """Estimators whose baseline is the other samples of the same prompt."""
 
 
+class PolicyLossName(StrEnum):
+    """Losses of the policy that come with slurm-ppo. Ratios are new probability over old."""
+
+    PPO = "ppo"
+    """Each token's ratio is clipped (arXiv 1707.06347), and the loss of negative advantages is bounded."""
+    GSPO = "gspo"
+    """A response's ratio, the geometric mean of its tokens', is clipped (arXiv 2507.18071)."""
+    GSPO_TOKEN = "gspo-token"
+    """As gspo, with each token's own gradient, for advantages that differ within a response."""
+    CISPO = "cispo"
+    """The clipped ratio weighs the token's log-probability, so that all keep a gradient (arXiv 2506.13585)."""
+    SAPO = "sapo"
+    """A smooth gate takes the place of clipping (arXiv 2511.20347)."""
+    GMPO = "gmpo"
+    """The geometric mean of a response's clipped ratios times its advantage (arXiv 2507.20673)."""
+
+
+CLIPPING_LOSSES = frozenset(PolicyLossName) - {PolicyLossName.SAPO}
+"""Losses that take algorithm.clip_range_low and clip_range_high."""
+PolicyLoss = Annotated[
+    str, Field(pattern=rf"^({'|'.join(PolicyLossName)}|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")
+]
+"""One of :class:`PolicyLossName`, or ``module:function`` of the user's."""
+
+
 class LossAggregation(StrEnum):
     """Aggregations of a matrix of per-token losses to one number, with counts of the whole mini-batch."""
 
@@ -173,12 +198,19 @@ class AlgorithmConfig:
     """Discount per token (gae, reinforce++, remax)."""
     lam: Fraction = 0.95
     """GAE's lambda."""
+    policy_loss: PolicyLoss = PolicyLossName.PPO
+    """Loss of the policy by name, or module:function of yours, which is given log_probs, old_log_probs,
+    advantages and mask, all [B, T], and returns the loss of each token [B, T]."""
     clip_range_low: PositiveFloat = 0.2
-    """The probability ratio is clipped below at 1 - clip_range_low."""
+    """The probability ratio is clipped below at 1 - clip_range_low (gmpo: its logarithm, at the negative)."""
     clip_range_high: PositiveFloat = 0.2
-    """The probability ratio is clipped above at 1 + clip_range_high."""
+    """The probability ratio is clipped above at 1 + clip_range_high (gmpo: its logarithm, at that)."""
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
-    """Bound of the loss for negative advantages (arXiv 1912.09729)."""
+    """Bound of the loss for negative advantages (arXiv 1912.09729); of policy_loss=ppo."""
+    gate_positive: PositiveFloat = 1.0
+    """How sharply policy_loss=sapo turns down tokens of positive advantage whose ratio is far from 1."""
+    gate_negative: PositiveFloat = 1.05
+    """The same for tokens of negative advantage, which make training unstable sooner."""
     value_clip_range: PositiveFloat = 0.2
     """Distance to which the new value is clipped around the old one."""
     whiten_rewards: bool = False
@@ -200,3 +232,8 @@ class AlgorithmConfig:
     """Reward shaping."""
     correction: CorrectionConfig = CorrectionConfig()
     """Mismatch between rollout engine and trainer."""
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether the policy's loss is a function of the user's, of which nothing is known."""
+        return ":" in self.policy_loss

@@ -17,6 +17,7 @@ from pipeline.config.allocation import AllocationConfig, StepConfig
 from pipeline.config.engine_rules import engine_problems
 from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
+from pipeline.config.loss_rules import loss_problems
 from pipeline.config.reward_rules import component_problems
 from pipeline.config.scheduler import CLUSTERS, LocalUpdateConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
@@ -35,6 +36,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         component_problems,
         engine_problems,
         _estimator_problems,
+        loss_problems,
         _kl_problems,
         _shaping_problems,
         staleness_problems,
@@ -112,9 +114,6 @@ def _estimator_problems(config: Config) -> Iterator[ConfigIssue]:
     if estimator in GROUP_ESTIMATORS and config.rollout.samples_per_prompt < 2:
         why = f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2"
         yield ConfigIssue.at(config, "rollout.samples_per_prompt", why)
-    if config.algorithm.clip_range_low >= 1:
-        why = "a ratio of probabilities is never below 0: nothing would be clipped; give less, e.g. 0.2"
-        yield ConfigIssue.at(config, "algorithm.clip_range_low", why)
 
 
 def _kl_problems(config: Config) -> Iterator[ConfigIssue]:

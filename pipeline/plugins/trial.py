@@ -151,7 +151,7 @@ def check_scheduler(config: Config) -> None:
 
 
 def check_engines(config: Config) -> Iterator[str]:
-    """Import the user's own engines, trainer and tokenizer. Yields a line for each that cannot be tried here.
+    """Import the user's own engines, trainer, loss and tokenizer. Yields a line for each that cannot be tried here.
     Raises PluginError for those that are missing, or no function of the right number of arguments."""
     components = config.reward.components.items()
     models = {name: one.engine for name, one in components if isinstance(one, RewardModelConfig)}
@@ -160,6 +160,7 @@ def check_engines(config: Config) -> Iterator[str]:
         "reward.engine": (config.reward.engine, 2),
         **{f"reward.components.{name}.engine": (engine, 2) for name, engine in models.items()},
         "update.engine": (config.update.engine, 1),
+        "algorithm.policy_loss": (config.algorithm.policy_loss, 4),
         "model.tokenizer": (config.model.tokenizer, 1),
     }
     wrong = []

@@ -121,6 +121,7 @@ def teaching_rows(config: Config, experience: Experience, scores: TargetScores) 
     others have one too, or a number of all rows decides what is learned."""
     algorithm, correction = config.algorithm, config.algorithm.correction
     others = algorithm.kl.coef > 0 or algorithm.entropy_coef > 0 or algorithm.estimator is Estimator.GAE
+    others = others or algorithm.has_own_loss
     has_mean = correction.level is not CorrectionLevel.NONE and correction.normalize
     if others or has_mean or algorithm.target_kl is not None:
         return None

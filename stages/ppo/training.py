@@ -190,7 +190,8 @@ def policy_part(
     if targets.old_log_probs is not None:
         old = gather_rows(targets.old_log_probs, batch)
     weights = None if targets.weights is None else gather_rows(targets.weights, batch)
-    result = policy_loss(log_probs, old, gather_rows(targets.advantages, batch), algorithm, weights)
+    advantages = gather_rows(targets.advantages, batch)
+    result = policy_loss(log_probs, old, advantages, algorithm, weights, mask)
     per_token = result.loss - algorithm.entropy_coef * entropy
     if targets.reference_log_probs is not None:
         reference = gather_rows(targets.reference_log_probs, batch)

@@ -14,6 +14,7 @@ decimals, so that the file holds them exactly; results have twelve digits. Masks
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -195,6 +196,13 @@ LOSSES = {
     "asymmetric": {"clip_ratio": 0.2, "clip_ratio_low": 0.15, "clip_ratio_high": 0.28},
     "dual": {"clip_ratio": 0.2, "clip_ratio_c": 1.3},
 }
+NAMED_LOSSES = {
+    "gspo": (verl.compute_policy_loss_gspo, "seq-mean-token-mean"),
+    "sapo": (verl.compute_policy_loss_sapo, "seq-mean-token-mean"),
+    "cispo": (verl.compute_policy_loss_cispo, "token-mean"),
+    "gmpo": (verl.compute_policy_loss_geo_mean, "seq-mean-token-mean"),
+}
+"""verl's function and the aggregation that it takes; its gspo is the form for tokens."""
 GLOBAL_COUNTS = {"batch_num_tokens": 100, "global_batch_size": 12, "loss_scale_factor": 16}
 
 
@@ -205,6 +213,11 @@ class LossConfig(dict):
     clip_ratio_low = property(lambda self: self.get("clip_ratio_low"))
     clip_ratio_high = property(lambda self: self.get("clip_ratio_high"))
     global_batch_info = property(lambda self: self.get("global_batch_info", {}))
+    tau_pos = property(lambda self: 1.0)
+    tau_neg = property(lambda self: 1.05)
+
+
+verl.ActorConfig = LossConfig  # some losses check the class of what they are given
 
 
 def loss_entries(inputs: dict[str, Tensor], name: str) -> dict[str, object]:
@@ -226,16 +239,25 @@ def loss_entries(inputs: dict[str, Tensor], name: str) -> dict[str, object]:
         entries[f"value_{mode}"] = [loss.item(), clipped.item()]
         entries[f"value_{mode}_gradient"] = predictions.grad
         entries[f"aggregate_{mode}"] = verl.agg_loss(inputs["returns"], mask, mode).item()
+    for kind, (function, mode) in NAMED_LOSSES.items():
+        if kind == "gmpo" and name == "empty":  # verl takes the mean over empty rows too
+            continue
+        entries[f"policy_{kind}"] = policy_entry(inputs, mask, asymmetric, mode, None, function)
+        if kind != "gmpo":  # which takes weights of whole responses
+            entries[f"policy_{kind}_weighted"] = policy_entry(inputs, mask, asymmetric, mode, weights, function)
     return entries
 
 
 def policy_entry(
-    inputs: dict[str, Tensor], mask: Tensor, config: LossConfig, mode: str, weights: Tensor | None
+    inputs: dict[str, Tensor],
+    mask: Tensor,
+    config: LossConfig,
+    mode: str,
+    weights: Tensor | None,
+    function: Callable[..., tuple[Tensor, dict[str, float]]] = verl.compute_policy_loss_vanilla,
 ) -> dict[str, object]:
     new = inputs["new"].clone().requires_grad_()
-    loss, metrics = verl.compute_policy_loss_vanilla(
-        inputs["old"], new, inputs["advantages"], mask, mode, config, weights
-    )
+    loss, metrics = function(inputs["old"], new, inputs["advantages"], mask, mode, config, weights)
     loss.backward()
     return {
         "loss": loss.item(),

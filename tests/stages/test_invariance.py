@@ -12,6 +12,7 @@ import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from safetensors.torch import load_file, save_file
 
+from pipeline.config.algorithm import PolicyLossName
 from stages import ranks
 from stages.ppo.minibatches import split_epoch
 from stages.ppo.trainer import Trainer
@@ -33,6 +34,7 @@ OTHERS = [
 ]
 ALIKE = [REFERENCE, *sample(OTHERS, 1 / 4)]
 """ZeRO stage, rows of a micro-batch, whether it is packed. A row alone is the same in either layout."""
+LOSS = sample(list(PolicyLossName), 1 / len(PolicyLossName))[0]
 SIZES = (1, 2)
 TOLERANCE = 1e-5
 
@@ -67,6 +69,7 @@ def learn(models: Path, folder: Path, rank: int) -> None:
             "update.minibatches=1",
             "data.prompts_per_iteration=16",
             "algorithm.entropy_coef=0.01",
+            f"algorithm.policy_loss={LOSS}",
         )
         learner = make_learner(models, folder / f"run-{rank}", *settings)
         seen: dict[str, torch.Tensor] = {}

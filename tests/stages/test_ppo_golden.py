@@ -21,6 +21,7 @@ from pipeline.config.algorithm import (
     KLController,
     KLEstimator,
     LossAggregation,
+    PolicyLossName,
 )
 from stages.ppo.logits import AskedTokens, token_outputs
 from stages.ppo.math.advantages import (
@@ -240,6 +241,38 @@ def test_policy_loss_and_gradient(precision, more, name, mode):
     counts = replace(counts, tokens=100, sequences=12, scale=16)
     expected = MORE[f"{name}/policy_global-counts_{mode}"]
     check_policy_loss(precision, more, mask, "asymmetric", mode, counts, expected)
+
+
+NAMED = {
+    "gspo": (PolicyLossName.GSPO_TOKEN, LossAggregation.SEQ_MEAN_TOKEN_MEAN),
+    "sapo": (PolicyLossName.SAPO, LossAggregation.SEQ_MEAN_TOKEN_MEAN),
+    "cispo": (PolicyLossName.CISPO, LossAggregation.TOKEN_MEAN),
+    "gmpo": (PolicyLossName.GMPO, LossAggregation.SEQ_MEAN_TOKEN_MEAN),
+}
+"""Our loss and aggregation by verl's; its gspo is the form for tokens."""
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("theirs", NAMED)
+@pytest.mark.parametrize("weighting", ["", "_weighted"])
+def test_policy_losses_by_name(precision, more, name, theirs, weighting):
+    if (entry := MORE.get(f"{name}/policy_{theirs}{weighting}")) is None:
+        assert theirs == "gmpo"  # verl's takes the mean over empty rows too, and weights of whole responses
+        return
+    mask, (loss_name, mode) = mask_of(more, name), NAMED[theirs]
+    weights = None
+    if weighting:
+        correction = CorrectionConfig(level=CorrectionLevel.TOKEN)
+        weights = importance_weights(more.old - more.rollout, mask, correction)
+    new = more.new.clone().requires_grad_()
+    algorithm = replace(CLIPS["asymmetric"], policy_loss=loss_name)
+    result = policy_loss(new, more.old, more.advantages, algorithm, weights, mask)
+    loss = aggregate(result.loss, mask, mode, Counts.of(mask, scale=mask.shape[1]))
+    precision.check(loss.detach(), entry["loss"])
+    precision.check(torch.autograd.grad(loss, new)[0], entry["gradient"])
+    if theirs in ("gspo", "cispo"):  # verl counts others' otherwise, or not at all
+        clipped = (result.clipped_low | result.clipped_high).double()
+        precision.check(masked_mean(clipped, mask), entry["clipped"])
 
 
 @pytest.mark.parametrize("kind", CLIPS)

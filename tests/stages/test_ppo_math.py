@@ -13,7 +13,9 @@ from pipeline.config.algorithm import (
     KLEstimator,
     KLPlacement,
     LossAggregation,
+    PolicyLossName,
 )
+from stages.context import UserError
 from stages.ppo.logits import AskedTokens, token_outputs
 from stages.ppo.math.kl import kl_loss_per_token, kl_per_token, next_kl_coef
 from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
@@ -199,6 +201,92 @@ def test_weights_scale_the_loss_of_their_token_and_nothing_else(mask, seed):
     assert torch.equal(weighted.loss, plain.loss * weights.abs())
     assert torch.equal(weighted.ratio, plain.ratio)
     assert torch.equal(weighted.dual_clipped, plain.dual_clipped)
+
+
+every_loss = pytest.mark.parametrize("name", list(PolicyLossName))
+
+
+@every_loss
+@for_any(mask=masks(), seed=seeds)
+def test_at_the_old_policy_every_loss_has_the_gradient_of_the_plain_one(name, mask, seed):
+    """Of one advantage for a response, as group estimators give it."""
+    old, advantages = numbers(mask.shape, seed), numbers((mask.shape[0], 1), seed + 1).expand(mask.shape)
+    found = loss_and_gradient(name, old, old, advantages, mask)[1]
+    (expected,) = torch.autograd.grad(
+        aggregate(-advantages * (new := old.clone().requires_grad_()), mask, BY_SEQUENCE, counts_of(mask)), new
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@every_loss
+@for_any(mask=masks(), seed=seeds)
+def test_a_response_has_the_loss_that_it_has_alone_and_shorter(name, mask, seed):
+    """What lies beside it, and where padding ends, follows from the micro-batch."""
+    old, new, advantages = (numbers(mask.shape, seed + i) for i in range(3))
+    algorithm = AlgorithmConfig(policy_loss=name)
+    together = policy_loss(new, old, advantages, algorithm, mask=mask).loss
+    for row in range(mask.shape[0]):
+        width = max(1, int(torch.where(mask[row], torch.arange(1, mask.shape[1] + 1), 0).max()))
+        own = [each[row : row + 1, :width] for each in (new, old, advantages)]
+        valid = mask[row : row + 1, :width]
+        alone = policy_loss(*own, algorithm, mask=valid).loss
+        torch.testing.assert_close(alone[valid], together[row : row + 1, :width][valid])
+
+
+@for_any(masks(), seeds)
+def test_both_forms_of_gspo_learn_the_same_from_one_advantage_for_a_response(mask, seed):
+    old, new = (numbers(mask.shape, seed + i) for i in range(2))
+    advantages = numbers((mask.shape[0], 1), seed + 2).expand(mask.shape)
+    one, other = (
+        loss_and_gradient(name, new, old, advantages, mask)
+        for name in (PolicyLossName.GSPO, PolicyLossName.GSPO_TOKEN)
+    )
+    torch.testing.assert_close(one, other)
+
+
+BY_SEQUENCE = LossAggregation.SEQ_MEAN_TOKEN_MEAN
+
+
+def loss_and_gradient(name, new, old, advantages, mask):
+    new = new.clone().requires_grad_()
+    result = policy_loss(new, old, advantages, AlgorithmConfig(policy_loss=name), mask=mask)
+    loss = aggregate(result.loss, mask, BY_SEQUENCE, counts_of(mask))
+    return loss.detach(), torch.autograd.grad(loss, new)[0]
+
+
+def counts_of(mask):
+    return Counts.of(mask, scale=1)
+
+
+@for_any(masks(), seeds)
+def test_a_token_that_cispo_clips_keeps_its_gradient_and_one_far_away_hardly_moves_sapo(mask, seed):
+    old, advantages = numbers(mask.shape, seed), numbers(mask.shape, seed + 1)
+    far = old + 3
+    kept = loss_and_gradient(PolicyLossName.CISPO, far, old, advantages, mask)[1][mask]
+    near, gated = (
+        loss_and_gradient(PolicyLossName.SAPO, new, old, advantages, mask)[1][mask] for new in (old, far)
+    )
+    assert bool((kept != 0).all())
+    assert bool((gated.abs() < 1e-4 * near.abs()).all())
+
+
+def own_loss(log_probs, old_log_probs, advantages, mask):
+    return -advantages * (log_probs - old_log_probs).exp()
+
+
+def not_a_loss(log_probs, old_log_probs, advantages, mask):
+    return advantages.mean()
+
+
+def test_a_loss_of_the_users_own_is_taken_and_one_that_returns_a_number_is_named():
+    old, new, advantages = (numbers((2, 3), seed) for seed in range(3))
+    algorithm = AlgorithmConfig(policy_loss=f"{__name__}:own_loss")
+    torch.testing.assert_close(
+        policy_loss(new, old, advantages, algorithm).loss, -advantages * (new - old).exp()
+    )
+    wrong = AlgorithmConfig(policy_loss=f"{__name__}:not_a_loss")
+    with pytest.raises(UserError, match=r"algorithm.policy_loss=.*not_a_loss returned shape \[\].*\[2, 3\]"):
+        policy_loss(new, old, advantages, wrong)
 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens_only():

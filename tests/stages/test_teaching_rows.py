@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, LossAggregation
+from pipeline.config.algorithm import GROUP_ESTIMATORS, Estimator, LossAggregation, PolicyLossName
 from stages import ranks
 from stages.ppo import learner as learning
 from stages.ppo.math.shaping import RunningMoments
@@ -30,12 +30,13 @@ flags = st.lists(st.sampled_from([0.0, 1.0]), min_size=12, max_size=12)
 choices = {
     "rewards": st.one_of(flags, st.just([1.0] * 4 + [0.0, 1.0] * 2 + [0.0] * 4), st.just([1.0] * 12)),
     "estimator": st.sampled_from([*GROUP_ESTIMATORS, Estimator.REMAX]),
+    "loss": st.sampled_from(list(PolicyLossName)),
     "aggregation": st.sampled_from(list(LossAggregation)),
     "budget": st.sampled_from([1, 64, 4096]),
     "packed": st.booleans(),
     "minibatches": st.integers(1, 4),
     "more": st.sampled_from(
-        [(), ("algorithm.correction.level=token",), ("update.epochs=1", "update.minibatches=1")]
+        [(), ("algorithm.correction.level=geometric",), ("update.epochs=1", "update.minibatches=1")]
     ),
 }
 
@@ -43,11 +44,12 @@ choices = {
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(**choices)
 def test_the_same_is_learned_as_from_all_rows(
-    models, tmp_path, process_group, rewards, estimator, aggregation, budget, packed, minibatches, more
+    models, tmp_path, process_group, rewards, estimator, loss, aggregation, budget, packed, minibatches, more
 ):
     words = (
         *GROUPS,
         f"algorithm.estimator={estimator}",
+        f"algorithm.policy_loss={loss}",
         f"algorithm.loss_aggregation={aggregation}",
         f"update.tokens_per_micro_batch={budget}",
         f"update.remove_padding={packed}",
@@ -94,6 +96,7 @@ def test_metrics_of_the_forward_pass_are_of_the_rows_computed(make):
         "algorithm.kl.coef=0.1",
         "algorithm.entropy_coef=0.01",
         "algorithm.target_kl=9",
+        "algorithm.policy_loss=mine:plain",
         "algorithm.correction.level=token algorithm.correction.normalize=true",
     ],
 )

@@ -1,4 +1,4 @@
-"""PPO's losses (arXiv 1707.06347), their clipping variants and their aggregation. Shapes: [B, T].
+"""The losses of policy and critic (PPO, arXiv 1707.06347) and their aggregation. Shapes: [B, T].
 
 A loss is computed per token and aggregated with counts of the *whole* mini-batch, so that the sum over
 micro-batches and ranks does not depend on how rows were split.
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pipeline.config.algorithm import AlgorithmConfig, LossAggregation
 from stages.ppo.math.masked import EPSILON, NoValidTokens, masked_sum
-
-_EXPONENT_LIMIT = 20.0
+from stages.ppo.math.policy_losses.contract import Compared
+from stages.ppo.math.policy_losses.named import policy_loss_function
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class PolicyLoss:
     loss: Tensor
     """Importance weights included."""
     ratio: Tensor
+    """Each token's probability over its old one, whatever ratio the loss itself takes."""
     clipped_low: Tensor
     clipped_high: Tensor
     dual_clipped: Tensor
@@ -52,29 +53,23 @@ def policy_loss(
     advantages: Tensor,
     algorithm: AlgorithmConfig,
     weights: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> PolicyLoss:
-    """Clipped surrogate with asymmetric range; dual clipping of negative advantages (arXiv 1912.09729).
+    """Compute the loss that ``algorithm.policy_loss`` names.
 
     Args:
         weights: importance weights of the tokens, without gradient; see :mod:`stages.ppo.math.mismatch`.
+        mask: where the policy wrote the token; by default everywhere.
     """
-    # 1. probability ratio; the limit keeps one wild token from becoming infinity
-    ratio = (log_probs - old_log_probs).clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT).exp()
-    # 2. pessimistic choice between the plain and the clipped surrogate
-    clipped_ratio = ratio.clamp(1 - algorithm.clip_range_low, 1 + algorithm.clip_range_high)
-    plain, clipped = -advantages * ratio, -advantages * clipped_ratio
-    surrogate = torch.maximum(plain, clipped)
-    # 3. bound for negative advantages, where the surrogate grows with the ratio without limit
-    bound = -advantages * algorithm.dual_clip
-    negative = advantages < 0
-    loss = torch.where(negative, torch.minimum(bound, surrogate), surrogate)
-    is_clipped = clipped > plain
+    mask = torch.ones_like(log_probs, dtype=torch.bool) if mask is None else mask
+    given = Compared(log_probs, old_log_probs, advantages, mask)
+    found = policy_loss_function(algorithm.policy_loss)(given, algorithm)
     return PolicyLoss(
-        loss=loss if weights is None else loss * weights,
-        ratio=ratio,
-        clipped_low=is_clipped & (ratio < 1),
-        clipped_high=is_clipped & (ratio > 1),
-        dual_clipped=(surrogate > bound) & negative,
+        loss=found.loss if weights is None else found.loss * weights,
+        ratio=given.log_ratio.exp(),
+        clipped_low=found.clipped_low,
+        clipped_high=found.clipped_high,
+        dual_clipped=found.dual_clipped,
     )
 
 
