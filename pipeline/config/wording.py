@@ -18,6 +18,7 @@ _WORDING = {
     "api_key_env": "the name of an environment variable; the key itself belongs into no file",
     "scheduler": "module:function, or environment",
     "engine": "transformers, vllm, or module:function of an engine of yours",
+    "policy_loss": "ppo, gspo, gspo-token, cispo, sapo, gmpo, or module:function of a loss of yours",
     "device_map": "auto, balanced, balanced_low_0, sequential, or a device such as cuda:0",
     "pool": "a word of lower-case letters, digits and '_'",
     "options": "the option's long name, in lower-case letters and without dashes before it",

@@ -70,6 +70,8 @@ MISTAKES = [
     ("rollout.stop_token_ids=3", ["rollout.stop_token_ids", "got 3", "write a list"]),
     ("algorithm.estimator=ppo", ["algorithm.estimator", "'ppo'", "'reinforce++-baseline' or 'remax'"]),
     ("algorithm.kl=0.1", ["algorithm.kl", "0.1"]),
+    ("algorithm.policy_loss=grpo", ["algorithm.policy_loss", "'grpo'", "gspo", "module:function"]),
+    ("algorithm.gate_positive=2", ["algorithm.gate_positive=2.0", "algorithm.policy_loss=ppo", "sapo"]),
     ("algorithm.dual_clip=1", ["algorithm.dual_clip", "got 1", "greater than 1"]),
     ("data.shuffle=perhaps", ["data.shuffle", "'perhaps'", "valid boolean"]),
     ("data.prompts=''", ["data.prompts", "''", "at least 1 character"]),
