@@ -197,7 +197,12 @@ class AlgorithmConfig:
     gamma: Fraction = 1.0
     """Discount per token (gae, reinforce++, remax)."""
     lam: Fraction = 0.95
-    """GAE's lambda."""
+    """GAE's lambda, for advantages and, unless critic_lam is given, for the critic's returns."""
+    critic_lam: Fraction | None = None
+    """Lambda of the returns that the critic learns (decoupled GAE, arXiv 2504.05118, which takes 1). Default: lam."""
+    lam_alpha: PositiveFloat | None = None
+    """Take 1 - 1 / (lam_alpha * tokens of the response) instead of lam, for advantages only if critic_lam is given
+    (arXiv 2504.05118, which takes 0.05). Default: lam for all."""
     policy_loss: PolicyLoss = PolicyLossName.PPO
     """Loss of the policy by name, or module:function of yours, which is given log_probs, old_log_probs,
     advantages and mask, all [B, T], and returns the loss of each token [B, T]."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.config.algorithm import (
     GROUP_ESTIMATORS,
+    AlgorithmConfig,
     CorrectionMode,
     Estimator,
     KLController,
@@ -159,9 +160,11 @@ def _shaping_problems(config: Config) -> Iterator[ConfigIssue]:
     if correction.mode is CorrectionMode.MASK and correction.low >= correction.high:
         why = f"must be below algorithm.correction.high={correction.high}"
         yield ConfigIssue.at(config, "algorithm.correction.low", why)
-    if algorithm.whiten_rewards and algorithm.estimator is not Estimator.GAE:
-        why = f"is of algorithm.estimator=gae only, and it is {algorithm.estimator}"
-        yield ConfigIssue.at(config, "algorithm.whiten_rewards", why)
+    for key in ("whiten_rewards", "critic_lam", "lam_alpha"):
+        is_given = getattr(algorithm, key) != getattr(AlgorithmConfig, key)
+        if is_given and algorithm.estimator is not Estimator.GAE:
+            why = f"is of algorithm.estimator=gae only, and it is {algorithm.estimator}"
+            yield ConfigIssue.at(config, f"algorithm.{key}", why)
 
 
 def _keeping_problems(config: Config) -> Iterator[ConfigIssue]:

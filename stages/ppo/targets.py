@@ -12,6 +12,7 @@ from stages.ppo.experience import Experience
 from stages.ppo.math.advantages import (
     gae,
     grpo,
+    length_adaptive_lambda,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
@@ -143,7 +144,12 @@ def estimate(
     match algorithm.estimator:
         case Estimator.GAE:
             assert old_values is not None
-            advantages, returns = gae(rewards, old_values, mask, algorithm.gamma, algorithm.lam)
+            lam: float | Tensor = algorithm.lam
+            if algorithm.lam_alpha is not None:
+                lam = length_adaptive_lambda(mask, algorithm.lam_alpha)
+            advantages, returns = gae(rewards, old_values, mask, algorithm.gamma, lam)
+            if algorithm.critic_lam is not None:
+                _, returns = gae(rewards, old_values, mask, algorithm.gamma, algorithm.critic_lam)
             if algorithm.whiten_advantages:
                 advantages = masked_whiten(advantages, mask)
             return advantages, returns

@@ -32,7 +32,7 @@ from stages.ppo.metrics import mean_kl
 from stages.ppo.minibatches import StepPosition, split_epoch
 from stages.ppo.resuming import unlike
 from stages.ppo.state.learned import Learned, TrainerState, resumed
-from stages.ppo.targets import token_rewards
+from stages.ppo.targets import TargetScores, estimate, token_rewards
 from stages.ppo.update import learned
 from tests.support import tiny
 from tests.support.learning import (
@@ -174,6 +174,20 @@ def test_kl_is_taken_off_the_reward_at_every_token(make):
     without = token_rewards(make().config, given, given.outcome.scores, old, 0.0)
     torch.testing.assert_close((without - with_kl)[given.mask], torch.full((int(given.mask.sum()),), 0.2))
     assert bool((with_kl[~given.mask] == 0).all())
+
+
+def test_the_critic_may_have_a_lambda_of_its_own(make):
+    """With 1 it learns the whole reward to come, while advantages stay those of lam."""
+    given = experience()
+    values, rewards = torch.rand_like(given.rollout_log_probs), given.mask.float()
+    scores = TargetScores(given.outcome.scores, None)
+    plain, own, whole = (
+        estimate(make(*words).config, given, rewards, scores, values)
+        for words in ((), ("algorithm.critic_lam=1",), ("algorithm.lam=1",))
+    )
+    torch.testing.assert_close(own[0], plain[0])
+    torch.testing.assert_close(own[1][given.mask], whole[1][given.mask])
+    assert not torch.allclose(own[1][given.mask], plain[1][given.mask])
 
 
 def test_mini_batches_are_a_fresh_permutation_each_epoch_and_the_same_each_time(make):

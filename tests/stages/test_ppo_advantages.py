@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from stages.ppo.math.advantages import (
     gae,
     grpo,
+    length_adaptive_lambda,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
@@ -118,6 +119,17 @@ def test_gae_with_lambda_0_is_the_temporal_difference(batch, gamma):
         rewards, values = batch.rewards[row][kept], batch.values[row][kept]
         following = torch.cat([values[1:], torch.zeros(1).double()])[: len(values)]
         assert_close(advantages[row][kept], rewards + gamma * following - values)
+
+
+@for_any(batches(), st.integers(1, 400))
+def test_each_response_may_have_a_lambda_of_its_own_that_grows_with_its_length(batch, alpha):
+    lambdas = length_adaptive_lambda(batch.mask, alpha / 20)
+    advantages, returns = gae(batch.rewards, batch.values, batch.mask, 0.9, lambdas)
+    for row, kept in enumerate(batch.mask):
+        one = [each[row : row + 1] for each in (batch.rewards, batch.values, batch.mask)]
+        lam = max(0.0, 1 - 20 / (alpha * max(1, int(kept.sum()))))
+        for found, expected in zip((advantages, returns), gae(*one, 0.9, lam), strict=True):
+            assert_close(found[row][kept], expected[0][kept])
 
 
 @for_any(batches(), st.floats(0, 1))

@@ -14,8 +14,13 @@ from stages.ppo.math.masked import masked_whiten
 _GROUP_EPSILON = 1e-6
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute generalised advantage estimates, not whitened.
+
+    Args:
+        lam: lambda, or one for each response [B].
 
     Returns:
         advantages [B, T] and returns [B, T]; entries outside the mask carry no meaning.
@@ -32,6 +37,12 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         backwards.append(advantage)
     advantages = torch.stack(backwards[::-1], dim=1)
     return advantages, advantages + values
+
+
+def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
+    """Return [B] the lambda of each response, 1 - 1 / (alpha * tokens), at least 0: the weights of the errors to
+    come then reach over a share of the response, whatever its length (VAPO, arXiv 2504.05118)."""
+    return (1 - 1 / (alpha * mask.sum(dim=1).clamp(min=1))).clamp(min=0)
 
 
 def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
