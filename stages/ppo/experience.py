@@ -52,6 +52,12 @@ class Experience:
         """[N, T] the mask, without rows that do not go through the policy."""
         return self.mask if self.teaching is None else self.mask & self.teaching.unsqueeze(1)
 
+    @property
+    def is_cut(self) -> Tensor:
+        """[N] true where a response ended at a limit of tokens."""
+        reasons = self.responses["finish_reason"].to_pylist()
+        return torch.tensor([reason == FinishReason.LENGTH for reason in reasons], dtype=torch.bool)
+
     def __len__(self) -> int:
         return len(self.rows)
 

@@ -82,7 +82,7 @@ class Update:
     """Targets of the losses; None when nothing was trained on."""
     steps: Steps
     num_discarded: int
-    """Responses that were left out because their groups have nothing to teach."""
+    """Responses that were left out: they were cut, or their groups have nothing to teach."""
     padding_efficiency: float
     """Share of real tokens in the first epoch's micro-batches."""
 
@@ -140,12 +140,22 @@ def update(
 def _shaped(
     config: Config, experience: Experience, moments: RunningMoments
 ) -> tuple[Experience, TargetScores]:
-    """Return the responses and their shaped scores, without those of flat groups if they are left out."""
+    """Return the responses that are learned from, and their shaped scores: without those that were cut, if
+    they are masked, and then without those of flat groups, if these are left out."""
     scores = shape(config, experience, moments)
-    if not config.algorithm.shaping.filter_groups:
-        return experience, scores
-    taught = (~flat_groups(scores.shaped, experience.groups)).nonzero().flatten()
-    return experience.select(taught.tolist()), scores.select(taught)
+    if config.algorithm.mask_truncated:
+        experience, scores = _selected(experience, scores, ~experience.is_cut)
+    if config.algorithm.shaping.filter_groups:
+        is_flat = flat_groups(scores.shaped, experience.groups)
+        experience, scores = _selected(experience, scores, ~is_flat)
+    return experience, scores
+
+
+def _selected(
+    experience: Experience, scores: TargetScores, is_kept: Tensor
+) -> tuple[Experience, TargetScores]:
+    kept = is_kept.nonzero().flatten()
+    return experience.select(kept.tolist()), scores.select(kept)
 
 
 def shares_prompts(learner: Learner) -> bool:

@@ -44,7 +44,7 @@ def is_policy(context: Context, iteration: int) -> bool:
     """Whether the reference is what the policy is before an iteration's first step, and the policy computes
     its log-probabilities over the very same micro-batches."""
     config = context.config
-    if iteration > 1 or config.algorithm.shaping.filter_groups:
+    if iteration > 1 or config.algorithm.leaves_rows_out:
         return False
     given = context.source(config.model.reference or config.model.policy)
     return given.resolve() == context.policy_files(0).base.resolve()

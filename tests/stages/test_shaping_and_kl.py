@@ -42,6 +42,21 @@ def test_groups_of_equal_rewards_are_left_out_and_counted(make):
     assert difference(weights(learner), weights(other)) == 0
 
 
+def test_responses_that_were_cut_are_left_out_of_the_update_and_of_their_groups(make):
+    """A prompt of whose responses one is left has nothing to compare it with."""
+    rewards = [9.0, 0.1, 0.9, 0.2, 5.0, 0.3, 0.7, 0.1]
+    given = experience(samples=4, rewards=rewards)
+    reasons = given.responses["finish_reason"].to_pylist()
+    whole = [row for row, reason in enumerate(reasons) if reason != "length"]
+    assert 0 < len(whole) < len(reasons)
+    learner, other = make(*GROUPS, "algorithm.mask_truncated=true"), make(*GROUPS)
+    metrics = metrics_of(learner, given)
+    updated(other, given.select(whole))
+    assert metrics["reward/discarded"] == len(reasons) - len(whole)
+    assert metrics["response_length/clip_ratio"] == 1 - len(whole) / len(reasons)
+    assert difference(weights(learner), weights(other)) == 0
+
+
 def test_an_iteration_without_anything_to_teach_leaves_the_policy_as_it_is(make):
     learner = make(*GROUPS, "algorithm.shaping.filter_groups=true")
     before = weights(learner)
