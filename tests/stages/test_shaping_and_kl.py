@@ -43,8 +43,8 @@ def test_groups_of_equal_rewards_are_left_out_and_counted(make):
 
 
 def test_responses_that_were_cut_are_left_out_of_the_update_and_of_their_groups(make):
-    """A prompt of whose responses one is left has nothing to compare it with."""
-    rewards = [9.0, 0.1, 0.9, 0.2, 5.0, 0.3, 0.7, 0.1]
+    """The last of each prompt's four, whose rewards are far from those of the others."""
+    rewards = [0.2, 0.1, 0.9, 9.0, 0.1, 0.3, 0.7, -5.0]
     given = experience(samples=4, rewards=rewards)
     reasons = given.responses["finish_reason"].to_pylist()
     whole = [row for row, reason in enumerate(reasons) if reason != "length"]
