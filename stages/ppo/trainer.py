@@ -84,6 +84,8 @@ class Trainer:
             model=model, optimizer=adamw(trained, peak, config), config=settings, dist_init_required=False
         )
         self.model: PreTrainedModel = self.engine.module
+        if self._is_alone:  # nothing is summed over ranks, and for that DeepSpeed copies all gradients
+            self.engine.enable_backward_allreduce = False
         switch_off_chance(self.model)
         if config.precision is Precision.FP16:  # else DeepSpeed ends the run
             self.engine.optimizer.loss_scaler.raise_error_at_min_scale = False
@@ -111,6 +113,15 @@ class Trainer:
         self.engine.backward(loss * self._factor(num_shares))
         if not is_last:
             self.engine.step()
+        elif self._is_alone:
+            for _, parameter in self.trained():  # AdamW would leave out those that no loss depends on
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether gradients are those of this process alone, as the model has them."""
+        return self.config.zero == 0 and ranks.size() == 1
 
     def _factor(self, num_shares: int | None) -> int:
         """Return what losses are multiplied by where DeepSpeed takes the mean over ranks. In half precision

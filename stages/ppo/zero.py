@@ -9,6 +9,7 @@ from torch import nn
 
 from pipeline.config.update import Precision, UpdateConfig
 from stages.models.devices import device
+from stages.ppo.adamw import AdamWInParts
 from stages.ppo.bare import Bare, filled
 from stages.ppo.host_adamw import host_adamw
 
@@ -45,6 +46,8 @@ def engine_settings(config: UpdateConfig, num_parameters: int, backend: str = "g
     match config.precision:
         case Precision.BF16:
             settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            # Each gradient is added to the fp32 sum as soon as it is there, and freed.
+            settings["bf16"]["immediate_grad_update"] = True
         case Precision.FP16:
             settings["fp16"] = {"enabled": True, "hysteresis": 1}
     if config.precision is not Precision.FP32:
@@ -123,4 +126,5 @@ def adamw(parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig)
     """
     if config.offload_optimizer:
         return host_adamw(parameters, peak, config)
-    return torch.optim.AdamW(parameters, peak, config.betas, config.epsilon, weight_decay=config.weight_decay)
+    kind = AdamWInParts if device().type == "cpu" else torch.optim.AdamW
+    return kind(parameters, peak, config.betas, config.epsilon, weight_decay=config.weight_decay)
