@@ -1,5 +1,6 @@
 """Settings that are ``auto``, decided once from the configuration, what is installed, and the GPUs: which
-engine generates, in which number format each stage computes, and how much at once. Pure but for :func:`facts_of`.
+engine generates, in which number format each stage computes, and how many tokens an update does at once. Pure
+but for :func:`facts_of`.
 
 A run's frozen configuration holds the decided words, so that no later command or task decides again.
 """
