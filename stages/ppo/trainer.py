@@ -29,6 +29,7 @@ from stages.ppo.state.sums import sums_of
 from stages.ppo.state.tensor_files import Described
 from stages.ppo.zero import (
     adamw,
+    add_in_parts,
     engine_settings,
     gradients_divided,
     permit_fp16_on_cpu,
@@ -36,6 +37,7 @@ from stages.ppo.zero import (
     takes_mean,
     undo_sharing,
 )
+from stages.process.heap import give_back_freed
 from stages.training import removed_on_failure
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
@@ -84,6 +86,7 @@ class Trainer:
             model=model, optimizer=adamw(trained, peak, config), config=settings, dist_init_required=False
         )
         self.model: PreTrainedModel = self.engine.module
+        add_in_parts(self.engine.optimizer)
         if self._is_alone:  # nothing is summed over ranks, and for that DeepSpeed copies all gradients
             self.engine.enable_backward_allreduce = False
         switch_off_chance(self.model)
@@ -92,6 +95,7 @@ class Trainer:
         self.steps = 0
         """Optimizer steps since the run began."""
         self._make_optimizer_state()
+        give_back_freed()  # the weights as they were loaded, where DeepSpeed has made others of them
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:

@@ -13,6 +13,8 @@ from stages.ppo.adamw import AdamWInParts
 from stages.ppo.bare import Bare, filled
 from stages.ppo.host_adamw import host_adamw
 
+_AT_ONCE = 1 << 20
+"""Elements of a gradient that are added to the fp32 sum at once."""
 _LARGEST_BUCKET = 500_000_000
 """Elements of the buckets together; DeepSpeed's own default."""
 
@@ -103,6 +105,23 @@ def permit_fp16_on_cpu() -> None:
     accelerator: Any = get_accelerator()
     if accelerator.device_name() == "cpu":
         accelerator.is_fp16_supported = lambda: True
+
+
+def add_in_parts(optimizer: Any) -> None:
+    """Let DeepSpeed's optimizer for bf16 add each gradient to its fp32 sum without a copy of it in fp32: that
+    of a vocabulary's weights would be the largest tensor of a backward pass."""
+
+    @torch.no_grad()
+    def add(parameter: Any, group: int, index: int) -> None:
+        total, gradient = optimizer.fp32_groups_gradients[group][index], parameter.grad.reshape(-1)
+        for part, some in zip(total.split(_AT_ONCE), gradient.split(_AT_ONCE), strict=True):
+            part.add_(some)
+        parameter._hp_grad = total
+        optimizer.fp32_groups_has_gradients[group][index] = True
+        parameter.grad = None
+
+    if hasattr(optimizer, "accumulate_hp_grads_and_remove_lp"):
+        optimizer.accumulate_hp_grads_and_remove_lp = add
 
 
 @contextlib.contextmanager
