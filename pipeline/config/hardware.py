@@ -1,12 +1,13 @@
 """Settings that are ``auto``, decided once from the configuration, what is installed, and the GPUs: which
-engine generates, and in which number format each stage computes. Pure but for :func:`facts_of`.
+engine generates, in which number format each stage computes, and how many tokens an update does at once. Pure
+but for :func:`facts_of`.
 
 A run's frozen configuration holds the decided words, so that no later command or task decides again.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipeline.config.model_files import architectures_of, read_json
 from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import LocalConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
-from pipeline.config.update import HALF, Precision
+from pipeline.config.update import HALF, MICRO_BATCH, Precision
 from pipeline.gpus import CardHere, has_gpus, nvidia_cards, unknown_to_vllm, visible_names
 
 _AMPERE, _VOLTA = (8, 0), (7, 0)
@@ -81,7 +82,9 @@ class Decision:
 
 def has_auto(config: Config) -> bool:
     """Whether any setting is auto."""
-    return AUTO in (config.rollout.engine, config.update.zero_stage, *map(str, _precisions(config)))
+    update = config.update
+    others = config.rollout.engine, update.zero_stage, update.tokens_per_micro_batch
+    return AUTO in (*others, *map(str, _precisions(config)))
 
 
 def _precisions(config: Config) -> tuple[Precision | None, ...]:
@@ -157,7 +160,7 @@ def capability_named(card: str) -> tuple[int, int] | None:
 def decide(given: Config, facts: Hardware) -> list[Decision]:
     """Decide every setting that is auto. Pure, but for the policy's config.json."""
     config, found = given, list[Decision]()
-    for decided in (_engine, _update_precision, _rollout_precision, _reward_precision, _zero_stage):
+    for decided in _DECIDED:
         new = list(decided(config, facts, given.update.precision is not Precision.AUTO))
         config = with_decisions(config, new)
         found += new
@@ -243,6 +246,14 @@ def _update_precision(config: Config, facts: Hardware, is_said: bool) -> Iterato
         yield Decision("update.precision", Precision.BF16, gpus.why)
 
 
+def _micro_batch(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
+    if config.update.tokens_per_micro_batch == AUTO:
+        gpus = facts.gpus["update"]
+        is_gpu = gpus.count and not facts.is_cpu_torch
+        why = "torch is built for CPUs" if gpus.count and not is_gpu else gpus.why
+        yield Decision("update.tokens_per_micro_batch", MICRO_BATCH["gpu" if is_gpu else "cpu"], why)
+
+
 def _rollout_precision(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
     """Yield the update's format, or bf16 with vLLM, but where the rollout's hardware has another.
 
@@ -286,3 +297,14 @@ def _zero_stage(config: Config, facts: Hardware, is_said: bool) -> Iterator[Deci
     if config.update.zero_stage == AUTO:
         why = "offload_optimizer" if config.update.offload_optimizer else str(config.update.precision)
         yield Decision("update.zero_stage", config.update.zero, why)
+
+
+_DECIDED: tuple[Callable[[Config, Hardware, bool], Iterator[Decision]], ...] = (
+    _engine,
+    _update_precision,
+    _micro_batch,
+    _rollout_precision,
+    _reward_precision,
+    _zero_stage,
+)
+"""Decisions in their order: later ones look at what was decided before."""

@@ -87,6 +87,8 @@ Count = Annotated[NonNegativeInt | Literal["auto"], BeforeValidator(_number_or_a
 """A number, or what follows from other settings."""
 Slots = Annotated[PositiveInt | Literal["auto"], BeforeValidator(_number_or_auto(1))]
 """Tasks at once, or what follows from the GPUs."""
+TokenBudget = Annotated[PositiveInt | Literal["auto"], BeforeValidator(_number_or_auto(1))]
+"""Tokens at once, or what follows from the device."""
 ZeroStage = Annotated[NonNegativeInt | Literal["auto"], BeforeValidator(_number_or_auto(0, 3))]
 """DeepSpeed's ZeRO stage, or what follows from other settings."""
 LocalGpus = Annotated[

@@ -79,7 +79,7 @@ Time = Callable[[UpdateCandidate], Timed]
 def candidate_of(config: Config) -> UpdateCandidate:
     """Return the settings that a configuration has."""
     update = config.update
-    return UpdateCandidate(update.precision, update.zero, update.tokens_per_micro_batch, update.attention)
+    return UpdateCandidate(update.precision, update.zero, update.micro_batch_tokens, update.attention)
 
 
 def candidates(config: Config, machine: MachineFacts) -> list[UpdateCandidate]:

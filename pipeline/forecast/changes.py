@@ -53,7 +53,7 @@ def _with_value(owner: Any, path: Sequence[str], value: object) -> Any:
 def _for_update(config: Config) -> list[tuple[Change, ...]]:
     update, ranks = config.update, config.scheduler.num_update_ranks
     found: list[tuple[Change, ...]] = []
-    tokens = update.tokens_per_micro_batch // 2
+    tokens = update.micro_batch_tokens // 2
     while tokens > longest_response(config):
         found.append((("update.tokens_per_micro_batch", tokens),))
         tokens //= 2

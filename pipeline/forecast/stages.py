@@ -53,7 +53,7 @@ def micro_batch_of(config: Config) -> BatchSize:
     """Return the largest micro-batch, where no prompt is longer than what its budget leaves: of rows that are
     nearly all response."""
     longest = longest_response(config) + 1
-    tokens = max(config.update.tokens_per_micro_batch, longest)
+    tokens = max(config.update.micro_batch_tokens, longest)
     return BatchSize(tokens, tokens, longest)
 
 

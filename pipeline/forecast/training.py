@@ -178,10 +178,8 @@ def _states(update: UpdateConfig, shape: ModelShape, ranks: Ranks, phases: _Phas
     if not update.offload_optimizer:
         master = _FP32 if stage else 0
         yield MemoryPart(f"{what}optimizer", share * (master + _MOMENTS), TRAINING, is_certain=True)
-    if stage == 0:
+    if stage == 0 or _is_bf16_optimizer(update):
         yield MemoryPart(f"{what}gradients", trained * _FP32, TRAINING, is_certain=True)
-    elif _is_bf16_optimizer(update):
-        yield MemoryPart(f"{what}gradients", trained * (_FP32 + width), TRAINING, is_certain=True)
     elif stage == 1:
         yield MemoryPart(f"{what}gradients", trained * _FP32, phases.holds_gradients, is_certain=True)
     elif not update.offload_optimizer:
@@ -195,10 +193,11 @@ def _temporaries(
 ) -> Iterator[MemoryPart]:
     """Yield what lives for a part of a micro-batch or of a step."""
     stage, width, trained = update.zero, width_of(update.precision), shape.trained
-    share, both = trained / ranks.number, (phases.backward, phases.reduce)
+    share, both = trained / ranks.number if stage else trained, (phases.backward, phases.reduce)
     half = 0 if width == _FP32 else width
     if stage == 0:
-        yield MemoryPart("buckets", _bucket(trained), (phases.reduce,))
+        if ranks.number > 1:
+            yield MemoryPart("buckets", _bucket(trained), (phases.reduce,))
     elif stage == 3:
         yield MemoryPart("gathered weights", width * min(shape.parameters, _GATHERED), both)
         yield MemoryPart("buckets", _bucket(trained) + half * min(trained, _BUCKET), (phases.reduce,))
@@ -207,22 +206,24 @@ def _temporaries(
         partial = share * _FP32 + (half * trained if stage == 1 else 0)
         yield MemoryPart("buckets", partial, (phases.reduce,))
     if not update.offload_optimizer:
-        yield MemoryPart("step", _step(update, shape, share, ranks), (phases.step,))
+        yield MemoryPart("step", _step(update, share, ranks), (phases.step,))
 
 
-def _step(update: UpdateConfig, shape: ModelShape, share: float, ranks: Ranks) -> float:
+def _step(update: UpdateConfig, share: float, ranks: Ranks) -> float:
     """Return the bytes that AdamW's step takes beside what it steps on. On GPUs it computes all tensors at
-    once with one copy, elsewhere one tensor after the other with two; with ZeRO all are one tensor."""
-    if update.zero == 0:
-        return _FP32 * shape.trained if ranks.have_gpus else 2 * _FP32 * shape.largest
-    copies = 1 if ranks.have_gpus else 2
+    once with one copy, elsewhere a small part after the other (stages/ppo/adamw.py).
+
+    Args:
+        share: weights that this rank steps.
+    """
+    copies = 1 if ranks.have_gpus else 0
     if update.zero == 1 and not _is_bf16_optimizer(update):
         copies += 1  # gradients that were summed over ranks
     return share * _FP32 * (copies + (update.zero == 3))
 
 
 def _is_bf16_optimizer(update: UpdateConfig) -> bool:
-    """Whether DeepSpeed takes its optimizer for bf16, which keeps the gradients of all weights twice."""
+    """Whether DeepSpeed takes its optimizer for bf16, which keeps the sum of all gradients in fp32."""
     is_bf16 = update.precision is Precision.BF16
     return is_bf16 and update.zero == 1 and not update.offload_optimizer
 

@@ -150,7 +150,7 @@ def _of_update(result: TryResult, tried: TriedStage, scale: float) -> SecondsRan
 def _passes(result: TryResult, scale: float, minibatches: int) -> int:
     """Return the micro-batches of an epoch over a multiple of the tried responses."""
     each = _num_tokens(result) * scale / minibatches
-    return minibatches * max(1, math.ceil(each / result.config.update.tokens_per_micro_batch))
+    return minibatches * max(1, math.ceil(each / result.config.update.micro_batch_tokens))
 
 
 def is_scaled_down(config: Config, result: TryResult) -> bool:

@@ -28,6 +28,7 @@ from stages.logs import log
 from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
 from stages.models.passes import counted_passes, forget_passes
 from stages.process.bell import policy_is_there, ring
+from stages.process.heap import give_back_freed
 from stages.training import publish_state
 
 _POLL_SECONDS = 0.5
@@ -52,6 +53,7 @@ def execute(arguments: Arguments, started: float) -> None:
         if not arguments.stays:
             stack.enter_context(engines_closed())
         compute_and_commit(run, arguments, started, history, of_state)
+    give_back_freed()  # for the tasks of other processes, while this one waits
 
 
 def load(arguments: Arguments) -> None:

@@ -32,6 +32,9 @@ from stages.ppo.logits import (
 _CHUNK = {"cpu": 1 << 24}
 """Logits that exist at a time, by kind of device: enough rows for a product of matrices to be fast."""
 _CHUNK_ELSEWHERE = 1 << 26
+_ROWS = 1 << 13
+"""Rows of the layer's gradient that are computed at once in half precision on a CPU, where a product is made
+in fp32 first, beside its result."""
 _TRIED = 8
 """Tokens that a model is tried with."""
 TOLERANCE = {torch.float32: 1e-3}
@@ -163,7 +166,7 @@ class _HeadOutputs(torch.autograd.Function):
             turn_into_gradient(block, upstream, ids.start, ctx.head.shaping.slope)
             block = block.to(weight.dtype)
             if of_weight is not None:
-                torch.mm(block.T, hidden, out=of_weight[ids])
+                _multiply(block.T, hidden, of_weight[ids])
             if of_bias is not None:
                 of_bias[ids] = block.sum(dim=0)
             if ctx.needs_input_grad[0]:
@@ -172,6 +175,13 @@ class _HeadOutputs(torch.autograd.Function):
         of_all = torch.zeros(ctx.shape, dtype=hidden.dtype, device=hidden.device)
         of_all[ctx.asked.positions[upstream.rows]] = of_hidden.to(hidden.dtype)
         return of_all, of_weight, of_bias, None, None
+
+
+def _multiply(one: Tensor, other: Tensor, result: Tensor) -> None:
+    """Write the product of two matrices into a third one."""
+    is_direct = result.dtype is torch.float32 or not result.is_cpu
+    for rows in slices(len(result), len(result) if is_direct else _ROWS):
+        torch.mm(one[rows], other, out=result[rows])
 
 
 def _chunk(weight: Tensor) -> int:

@@ -171,7 +171,7 @@ def _check_packing(learner: Learner, experience: Experience) -> None:
         UserError: it does not keep them apart, or its attention costs more than padding would.
     """
     attention = getattr(learner.policy.model.config, "_attn_implementation", None)
-    budget = learner.config.update.tokens_per_micro_batch
+    budget = learner.config.update.micro_batch_tokens
     if problem := packing_problem(attention, budget, device().type == "cuda"):
         raise UserError(problem)
     rows = [experience.rows[i] for i in rows_to_learn_from(experience).tolist()]

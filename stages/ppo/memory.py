@@ -57,7 +57,7 @@ def needs_of(config: UpdateConfig, shape: ModelShape, micro_batch: int, num_rank
 def suggestions(config: UpdateConfig, needs: Needs, longest: int, num_ranks: int) -> list[str]:
     """Return settings to change, the most useful first. ``longest``: tokens of the longest sequence."""
     smaller_batch, smaller_states = [], []
-    if (budget := config.tokens_per_micro_batch) > longest:
+    if (budget := config.micro_batch_tokens) > longest:
         half = max(longest, budget // 2)
         smaller_batch.append(f"update.tokens_per_micro_batch={half} (now {budget}; longest row {longest})")
     if not config.activation_checkpointing:
@@ -79,7 +79,7 @@ def explain(config: Config, experience: Experience, num_ranks: int, has: float) 
     """Say in one line what memory there is, what is needed, what to change. ``has``: bytes of memory."""
     update = config.update
     longest = max(row.length for row in experience.rows)
-    micro_batch = max(update.tokens_per_micro_batch, longest)
+    micro_batch = max(update.micro_batch_tokens, longest)
     shape = read_shape(Path(config.model.policy), lora=update.lora)
     needs = needs_of(update, shape, micro_batch, num_ranks)
     critic = ", and the critic as much again" if config.algorithm.estimator is Estimator.GAE else ""

@@ -109,7 +109,7 @@ def rows_to_learn_from(experience: Experience) -> Tensor:
 def minibatch(
     config: Config, experience: Experience, rows: Sequence[int], num_shares: int | None
 ) -> MiniBatch:
-    budget, packed = config.update.tokens_per_micro_batch, is_packed(config.update)
+    budget, packed = config.update.micro_batch_tokens, is_packed(config.update)
     place = ranks.rank(), ranks.size(), num_shares
     teaching = experience.teaching
     computed = rows if teaching is None else [i for i in rows if teaching[i]]

@@ -29,6 +29,7 @@ from stages.ppo.state.sums import sums_of
 from stages.ppo.state.tensor_files import Described
 from stages.ppo.zero import (
     adamw,
+    add_in_parts,
     engine_settings,
     gradients_divided,
     permit_fp16_on_cpu,
@@ -36,6 +37,7 @@ from stages.ppo.zero import (
     takes_mean,
     undo_sharing,
 )
+from stages.process.heap import give_back_freed
 from stages.training import removed_on_failure
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter")
@@ -84,12 +86,16 @@ class Trainer:
             model=model, optimizer=adamw(trained, peak, config), config=settings, dist_init_required=False
         )
         self.model: PreTrainedModel = self.engine.module
+        add_in_parts(self.engine.optimizer)
+        if self._is_alone:  # nothing is summed over ranks, and for that DeepSpeed copies all gradients
+            self.engine.enable_backward_allreduce = False
         switch_off_chance(self.model)
         if config.precision is Precision.FP16:  # else DeepSpeed ends the run
             self.engine.optimizer.loss_scaler.raise_error_at_min_scale = False
         self.steps = 0
         """Optimizer steps since the run began."""
         self._make_optimizer_state()
+        give_back_freed()  # the weights as they were loaded, where DeepSpeed has made others of them
 
     @property
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -111,6 +117,15 @@ class Trainer:
         self.engine.backward(loss * self._factor(num_shares))
         if not is_last:
             self.engine.step()
+        elif self._is_alone:
+            for _, parameter in self.trained():  # AdamW would leave out those that no loss depends on
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether gradients are those of this process alone, as the model has them."""
+        return self.config.zero == 0 and ranks.size() == 1
 
     def _factor(self, num_shares: int | None) -> int:
         """Return what losses are multiplied by where DeepSpeed takes the mean over ranks. In half precision

@@ -9,9 +9,12 @@ from torch import nn
 
 from pipeline.config.update import Precision, UpdateConfig
 from stages.models.devices import device
+from stages.ppo.adamw import AdamWInParts
 from stages.ppo.bare import Bare, filled
 from stages.ppo.host_adamw import host_adamw
 
+_AT_ONCE = 1 << 20
+"""Elements of a gradient that are added to the fp32 sum at once."""
 _LARGEST_BUCKET = 500_000_000
 """Elements of the buckets together; DeepSpeed's own default."""
 
@@ -45,6 +48,8 @@ def engine_settings(config: UpdateConfig, num_parameters: int, backend: str = "g
     match config.precision:
         case Precision.BF16:
             settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
+            # Each gradient is added to the fp32 sum as soon as it is there, and freed.
+            settings["bf16"]["immediate_grad_update"] = True
         case Precision.FP16:
             settings["fp16"] = {"enabled": True, "hysteresis": 1}
     if config.precision is not Precision.FP32:
@@ -102,6 +107,23 @@ def permit_fp16_on_cpu() -> None:
         accelerator.is_fp16_supported = lambda: True
 
 
+def add_in_parts(optimizer: Any) -> None:
+    """Let DeepSpeed's optimizer for bf16 add each gradient to its fp32 sum without a copy of it in fp32: that
+    of a vocabulary's weights would be the largest tensor of a backward pass."""
+
+    @torch.no_grad()
+    def add(parameter: Any, group: int, index: int) -> None:
+        total, gradient = optimizer.fp32_groups_gradients[group][index], parameter.grad.reshape(-1)
+        for part, some in zip(total.split(_AT_ONCE), gradient.split(_AT_ONCE), strict=True):
+            part.add_(some)
+        parameter._hp_grad = total
+        optimizer.fp32_groups_has_gradients[group][index] = True
+        parameter.grad = None
+
+    if hasattr(optimizer, "accumulate_hp_grads_and_remove_lp"):
+        optimizer.accumulate_hp_grads_and_remove_lp = add
+
+
 @contextlib.contextmanager
 def gradients_divided(optimizer: Any, times: float) -> Iterator[None]:
     """Let a step of DeepSpeed's, in half precision with ZeRO 3, divide its fp32 gradients by ``times``."""
@@ -123,4 +145,5 @@ def adamw(parameters: Iterable[nn.Parameter], peak: float, config: UpdateConfig)
     """
     if config.offload_optimizer:
         return host_adamw(parameters, peak, config)
-    return torch.optim.AdamW(parameters, peak, config.betas, config.epsilon, weight_decay=config.weight_decay)
+    kind = AdamWInParts if device().type == "cpu" else torch.optim.AdamW
+    return kind(parameters, peak, config.betas, config.epsilon, weight_decay=config.weight_decay)

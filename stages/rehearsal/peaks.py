@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from stages.process.heap import give_back_freed
+
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 """Parameters of mallopt(3)."""
 
@@ -27,7 +29,7 @@ def taken_by(call: Callable[[], object]) -> float:
         before = torch.cuda.memory_allocated()
         call()
         return float(torch.cuda.max_memory_allocated() - before)
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    give_back_freed()
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
     call()

@@ -61,6 +61,7 @@ def undecided(inputs, tmp_path_factory):
 
 AUTO = {
     *("rollout.engine", "update.precision", "rollout.precision", "reward.precision", "update.zero_stage"),
+    "update.tokens_per_micro_batch",
 }
 DECIDED = {
     # words of the user, facts: engine, formats of update, rollout and reward, ZeRO stage
@@ -105,6 +106,21 @@ DECIDED = {
         "transformers fp32 fp32 fp32 1",
     ),
 }
+
+
+MICRO_BATCHES = {
+    "GPUs": ((), facts(), 2048),
+    "no GPUs": ((), facts(update=NONE), 512),
+    "torch for CPUs": ((), facts(is_cpu_torch=True), 512),
+    "it is said": (("update.tokens_per_micro_batch=1000",), facts(update=NONE), 1000),
+}
+
+
+@pytest.mark.parametrize("case", MICRO_BATCHES)
+def test_a_micro_batch_is_as_large_as_its_device_gains_by(undecided, case):
+    words, known, expected = MICRO_BATCHES[case]
+    config = undecided(*words)
+    assert with_decisions(config, decide(config, known)).update.micro_batch_tokens == expected
 
 
 @pytest.mark.parametrize("case", DECIDED)
@@ -188,20 +204,21 @@ def test_where_vllm_cannot_generate_transformers_does_and_the_line_says_why(unde
     [
         (
             facts(UNNAMED),
-            "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=1), update.precision=bf16 "
-            "(gpus_per_node=a100:1), rollout.precision=bf16, reward.precision=bf16 (as update.precision), "
+            "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=1), update.precision=bf16, "
+            "update.tokens_per_micro_batch=2048 (gpus_per_node=a100:1), rollout.precision=bf16, reward.precision=bf16 (as update.precision), "
             "update.zero_stage=1 (bf16)",
         ),
         (
             facts(NONE, NONE, NONE),
-            "auto: rollout.engine=transformers, update.precision=fp32 (no GPUs asked for), "
+            "auto: rollout.engine=transformers, update.precision=fp32, update.tokens_per_micro_batch=512 "
+            "(no GPUs asked for), "
             "rollout.precision=fp32, reward.precision=fp32 (as update.precision), update.zero_stage=0 (fp32)",
         ),
         (
             facts(V100, V100, V100),
             "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=v100:1), "
             "update.precision=fp32 (v100 has no bf16; update.precision=fp16 is faster and needs a loss "
-            "scale), "
+            "scale), update.tokens_per_micro_batch=2048 (gpus_per_node=v100:1), "
             "rollout.precision=fp16 (v100 has no bf16), reward.precision=fp32 (as update.precision), "
             "update.zero_stage=0 (fp32)",
         ),
