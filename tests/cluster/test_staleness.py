@@ -1,4 +1,4 @@
-"""Responses of older policies on a real Slurm: the bytes of one machine, whoever is killed."""
+"""Responses of older policies on a real Slurm: the bytes of one machine, whatever is killed."""
 
 import contextlib
 import os

@@ -1,10 +1,12 @@
 """Remote rewards against a real HTTP server: what is asked, what may come back, and how failure reads."""
 
+import functools
 import json
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +33,14 @@ from tests.support.services import Answer, service
 
 KEY = "sk-a-secret-that-nobody-may-see"
 FAST = {"backoff": 0.01, "max_backoff": 0.02}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def authorities_read_once() -> Iterator[None]:
+    """To read the list of those that sign certificates takes longer than all that a call does here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture

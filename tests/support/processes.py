@@ -4,8 +4,6 @@ The local scheduler runs tasks the same way.
 """
 
 import contextlib
-import dataclasses
-import functools
 import multiprocessing
 import os
 import runpy
@@ -18,11 +16,11 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
 from pipeline.run.directory import Run, create_run
-from tests.support import ROOT, tiny
+from tests.support import ROOT
+from tests.support.composed import composed_of
 
 
 @dataclass(frozen=True)
@@ -46,13 +44,7 @@ def make_run(inputs: Path, run_dir: Path, *more: str) -> Run:
 
 
 def config_of(inputs: Path, run_dir: Path, *more: str) -> Config:
-    """Hydra takes a fifth of a second: the same words are composed once."""
-    return resolve(dataclasses.replace(_composed(inputs, *more), run_dir=str(run_dir)))
-
-
-@functools.cache
-def _composed(inputs: Path, *more: str) -> Config:
-    return compose(tiny.overrides(inputs, Path("in-its-place"), *more))
+    return resolve(composed_of(inputs, run_dir, *more))
 
 
 def stage_arguments(run: Run | Path, stage: str, iteration: int = 0, shard: int = 0) -> list[str]:
