@@ -14,6 +14,7 @@ decimals, so that the file holds them exactly; results have twelve digits. Masks
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -205,6 +206,7 @@ class LossConfig(dict):
     clip_ratio_low = property(lambda self: self.get("clip_ratio_low"))
     clip_ratio_high = property(lambda self: self.get("clip_ratio_high"))
     global_batch_info = property(lambda self: self.get("global_batch_info", {}))
+    policy_loss = property(lambda self: {"rollout_correction": {"loss_type": "ppo_clip"}})
 
 
 def loss_entries(inputs: dict[str, Tensor], name: str) -> dict[str, object]:
@@ -218,6 +220,10 @@ def loss_entries(inputs: dict[str, Tensor], name: str) -> dict[str, object]:
         entries[f"policy_weighted_{mode}"] = policy_entry(inputs, mask, asymmetric, mode, weights)
         counted = LossConfig(LOSSES["asymmetric"], global_batch_info=GLOBAL_COUNTS)
         entries[f"policy_global-counts_{mode}"] = policy_entry(inputs, mask, counted, mode, None)
+        # Two policies instead of three: the rollout's log-probabilities are the old ones.
+        two = {**inputs, "old": inputs["rollout"]}
+        bypass = verl.compute_policy_loss_bypass_mode
+        entries[f"policy_bypass_{mode}"] = policy_entry(two, mask, asymmetric, mode, None, bypass)
         predictions = inputs["value_predictions"].clone().requires_grad_()
         loss, clipped = verl.compute_value_loss(
             predictions, inputs["returns"], inputs["values"], mask, 0.2, mode
@@ -230,12 +236,15 @@ def loss_entries(inputs: dict[str, Tensor], name: str) -> dict[str, object]:
 
 
 def policy_entry(
-    inputs: dict[str, Tensor], mask: Tensor, config: LossConfig, mode: str, weights: Tensor | None
+    inputs: dict[str, Tensor],
+    mask: Tensor,
+    config: LossConfig,
+    mode: str,
+    weights: Tensor | None,
+    function: Callable[..., tuple[Tensor, dict[str, float]]] = verl.compute_policy_loss_vanilla,
 ) -> dict[str, object]:
     new = inputs["new"].clone().requires_grad_()
-    loss, metrics = verl.compute_policy_loss_vanilla(
-        inputs["old"], new, inputs["advantages"], mask, mode, config, weights
-    )
+    loss, metrics = function(inputs["old"], new, inputs["advantages"], mask, mode, config, weights)
     loss.backward()
     return {
         "loss": loss.item(),

@@ -119,7 +119,7 @@ def some_deaths() -> list[Death]:
 
 
 DEATHS = all_deaths() if IS_SOAK else some_deaths()
-OF_ONE = ("lora", "no-critic", "skipped", "fp32-zero0")
+OF_ONE = ("lora", "no-critic", "skipped", "fp32-zero0", "m2po", "rollouts")
 STAYING = list(
     itertools.product((1, 2), CASES)
     if IS_SOAK
