@@ -130,20 +130,16 @@ def update(
     if is_own_reference(config, experience):
         experience = replace(experience, reference_log_probs=before)
     # 3. rewards per token, advantages, returns, importance weights
-    old_log_probs = old_log_probs_of(config, experience, before)
-    targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
+    old = old_log_probs_of(config, experience, before)
+    targets = make_targets(config, experience, scores, old, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
     with stopwatch.timing("steps"):
         if past is None:
             steps = train(learner, experience, targets, first_epoch, iteration)
         else:
             steps = follow(learner, experience, targets, first_epoch, iteration, past)
-    compared = experience.computed
-    if before is None and steps.log_probs is not None:
-        before = ranks.sum_over_ranks(steps.log_probs).cpu()
-        compared = compared & steps.first_rows.unsqueeze(1)
-    if targets.old_log_probs is None:
-        targets = replace(targets, old_log_probs=before)
+    before, compared = with_first_steps(experience, before, steps)
+    targets = replace(targets, old_log_probs=before) if targets.old_log_probs is None else targets
     discarded, padding = total - len(experience), padding_efficiency(first_epoch)
     return Update(experience, scores, targets, steps, discarded, padding, before, compared)
 
@@ -226,6 +222,17 @@ def log_probs_before(
         return None
     temperature, policy = config.rollout.temperature, learner.policy.engine
     return per_token(experience, minibatches, lambda b: response_log_probs(policy, b, temperature))
+
+
+def with_first_steps(
+    experience: Experience, before: Tensor | None, steps: Steps
+) -> tuple[Tensor | None, Tensor]:
+    """Return the trainer's log-probabilities before its first step, [N, T], and which tokens have them, [N, T]:
+    those of mini-batches that came before any step, where no pass was made for them."""
+    if before is not None or steps.log_probs is None:
+        return before, experience.computed
+    of_all_ranks = ranks.sum_over_ranks(steps.log_probs).cpu()
+    return of_all_ranks, experience.computed & steps.first_rows.unsqueeze(1)
 
 
 def is_own_reference(config: Config, experience: Experience) -> bool:
