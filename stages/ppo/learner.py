@@ -227,7 +227,7 @@ def log_probs_before(
 def with_first_steps(
     experience: Experience, before: Tensor | None, steps: Steps
 ) -> tuple[Tensor | None, Tensor]:
-    """Return the trainer's log-probabilities before its first step, [N, T], and which tokens have them, [N, T]:
+    """Return the trainer's log-probabilities before its first step, and which tokens have them, both [N, T]:
     those of mini-batches that came before any step, where no pass was made for them."""
     if before is not None or steps.log_probs is None:
         return before, experience.computed
