@@ -251,7 +251,7 @@ ROLLOUTS = (*GRPO, "algorithm.old_log_probs=rollout")
 def test_with_the_rollouts_log_probabilities_the_trainer_makes_no_pass_for_them(make, caplog, steps):
     """Where the engine gave the trainer's numbers the same is learned, bit for bit, in fewer passes."""
     given = experience(samples=4, holes=True)
-    old = updated(make(*GRPO, "update.minibatches=2"), given).before
+    old = updated(make(*GRPO, *steps), given).before
     given = dataclasses.replace(given, rollout_log_probs=old)
     seen = []
     for settings in (GRPO, ROLLOUTS):
