@@ -100,6 +100,15 @@ class ReferenceStage(StrEnum):
     """With the trainer's own micro-batches and precision; for rewards that need no GPU."""
 
 
+class OldLogProbs(StrEnum):
+    """Sources of the old policy's log-probabilities, to which the policy loss compares the new ones."""
+
+    TRAINER = "trainer"
+    """Computed by the trainer before the first step."""
+    ROLLOUT = "rollout"
+    """Those of the policy that wrote the responses, as the rollout engine gave them."""
+
+
 class CorrectionLevel(StrEnum):
     """Granularity of the importance weights between rollout engine and trainer."""
 
@@ -120,6 +129,9 @@ class CorrectionMode(StrEnum):
     """A weight above the upper threshold is lowered to it (truncated importance sampling)."""
     MASK = "mask"
     """A weight outside becomes 0, so that its tokens teach nothing (IcePop)."""
+    M2PO = "m2po"
+    """As truncate; and of tokens whose ratio is on the side to which their advantage pushes it, those
+    furthest from 1 become 0 until second_moment holds (arXiv 2510.01161)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +195,9 @@ class CorrectionConfig:
     """Upper threshold."""
     low: NonNegativeFloat = 0.5
     """Lower threshold; only mask has one."""
+    second_moment: PositiveFloat = 0.04
+    """With m2po: the largest mean of squared log-ratios, over all tokens of the iteration whose ratio is on
+    the side to which their advantage pushes it."""
     normalize: bool = False
     """Divide the weights by their mean over the iteration."""
 
@@ -206,6 +221,10 @@ class AlgorithmConfig:
     policy_loss: PolicyLoss = PolicyLossName.PPO
     """Loss of the policy by name, or module:function of yours, which is given log_probs, old_log_probs,
     advantages and mask, all [B, T], and returns the loss of each token [B, T]."""
+    old_log_probs: OldLogProbs = OldLogProbs.TRAINER
+    """Source of the old policy's log-probabilities. rollout saves a forward pass over all responses; the
+    ratio is then that of the new policy to the one that wrote the responses. For the group estimators,
+    without correction and target_kl."""
     clip_range_low: PositiveFloat = 0.2
     """The probability ratio is clipped below at 1 - clip_range_low (gmpo: its logarithm, at the negative)."""
     clip_range_high: PositiveFloat = 0.2

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pipeline.config.algorithm import CorrectionLevel, ReferenceStage
+from pipeline.config.algorithm import CorrectionLevel, OldLogProbs, ReferenceStage
 from pipeline.config.engines import Engine, VllmConfig
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import Component, RewardConfig, RewardModelConfig
@@ -39,12 +39,17 @@ def scores_with(reward: RewardConfig, component: Component) -> str | None:
 
 def _truncation_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield top_p and top_k where training needs log-probabilities that show what these cut off."""
-    rollout = config.rollout
+    rollout, algorithm = config.rollout, config.algorithm
+    needing = None
+    if algorithm.correction.level is not CorrectionLevel.NONE:
+        needing = "importance weights need", "set algorithm.correction.level=none"
+    elif algorithm.old_log_probs is OldLogProbs.ROLLOUT:
+        needing = "algorithm.old_log_probs=rollout needs", "set that to trainer"
     for name, is_on in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)):
-        if is_on and config.algorithm.correction.level is not CorrectionLevel.NONE:
+        if is_on and needing:
             why = (
-                f"importance weights need the probability with which a token was sampled, and what {name} "
-                "cuts off stays in them as an error; turn it off, or set algorithm.correction.level=none"
+                f"{needing[0]} the probability with which a token was sampled, and what {name} "
+                f"cuts off stays in the ratio as an error; turn it off, or {needing[1]}"
             )
             yield ConfigIssue.at(rollout, name, why, "rollout.")
         elif is_on and rollout.engine == Engine.VLLM and rollout.temperature != 1:

@@ -51,8 +51,8 @@ class RolloutConfig:
     """Array elements per iteration, of the rollout stage and of the reward stage."""
     staleness: Annotated[int, Field(ge=0, le=2, strict=True)] = 0
     """Updates by which the policy that responses are of is older than the newest one: with 1 or 2 the next
-    iteration is rolled out while an update computes. Needs algorithm.correction.level=token or geometric.
-    See docs/howto/algorithm.md."""
+    iteration is rolled out while an update computes. Needs algorithm.correction.level=token or geometric,
+    or algorithm.old_log_probs=rollout. See docs/howto/algorithm.md."""
     samples_per_prompt: PositiveInt = 1
     """Responses per prompt (n); more than one for the group estimators."""
     max_new_tokens: PositiveInt = 128

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pipeline.config.algorithm import (
     GROUP_ESTIMATORS,
     AlgorithmConfig,
-    CorrectionMode,
     Estimator,
     KLController,
     KLEstimator,
@@ -15,6 +14,7 @@ from pipeline.config.algorithm import (
     ShapingConfig,
 )
 from pipeline.config.allocation import AllocationConfig, StepConfig
+from pipeline.config.correction_rules import correction_problems, old_log_probs_problems
 from pipeline.config.engine_rules import engine_problems
 from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
@@ -40,6 +40,8 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         loss_problems,
         _kl_problems,
         _shaping_problems,
+        correction_problems,
+        old_log_probs_problems,
         staleness_problems,
         _keeping_problems,
         _slurm_problems,
@@ -144,7 +146,7 @@ def _kl_problems(config: Config) -> Iterator[ConfigIssue]:
 
 def _shaping_problems(config: Config) -> Iterator[ConfigIssue]:
     algorithm, longest = config.algorithm, config.rollout.max_new_tokens
-    shaping, correction = algorithm.shaping, algorithm.correction
+    shaping = algorithm.shaping
     if shaping.filter_groups and algorithm.estimator not in GROUP_ESTIMATORS:
         why = (
             f"algorithm.estimator={algorithm.estimator} learns from groups of equal rewards too; set it to "
@@ -157,9 +159,6 @@ def _shaping_problems(config: Config) -> Iterator[ConfigIssue]:
     if shaping.overlong_buffer is None and shaping.overlong_penalty != ShapingConfig.overlong_penalty:
         why = "nothing is penalised without algorithm.shaping.overlong_buffer=N; give it too, or leave it out"
         yield ConfigIssue.at(config, "algorithm.shaping.overlong_penalty", why)
-    if correction.mode is CorrectionMode.MASK and correction.low >= correction.high:
-        why = f"must be below algorithm.correction.high={correction.high}"
-        yield ConfigIssue.at(config, "algorithm.correction.low", why)
     for key in ("whiten_rewards", "critic_lam", "lam_alpha"):
         is_given = getattr(algorithm, key) != getattr(AlgorithmConfig, key)
         if is_given and algorithm.estimator is not Estimator.GAE:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pipeline.config.algorithm import CorrectionLevel, Estimator
+from pipeline.config.algorithm import GROUP_ESTIMATORS, CorrectionLevel, Estimator, OldLogProbs
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.schema import Config
 
@@ -11,8 +11,9 @@ _WEIGHED = (CorrectionLevel.TOKEN, CorrectionLevel.GEOMETRIC)
 
 def staleness_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield a correction that does not weigh responses for the policy that they are of."""
-    staleness, level = config.rollout.staleness, config.algorithm.correction.level
-    if not staleness or level in _WEIGHED:
+    staleness, algorithm = config.rollout.staleness, config.algorithm
+    level, is_compared = algorithm.correction.level, algorithm.old_log_probs is OldLogProbs.ROLLOUT
+    if not staleness or level in _WEIGHED or is_compared:
         return
     why = "nothing would weigh them for that"
     if level is CorrectionLevel.SEQUENCE:
@@ -21,8 +22,9 @@ def staleness_problems(config: Config) -> Iterator[ConfigIssue]:
             "would have all the weight"
         )
     about = f"with rollout.staleness={staleness} responses are of an older policy than the one that learns"
+    other = ", or algorithm.old_log_probs=rollout" if algorithm.estimator in GROUP_ESTIMATORS else ""
     yield ConfigIssue.at(
-        config, "algorithm.correction.level", f"{about} from them: {why}; give token or geometric"
+        config, "algorithm.correction.level", f"{about} from them: {why}; give token or geometric{other}"
     )
 
 

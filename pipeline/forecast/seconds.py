@@ -7,7 +7,8 @@ attention, which long contexts add, are left out.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.config.algorithm import Estimator, KLPlacement, ReferenceStage
+from pipeline.config.algorithm import Estimator, ReferenceStage
+from pipeline.config.correction_rules import passes_for_old_log_probs
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.engines import Engine
 from pipeline.config.schema import Config
@@ -91,9 +92,7 @@ def update_passes(config: Config) -> float:
     and values, and of each epoch a forward and a backward pass of policy and critic."""
     algorithm, update = config.algorithm, config.update
     models = 2 if algorithm.estimator is Estimator.GAE else 1
-    has_penalty = algorithm.kl.coef > 0 and algorithm.kl.placement is KLPlacement.REWARD
-    gives_old = update.epochs * update.minibatches == 1 and not has_penalty
-    before = models - 1 if gives_old else models
+    before = models if passes_for_old_log_probs(config) else models - 1
     reference = int(has_reference_in(config, ReferenceStage.UPDATE))
     return reference + before + update.epochs * models * (1 + _BACKWARD)
 

@@ -60,6 +60,7 @@ class Rule(StrEnum):
     TRUNCATION = "truncation"
     UNSCORED = "unscored"
     ENGINE_MISMATCH = "engine-mismatch"
+    STALE_RESPONSES = "stale-responses"
     BOTTLENECK = "bottleneck"
     QUEUE_BOUND = "queue-bound"
     START_UP = "start-up"

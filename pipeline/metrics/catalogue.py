@@ -116,10 +116,17 @@ METRICS: tuple[Metric, ...] = (
     Metric("mismatch/chi2_sequence", _H, "the same per response"),
     Metric("mismatch/effective_samples", _H, "effective sample size of the tokens, as a share"),
     Metric("staleness/lag", _H, "updates by which the responses' policy is older than the newest one before"),
+    Metric(
+        "staleness/effective_samples", _H, "mismatch/effective_samples over its median at lag 0 in this run"
+    ),
     Metric("correction/weight_mean", _H, "mean importance weight of the policy loss"),
     Metric("correction/weight_max", _H, "largest importance weight"),
     Metric("correction/masked_share", _H, "share of tokens of weight 0"),
     Metric("correction/effective_samples", _H, "effective sample size under these weights, as a share"),
+    Metric(
+        "correction/second_moment", _H, "m2po: mean squared log-ratio of the tokens that it may leave out"
+    ),
+    Metric("correction/second_moment_kept", _H, "m2po: the same of those that it keeps"),
     Metric("response_length/mean", _R, "tokens per response, those between the policy's turns included"),
     Metric("response_length/min", _R, "shortest response, tokens"),
     Metric("response_length/max", _R, "longest response, tokens"),
@@ -242,6 +249,7 @@ _CLIPPED = "policy/clip_fraction_low policy/clip_fraction_high policy/dual_clip_
 _LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before clipping, mean over steps"
 _LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
 _LENGTHS = "response_length/mean response_length/min response_length/max"
+_SAMPLES = "mismatch/effective_samples correction/effective_samples"
 _PROMPTS = "data/rejected data/rejected/* data/truncated data/read_as/* data/left_out"
 
 CHARTS: tuple[Chart, ...] = (
@@ -258,7 +266,8 @@ CHARTS: tuple[Chart, ...] = (
     Chart(_H, "Explained variance", "value/explained_variance"),
     Chart(_H, "Size of the update", "policy/approx_kl", from_zero=True),
     Chart(_H, "Rollout engine against trainer", "mismatch/kl", "mismatch/max"),
-    Chart(_H, "Staleness", "staleness/lag", from_zero=True),
+    Chart(_H, "Effective samples", _SAMPLES, "mismatch/k3", from_zero=True),
+    Chart(_H, "Staleness", "staleness/lag", "staleness/effective_samples", from_zero=True),
     Chart(_R, "Response length", _LENGTHS, "response_length/clip_ratio", _LENGTH, "band", from_zero=True),
     Chart(_R, "Finish reasons", "finish_reason/*", kind="bars"),
     Chart(_E, "Held-out reward components", "evaluate/reward/*"),

@@ -10,6 +10,7 @@ from pipeline.metrics.attempts import Facts, attempts_of, last_written
 from pipeline.metrics.costs import idle_shares, metrics_of
 from pipeline.metrics.row import Clock, iteration_row
 from pipeline.metrics.spans import iteration_spans, to_line
+from pipeline.metrics.staleness import staleness_metrics
 from pipeline.orchestrate.lost_states import note_replay
 from pipeline.orchestrate.rewind import trim_rows
 from pipeline.orchestrate.row_writer import RowWriter
@@ -201,6 +202,7 @@ class Publisher:
             grouped.setdefault(task.job_kind, []).append(record)
         clock, has_lag = self._clock(records, iteration), self.run.plan.staleness > 0
         row = iteration_row(iteration, grouped, clock, has_lag)
+        row |= staleness_metrics(row, self.rows)
         return row | ({"records_lost": len(lost)} if lost else {})
 
     def _note_lost(self, records: Records, iteration: int, lost: Sequence[Task]) -> str:

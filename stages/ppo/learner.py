@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.config.algorithm import CorrectionLevel, KLPlacement, ReferenceStage
+from pipeline.config.algorithm import OldLogProbs, ReferenceStage
+from pipeline.config.correction_rules import step_gives_old_log_probs
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.schema import Config
 from stages import ranks
@@ -85,6 +86,11 @@ class Update:
     """Responses that were left out: they were cut, or their groups have nothing to teach."""
     padding_efficiency: float
     """Share of real tokens in the first epoch's micro-batches."""
+    before: Tensor | None = None
+    """[N, T] the trainer's log-probabilities before the first step; None when nothing was trained on, or
+    where steps of the past were taken again and nothing needed them."""
+    compared: Tensor | None = None
+    """[N, T] true for the tokens that have them."""
 
 
 def update(
@@ -119,22 +125,23 @@ def update(
     if is_packed(config.update):
         _check_packing(learner, experience)
     with stopwatch.timing("old_log_probs"):
-        old_log_probs = old_log_probs_of(learner, experience, first_epoch)
+        before = log_probs_before(learner, experience, first_epoch)
         old_values = old_values_of(learner, experience, first_epoch)
     if is_own_reference(config, experience):
-        experience = replace(experience, reference_log_probs=old_log_probs)
+        experience = replace(experience, reference_log_probs=before)
     # 3. rewards per token, advantages, returns, importance weights
-    targets = make_targets(config, experience, scores, old_log_probs, old_values, kl_coef)
+    old = old_log_probs_of(config, experience, before)
+    targets = make_targets(config, experience, scores, old, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
     with stopwatch.timing("steps"):
         if past is None:
             steps = train(learner, experience, targets, first_epoch, iteration)
         else:
             steps = follow(learner, experience, targets, first_epoch, iteration, past)
-    if steps.log_probs is not None:
-        targets = replace(targets, old_log_probs=ranks.sum_over_ranks(steps.log_probs).cpu())
-    discarded = total - len(experience)
-    return Update(experience, scores, targets, steps, discarded, padding_efficiency(first_epoch))
+    before, compared = with_first_steps(experience, before, steps)
+    targets = replace(targets, old_log_probs=before) if targets.old_log_probs is None else targets
+    discarded, padding = total - len(experience), padding_efficiency(first_epoch)
+    return Update(experience, scores, targets, steps, discarded, padding, before, compared)
 
 
 def _shaped(
@@ -188,19 +195,54 @@ def padding_efficiency(minibatches: Sequence[MiniBatch]) -> float:
     return float(counts[0] / counts[1])
 
 
-def old_log_probs_of(
+def old_log_probs_of(config: Config, experience: Experience, before: Tensor | None) -> Tensor | None:
+    """Return the old policy's log-probabilities, [N, T]: the trainer's ``before`` its first step, or those of
+    the policy that wrote the responses.
+
+    Raises:
+        UserError: the rollout engine gave numbers that are no log-probabilities.
+    """
+    if config.algorithm.old_log_probs is OldLogProbs.TRAINER:
+        return before
+    # The loss is masked, but in its backward pass 0 times NaN is NaN.
+    found = torch.where(experience.mask, experience.rollout_log_probs, 0.0)
+    if bad := int((~torch.isfinite(found)).sum()):
+        raise UserError(
+            f"rollout.engine={config.rollout.engine} gave no log-probability for {bad} tokens, and "
+            "algorithm.old_log_probs=rollout needs them; set it to trainer"
+        )
+    return found
+
+
+def log_probs_before(
     learner: Learner, experience: Experience, minibatches: Sequence[MiniBatch]
 ) -> Tensor | None:
     """Compute the trainer's own log-probabilities before the first step, [N, T]; None where that step gives
-    them.
+    them, or where the rollout's are the old ones.
 
     Computed over the very micro-batches of the first epoch, so that its first ratio is exactly 1.
     """
-    if step_gives_old_log_probs(learner.config) and not is_own_reference(learner.config, experience):
+    config = learner.config
+    is_reference = is_own_reference(config, experience)
+    if config.algorithm.old_log_probs is OldLogProbs.ROLLOUT and not is_reference:
+        say("the old log-probabilities are the rollout's (algorithm.old_log_probs): none are computed")
+        return None
+    if step_gives_old_log_probs(config) and not is_reference:
         say("one step an iteration, and nothing before it needs old log-probabilities: the step gives them")
         return None
-    temperature, policy = learner.config.rollout.temperature, learner.policy.engine
+    temperature, policy = config.rollout.temperature, learner.policy.engine
     return per_token(experience, minibatches, lambda b: response_log_probs(policy, b, temperature))
+
+
+def with_first_steps(
+    experience: Experience, before: Tensor | None, steps: Steps
+) -> tuple[Tensor | None, Tensor]:
+    """Return the trainer's log-probabilities before its first step, and which tokens have them, both [N, T]:
+    those of mini-batches that came before any step, where no pass was made for them."""
+    if before is not None or steps.log_probs is None:
+        return before, experience.computed
+    of_all_ranks = ranks.sum_over_ranks(steps.log_probs).cpu()
+    return of_all_ranks, experience.computed & steps.first_rows.unsqueeze(1)
 
 
 def is_own_reference(config: Config, experience: Experience) -> bool:
@@ -217,16 +259,6 @@ def old_values_of(
     if not learner.critic:
         return None
     return per_token(experience, minibatches, functools.partial(response_values, learner.critic.engine))
-
-
-def step_gives_old_log_probs(config: Config) -> bool:
-    """Whether an iteration has one step, which starts from the old policy, and what is computed before the
-    step needs no old log-probabilities: neither a KL in the reward nor importance weights.
-    """
-    algorithm, update = config.algorithm, config.update
-    has_penalty = algorithm.kl.coef > 0 and algorithm.kl.placement is KLPlacement.REWARD
-    is_corrected = algorithm.correction.level is not CorrectionLevel.NONE
-    return update.epochs * update.minibatches == 1 and not has_penalty and not is_corrected
 
 
 @torch.no_grad()

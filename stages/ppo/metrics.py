@@ -6,12 +6,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
+from pipeline.config.algorithm import CorrectionMode
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason, component_column
 from stages.ppo.experience import Experience
 from stages.ppo.learner import Update
 from stages.ppo.math.masked import masked_mean, masked_sum
-from stages.ppo.math.mismatch import effective_share, mismatch_metrics
+from stages.ppo.math.mismatch import effective_share, mismatch_metrics, pushed_outwards, second_moment
 from stages.ppo.math.shaping import flat_groups
 from stages.ppo.targets import Targets
 from stages.ppo.training import Steps
@@ -26,7 +27,8 @@ def update_metrics(config: Config, experience: Experience, done: Update) -> dict
         metrics["policy/padding_efficiency"] = done.padding_efficiency
         metrics["policy/computed_responses"] = float(done.experience.computed.any(dim=1).sum())
         metrics["reward/shaped/mean"] = done.scores.shaped.mean().item()
-        metrics |= kl_metrics(done.experience, done.targets) | advantage_metrics(mask, done.targets)
+        metrics |= kl_metrics(done) | advantage_metrics(mask, done.targets)
+        metrics |= correction_metrics(config, done.experience, done.targets)
         if done.targets.old_values is not None and done.targets.returns is not None:
             metrics |= value_metrics(mask, done.targets.old_values, done.targets.returns)
     metrics |= step_metrics(done.steps)
@@ -84,22 +86,40 @@ def mean_kl(experience: Experience, targets: Targets | None) -> float | None:
     return float(torch.where(experience.mask, difference, 0.0).sum(dim=1).mean())
 
 
-def kl_metrics(experience: Experience, targets: Targets) -> dict[str, float]:
-    """Return the distance to the reference, and between the generation engine and the trainer, of the
-    responses that went through the policy."""
-    mask = experience.computed
+def kl_metrics(done: Update) -> dict[str, float]:
+    """Return the distance of the old policy to the reference, of the responses that went through the policy,
+    and between the generation engine and the trainer, of those whose log-probabilities are known before any
+    step."""
+    experience, targets, mask = done.experience, done.targets, done.experience.computed
+    assert targets is not None
     assert targets.old_log_probs is not None
-    metrics = mismatch_metrics(experience.rollout_log_probs, targets.old_log_probs, mask)
-    if targets.weights is not None:
-        metrics["correction/weight_mean"] = float(masked_mean(targets.weights, mask))
-        metrics["correction/weight_max"] = float(targets.weights.max())
-        metrics["correction/masked_share"] = float(masked_mean((targets.weights == 0).float(), mask))
-        metrics["correction/effective_samples"] = float(effective_share(targets.weights, mask))
+    assert done.before is not None
+    assert done.compared is not None
+    metrics = mismatch_metrics(experience.rollout_log_probs, done.before, done.compared)
     per_response = mean_kl(experience, targets)
     if per_response is not None and experience.reference_log_probs is not None:
         difference = targets.old_log_probs - experience.reference_log_probs
         metrics["objective/kl"] = per_response
         metrics["objective/kl_per_token"] = float(masked_mean(difference, mask))
+    return metrics
+
+
+def correction_metrics(config: Config, experience: Experience, targets: Targets) -> dict[str, float]:
+    """Return what the importance weights do; nothing where there are none."""
+    weights, mask = targets.weights, experience.computed
+    if weights is None or targets.old_log_probs is None:
+        return {}
+    metrics = {
+        "correction/weight_mean": float(masked_mean(weights, mask)),
+        "correction/weight_max": float(weights.max()),
+        "correction/masked_share": float(masked_mean((weights == 0).float(), mask)),
+        "correction/effective_samples": float(effective_share(weights, mask)),
+    }
+    if config.algorithm.correction.mode is CorrectionMode.M2PO:
+        log_ratio = targets.old_log_probs - experience.rollout_log_probs
+        outwards = pushed_outwards(log_ratio, targets.advantages, mask)
+        metrics["correction/second_moment"] = float(second_moment(log_ratio, outwards))
+        metrics["correction/second_moment_kept"] = float(second_moment(log_ratio, outwards & (weights > 0)))
     return metrics
 
 

@@ -44,7 +44,8 @@ class Targets:
     mask: Tensor
     """Mask: true where the policy wrote the token."""
     old_log_probs: Tensor | None
-    """Trainer's log-probabilities before the first step; where that step gives them, None until it has."""
+    """Log-probabilities of the old policy (algorithm.old_log_probs); where the first step gives the
+    trainer's, None until it has."""
     old_values: Tensor | None
     advantages: Tensor
     returns: Tensor | None
@@ -100,7 +101,7 @@ def make_targets(
     if algorithm.correction.level is not CorrectionLevel.NONE:
         assert old_log_probs is not None
         log_ratio = old_log_probs - experience.rollout_log_probs
-        weights = importance_weights(log_ratio, experience.computed, algorithm.correction)
+        weights = importance_weights(log_ratio, experience.computed, algorithm.correction, advantages)
     reference = None
     if experience.reference_log_probs is not None and algorithm.kl.placement is KLPlacement.LOSS:
         # Others computed it. The loss is masked, but in its backward pass 0 times NaN is NaN.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pipeline.config.algorithm import OldLogProbs
 from pipeline.config.schema import Config
 from stages import ranks
 from stages.context import NumericalError
@@ -104,7 +105,9 @@ class Steps:
     decisions: list[Mapping[str, StepDecision]] = field(default_factory=list)
     """What became of each mini-batch's gradients, by the trainer's name."""
     log_probs: Tensor | None = None
-    """[N, T] log-probabilities of this rank's rows before the only step; None where known before."""
+    """[N, T] log-probabilities of this rank's rows before any step; None where known before."""
+    first_rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    """[N] true for the rows, of all ranks, that have them."""
 
 
 def train(
@@ -117,13 +120,17 @@ def train(
     """
     config, steps, limit = learner.config, Steps(), learner.config.algorithm.target_kl
     per_token = targets.to(device())
-    if targets.old_log_probs is None:
+    if targets.old_log_probs is None or config.algorithm.old_log_probs is OldLogProbs.ROLLOUT:
         steps.log_probs = torch.zeros_like(experience.rollout_log_probs, device=device())
+        steps.first_rows = torch.zeros(len(experience), dtype=torch.bool)
     for place, batch in all_minibatches(config, experience, first_epoch, iteration):
         counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
         tokens = int(experience.mask[list(batch.computed)].sum())
         # 1. gradients of all micro-batches, and what they show
-        tally = accumulate(learner, per_token, batch, counts, steps.log_probs)
+        is_before = steps.log_probs is not None and not steps.sums  # no step has moved the policy yet
+        tally = accumulate(learner, per_token, batch, counts, steps.log_probs if is_before else None)
+        if is_before:
+            steps.first_rows[list(batch.computed)] = True
         sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, place))
         if steps.first_ratio_error is None and steps.log_probs is None and not problem:
             steps.first_ratio_error = float(ranks.max_over_ranks(tally.ratio_error))

@@ -12,16 +12,25 @@ from pipeline.executors.local_limits import local_limits
 from slurm.allocation import NodeShare
 from tests.support import tiny
 
-TOKEN = "algorithm.correction.level=token"
+TOKEN, ROLLOUT = "algorithm.correction.level=token", "algorithm.old_log_probs=rollout"
+GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=2")
 
 
 def config(inputs, tmp_path, *words):
     return resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words)))
 
 
-@pytest.mark.parametrize("level", ["token", "geometric"])
-def test_a_correction_by_token_or_mean_is_taken(inputs, tmp_path, level):
-    made = config(inputs, tmp_path, "rollout.staleness=1", f"algorithm.correction.level={level}")
+@pytest.mark.parametrize(
+    "words",
+    [
+        [TOKEN],
+        ["algorithm.correction.level=geometric"],
+        ["algorithm.correction={level: token, mode: m2po}"],
+        [*GROUPS, ROLLOUT],
+    ],
+)
+def test_a_correction_by_token_or_mean_or_a_ratio_to_the_writer_is_taken(inputs, tmp_path, words):
+    made = config(inputs, tmp_path, "rollout.staleness=1", *words)
     assert made.rollout.staleness == 1
 
 
@@ -34,6 +43,23 @@ def test_a_correction_by_token_or_mean_is_taken(inputs, tmp_path, level):
             "grows or vanishes with its length, so that a few responses would have all the weight",
         ),
         (["rollout.staleness=3", TOKEN], "less than or equal to 2"),
+        (["rollout.staleness=1", *GROUPS], "give token or geometric, or algorithm.old_log_probs=rollout$"),
+        (
+            [ROLLOUT],
+            "is of the estimators grpo, reinforce...baseline, rloo, and algorithm.estimator=gae; use one, "
+            "or set this to trainer$",
+        ),
+        (
+            [*GROUPS, ROLLOUT, TOKEN],
+            "would weigh them twice; set algorithm.correction.level=none, or set this to trainer$",
+        ),
+        (
+            [*GROUPS, ROLLOUT, "algorithm.target_kl=0.1"],
+            "not computed; leave it out, or set this to trainer$",
+        ),
+        ([*GROUPS, ROLLOUT, "rollout.top_p=0.9"], "old_log_probs=rollout needs the probability with which"),
+        (["algorithm.correction={level: geometric, mode: m2po}"], "level=geometric; set that to token$"),
+        (["algorithm.correction.mode=m2po"], "bounds ratios of tokens, and .*level=none; set that to token$"),
     ],
 )
 def test_what_is_not_weighed_or_too_old_is_refused(inputs, tmp_path, words, why):

@@ -84,6 +84,10 @@ def test_responses_are_of_the_versions_that_the_plan_says_and_rows_tell_the_lag(
     lags = [row.get("staleness/lag") for row in rows_of(run.paths.root)]
     expected = [i - 1 - version for i, version in enumerate(VERSIONS[staleness], 1)]
     assert lags == (expected if staleness else [None] * 6)
+    worth = [row["mismatch/effective_samples"] for row in rows_of(run.paths.root)]
+    assert [row.get("staleness/effective_samples") for row in rows_of(run.paths.root)] == [
+        samples / worth[0] if lag else None for samples, lag in zip(worth, lags, strict=True)
+    ]
     assert_made_of_each_other(run.paths.root)
     shown = slurm_ppo("samples", f"{run.paths.root}@4")
     assert f"iteration 4, by policy {VERSIONS[staleness][3]}" in shown.stdout, shown.stderr

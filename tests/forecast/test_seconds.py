@@ -1,9 +1,18 @@
 """Seconds by an earlier run and by FLOPs; lengths of prompts."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from pipeline.config.algorithm import (
+    AlgorithmConfig,
+    CorrectionConfig,
+    CorrectionLevel,
+    Estimator,
+    KLConfig,
+    OldLogProbs,
+)
 from pipeline.config.reward import RewardConfig, RuleConfig
 from pipeline.config.schema import Config, DataConfig, ModelConfig
 from pipeline.config.update import UpdateConfig
@@ -50,6 +59,17 @@ def test_more_epochs_lengthen_the_update_alone():
     assert found.stages["rollout"] == 10.0
     assert found.stages["update"] == pytest.approx(20.0 * update_passes(more) / update_passes(CONFIG))
     assert 20.0 < found.stages["update"] < 40.0
+
+
+def test_a_pass_for_old_log_probabilities_counts_where_one_is_made():
+    def passes(update: UpdateConfig, **algorithm: Any) -> float:
+        given = AlgorithmConfig(estimator=Estimator.GRPO, kl=KLConfig(coef=0.0), **algorithm)
+        return update_passes(replace(CONFIG, algorithm=given, update=update))
+
+    several, one = UpdateConfig(minibatches=2), UpdateConfig(minibatches=1)
+    assert passes(several) == passes(several, old_log_probs=OldLogProbs.ROLLOUT) + 1
+    assert passes(one) == passes(one, old_log_probs=OldLogProbs.ROLLOUT)
+    assert passes(one, correction=CorrectionConfig(level=CorrectionLevel.TOKEN)) == passes(one) + 1
 
 
 def test_flops_are_divided_by_the_named_share_of_the_peak():

@@ -213,6 +213,7 @@ class LossConfig(dict):
     clip_ratio_low = property(lambda self: self.get("clip_ratio_low"))
     clip_ratio_high = property(lambda self: self.get("clip_ratio_high"))
     global_batch_info = property(lambda self: self.get("global_batch_info", {}))
+    policy_loss = property(lambda self: {"rollout_correction": {"loss_type": "ppo_clip"}})
     tau_pos = property(lambda self: 1.0)
     tau_neg = property(lambda self: 1.05)
 
@@ -231,6 +232,10 @@ def loss_entries(inputs: dict[str, Tensor], name: str) -> dict[str, object]:
         entries[f"policy_weighted_{mode}"] = policy_entry(inputs, mask, asymmetric, mode, weights)
         counted = LossConfig(LOSSES["asymmetric"], global_batch_info=GLOBAL_COUNTS)
         entries[f"policy_global-counts_{mode}"] = policy_entry(inputs, mask, counted, mode, None)
+        # Two policies instead of three: the rollout's log-probabilities are the old ones.
+        two = {**inputs, "old": inputs["rollout"]}
+        bypass = verl.compute_policy_loss_bypass_mode
+        entries[f"policy_bypass_{mode}"] = policy_entry(two, mask, asymmetric, mode, None, bypass)
         predictions = inputs["value_predictions"].clone().requires_grad_()
         loss, clipped = verl.compute_value_loss(
             predictions, inputs["returns"], inputs["values"], mask, 0.2, mode

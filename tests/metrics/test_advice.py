@@ -21,6 +21,7 @@ from pipeline.config.schema import Config
 from pipeline.metrics.advice import advise, first_shown, in_a_line, worst
 from pipeline.metrics.advice_input import LOOK_BACK, MIN_ROWS, Advice, AdviceInput, Rule, Severity, TaskTime
 from pipeline.metrics.catalogue import describe
+from pipeline.metrics.staleness import staleness_metrics
 from pipeline.text import number
 from pipeline.workers.summary import REASONS, Spent, WorkersOf
 from tests.support import ROOT, scripted
@@ -265,6 +266,12 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     "late rules": (Rule.UNSCORED, Severity.WARNING, lambda i: {"reward/exact/late": 30.0}),
     "mismatch": (Rule.ENGINE_MISMATCH, Severity.WARNING, late(20, mismatch__k3=lambda i: 0.03)),
     "great mismatch": (Rule.ENGINE_MISMATCH, Severity.PROBLEM, lambda i: {"mismatch/k3": 0.3}),
+    "stale": (Rule.STALE_RESPONSES, Severity.WARNING, lambda i: {"staleness/effective_samples": 0.7}),
+    "very stale": (
+        Rule.STALE_RESPONSES,
+        Severity.PROBLEM,
+        late(20, staleness__effective_samples=lambda i: 0.3),
+    ),
     "slow rollout": (Rule.BOTTLENECK, Severity.NOTE, lambda i: {"seconds/rollout": 500.0}),
     "slow update": (Rule.BOTTLENECK, Severity.NOTE, lambda i: {"seconds/update": 500.0}),
     "slow pool": (Rule.BOTTLENECK, Severity.NOTE, lambda i: {"seconds/score-big": 500.0}),
@@ -530,6 +537,43 @@ def test_a_driver_says_what_a_row_is_the_first_to_show():
     assert in_a_line(advice).startswith("warning: ")
     assert "flat-groups" in in_a_line(advice)
     assert "\n" not in in_a_line(advice)
+
+
+def rows_with_lag(share: float, count: int) -> list[dict[str, float]]:
+    """The first without lag; all others have so large a share of its effective samples."""
+    rows: list[dict[str, float]] = []
+    for row in rows_of(count=count):
+        lag = int(row["iteration"] > 1)
+        row |= {"staleness/lag": lag, "mismatch/effective_samples": 0.9 * (share if lag else 1.0)}
+        rows.append(row | staleness_metrics(row, rows))
+    return rows
+
+
+def test_responses_worth_few_samples_are_said_in_the_second_iteration_with_the_command():
+    config = replace(CONFIG, run_dir="/runs/my first")
+    (advice,) = first_shown(AdviceInput(rows_with_lag(0.2, 2), config))
+    assert advice.severity is Severity.PROBLEM
+    assert advice.what == "20 % of the effective samples of this run without lag, in iteration 2"
+    assert advice.remedy == (
+        "lower update.learning_rate, which is 1e-06 now, or learn from the newest policy's responses alone: "
+        "slurm-ppo fork '/runs/my first' NEW_RUN rollout.staleness=0"
+    )
+    assert first_shown(AdviceInput(rows_with_lag(0.2, 3), config)) == [], "it is said once"
+
+
+@pytest.mark.parametrize(("share", "after"), [(0.9, None), (0.7, 4), (0.4, 2)])
+def test_one_iteration_has_to_show_more_than_several(share, after):
+    told = [n for n in range(1, 10) if advise(AdviceInput(rows_with_lag(share, n), CONFIG))]
+    assert told == ([] if after is None else list(range(after, 10)))
+
+
+def test_what_is_compared_with_is_the_run_without_lag_however_long_ago():
+    rows = rows_with_lag(0.6, 300)
+    assert rows[-1]["staleness/effective_samples"] == pytest.approx(0.6)
+    assert "staleness/effective_samples" not in rows[0]
+    only(Rule.STALE_RESPONSES, advise(AdviceInput(rows[-LOOK_BACK:], CONFIG)))
+    assert staleness_metrics({"staleness/lag": 1}, rows) == {}, "a row without trained rows"
+    assert staleness_metrics(rows[5], rows[1:5]) == {}, "nothing to compare with"
 
 
 def test_responses_of_an_older_policy_are_meant_to_have_other_probabilities():

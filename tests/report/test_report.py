@@ -161,6 +161,7 @@ def test_every_chart_has_a_place_a_figure_and_a_caption(run):
     missing = {chart.title for chart in CHARTS if chart.title not in parsed.text}
     assert missing == {
         *("Prompts without spread", "Spread of reward components", "Rollout engine against trainer"),
+        "Effective samples",
         *("Seconds in the queue", "Idle share of workers", "Start-up share", "Wasted share"),
         *("GPU memory (GiB)", "Batch budgets halved for lack of GPU memory"),
         *("Held-out sets", "Solved held-out prompts", "Numbers of evaluate.command"),

@@ -27,8 +27,9 @@ from pipeline.run.tasks import Stage, Task
 from stages.context import UserError
 from stages.ppo.critics import load_critic
 from stages.ppo.math.masked import NoValidTokens
+from stages.ppo.math.mismatch import mismatch_metrics
 from stages.ppo.math.shaping import RunningMoments
-from stages.ppo.metrics import mean_kl
+from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.minibatches import StepPosition, split_epoch
 from stages.ppo.resuming import unlike
 from stages.ppo.state.learned import Learned, TrainerState, resumed
@@ -291,6 +292,72 @@ def test_old_log_probabilities_are_computed_first_where_anything_needs_them(make
     """A KL in the reward, a second step, importance weights."""
     metrics = metrics_of(make(*ONE_STEP, *needed), experience(samples=4))
     assert metrics["policy/ratio_error_first"] == 0
+
+
+ROLLOUTS = (*GRPO, "algorithm.old_log_probs=rollout")
+
+
+@pytest.mark.parametrize("steps", [ONE_STEP, ("update.epochs=2", "update.minibatches=2")])
+def test_with_the_rollouts_log_probabilities_the_trainer_makes_no_pass_for_them(make, caplog, steps):
+    """Where the engine gave the trainer's numbers the same is learned, bit for bit, in fewer passes."""
+    given = experience(samples=4, holes=True)
+    old = updated(make(*GRPO, *steps), given).before
+    given = dataclasses.replace(given, rollout_log_probs=old)
+    seen = []
+    for settings in (GRPO, ROLLOUTS):
+        caplog.clear()
+        learner, passes = make(*settings, *steps), []
+        learner.policy.model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        metrics = metrics_of(learner, given)
+        seen.append((weights(learner), metrics, len(passes), "none are computed" in caplog.text))
+    (one, expected, more, _), (other, metrics, fewer, is_told) = seen
+    assert is_told
+    assert difference(one, other) == 0
+    expected.pop("policy/ratio_error_first", None)
+    assert metrics == expected
+    assert metrics["mismatch/max"] == 0
+    of_epoch = len(split_epoch(learner.config, given, 1, 0)) if steps != ONE_STEP else 0
+    assert more - fewer == of_epoch, "a micro-batch for each mini-batch"
+
+
+def test_with_the_rollouts_log_probabilities_numbers_say_what_they_are_of(make):
+    """The mismatch of the rows that were computed before any step, the ratio to what the engine gave; no
+    first ratio, which need not be 1."""
+    given = experience(samples=4, holes=True)
+    learner = make(*ROLLOUTS, "update.minibatches=2", "update.epochs=1")
+    done = updated(learner, given)
+    metrics = update_metrics(learner.config, given, done)
+    first, _ = split_epoch(learner.config, given, 1, 0)
+    assert done.compared.any(dim=1).nonzero().flatten().tolist() == sorted(first.rows)
+    before = updated(make(*GRPO, "update.minibatches=2", "update.epochs=1"), given).before
+    assert torch.equal(done.before[done.compared], before[done.compared])
+    expected = mismatch_metrics(given.rollout_log_probs, before, done.compared)
+    assert {name: metrics[name] for name in expected} == expected
+    assert "policy/ratio_error_first" not in metrics
+    gap = (before - given.rollout_log_probs).exp()[done.compared].mean()
+    ratio = done.steps.sums[0]["ratio"] / int(done.compared.sum())
+    assert ratio == pytest.approx(float(gap), rel=1e-5)
+    assert abs(ratio - 1) > 0.01
+    assert metrics["objective/kl"] == 0, "of the policy that wrote the responses, here the reference"
+
+
+def test_an_engine_that_gave_no_log_probabilities_is_named(make):
+    given = experience(samples=4)
+    unknown = given.rollout_log_probs.clone()
+    unknown[3, 0] = math.nan
+    given = dataclasses.replace(given, rollout_log_probs=unknown)
+    with pytest.raises(UserError, match="gave no log-probability for 1 tokens, and algorithm"):
+        updated(make(*ROLLOUTS), given)
+
+
+def test_m2po_reports_the_second_moment_before_and_after(make):
+    given = experience(holes=True)
+    settings = "algorithm.correction={level: token, mode: m2po, second_moment: 0.02}"
+    metrics = metrics_of(make(settings), given)
+    assert metrics["correction/second_moment"] > 0.02 >= metrics["correction/second_moment_kept"] > 0
+    assert 0 < metrics["correction/masked_share"] < 0.5
+    assert metrics["policy/ratio_error_first"] == 0
+    assert "correction/second_moment" not in metrics_of(make("algorithm.correction.level=token"), given)
 
 
 def test_a_fresh_critic_knows_nothing_and_learns(make):

@@ -8,7 +8,13 @@ import torch
 from hypothesis import strategies as st
 
 from pipeline.config.algorithm import CorrectionConfig, CorrectionLevel, CorrectionMode
-from stages.ppo.math.mismatch import effective_share, importance_weights, mismatch_metrics
+from stages.ppo.math.mismatch import (
+    effective_share,
+    importance_weights,
+    mismatch_metrics,
+    pushed_outwards,
+    second_moment,
+)
 from tests.support.learning import difference, experience, make_learner, process_group, updated, weights
 from tests.support.ppo_batches import NAN, for_any, masks, numbers, seeds
 
@@ -25,6 +31,11 @@ def unbounded(level: CorrectionLevel) -> CorrectionConfig:
     return CorrectionConfig(level=level, high=1e9)
 
 
+def signs(mask: torch.Tensor, seed: int) -> torch.Tensor:
+    """Advantages, some of them 0."""
+    return numbers(mask.shape, seed + 1).round(decimals=0)
+
+
 @any_level
 @any_mode
 @for_any(mask=masks(), seed=seeds, spread=st.floats(0, 30), normalize=st.booleans())
@@ -33,10 +44,12 @@ def test_weights_are_finite_and_ignore_what_is_outside_the_mask_even_nan(
 ):
     correction = CorrectionConfig(level=level, mode=mode, normalize=normalize)
     log_ratio = numbers(mask.shape, seed) * spread
-    found = importance_weights(log_ratio, mask, correction)
+    advantages = signs(mask, seed)
+    found = importance_weights(log_ratio, mask, correction, advantages)
     assert bool(torch.isfinite(found).all())
     assert bool((found[~mask] == 0).all())
-    assert torch.equal(importance_weights(torch.where(mask, log_ratio, NAN), mask, correction), found)
+    dirty = (torch.where(mask, x, NAN) for x in (log_ratio, advantages))
+    assert torch.equal(importance_weights(next(dirty), mask, correction, next(dirty)), found)
 
 
 @any_level
@@ -45,9 +58,10 @@ def test_weights_are_finite_and_ignore_what_is_outside_the_mask_even_nan(
 def test_weights_follow_their_rows(level, mode, mask, seed, random):
     order = list(range(len(mask)))
     random.shuffle(order)
-    log_ratio, correction = numbers(mask.shape, seed), CorrectionConfig(level=level, mode=mode)
-    found = importance_weights(log_ratio[order], mask[order], correction)
-    torch.testing.assert_close(found, importance_weights(log_ratio, mask, correction)[order])
+    log_ratio, advantages = numbers(mask.shape, seed).round(decimals=1), signs(mask, seed)
+    correction = CorrectionConfig(level=level, mode=mode)
+    found = importance_weights(log_ratio[order], mask[order], correction, advantages[order])
+    torch.testing.assert_close(found, importance_weights(log_ratio, mask, correction, advantages)[order])
 
 
 @any_level
@@ -88,7 +102,7 @@ def test_a_responses_weight_is_the_product_of_its_tokens_or_its_geometric_mean(m
 def test_engines_that_agree_weigh_1_and_weights_have_no_gradient(level, mode, normalize):
     mask = torch.tensor([[True, False, True], [True, True, False], [False, False, False]])
     correction = CorrectionConfig(level=level, mode=mode, normalize=normalize)
-    found = importance_weights(torch.zeros(3, 3, requires_grad=True), mask, correction)
+    found = importance_weights(torch.zeros(3, 3, requires_grad=True), mask, correction, torch.ones(3, 3))
     torch.testing.assert_close(found, mask.float())
     assert not found.requires_grad
 
@@ -98,11 +112,59 @@ def test_engines_that_agree_weigh_1_and_weights_have_no_gradient(level, mode, no
 def test_weights_of_nothing_are_0(level, mode):
     correction = CorrectionConfig(level=level, mode=mode, normalize=True)
     for mask in (torch.zeros(2, 3, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.bool)):
-        assert torch.equal(importance_weights(torch.full(mask.shape, NAN), mask, correction), mask.float())
+        unknown = torch.full(mask.shape, NAN)
+        assert torch.equal(importance_weights(unknown, mask, correction, unknown), mask.float())
     # So are those of a batch in which all are beyond the thresholds.
     correction = dataclasses.replace(correction, mode=CorrectionMode.MASK)
     one = torch.ones(1, 1, dtype=torch.bool)
     assert float(importance_weights(torch.tensor([[5.0]]), one, correction)) == 0
+
+
+def left_out_one_by_one(log_ratio, advantages, mask, bound) -> torch.Tensor:
+    """What M2PO's paper says, a token at a time (arXiv 2510.01161, algorithm 1)."""
+    places = [(row, column) for row, column in mask.nonzero().tolist()]
+    tokens = {
+        place: float(log_ratio[place]) ** 2
+        for place in places
+        if (advantages[place] > 0 and log_ratio[place] > 0)
+        or (advantages[place] < 0 and log_ratio[place] < 0)
+    }
+    left_out = torch.zeros_like(mask)
+    while tokens and sum(tokens.values()) / len(tokens) > bound:
+        furthest = max(tokens, key=tokens.__getitem__)
+        del tokens[furthest]
+        left_out[furthest] = True
+    return left_out
+
+
+M2PO = CorrectionConfig(level=CorrectionLevel.TOKEN, mode=CorrectionMode.M2PO, high=1e9)
+
+
+@for_any(masks(), seeds, st.floats(0, 3), st.floats(0.001, 2))
+def test_m2po_leaves_out_what_its_paper_does_and_weighs_the_others_by_their_ratio(mask, seed, spread, bound):
+    log_ratio, advantages = spread * numbers(mask.shape, seed), signs(mask, seed)
+    correction = dataclasses.replace(M2PO, second_moment=bound)
+    found = importance_weights(log_ratio, mask, correction, advantages)
+    left_out = left_out_one_by_one(log_ratio, advantages, mask, bound)
+    expected = torch.where(mask & ~left_out, log_ratio.exp(), 0.0)
+    torch.testing.assert_close(found, expected)
+    kept = pushed_outwards(log_ratio, advantages, mask & ~left_out)
+    assert float(second_moment(log_ratio, kept)) <= bound * (1 + 1e-9)
+    lowered = importance_weights(log_ratio, mask, dataclasses.replace(correction, high=1.5), advantages)
+    torch.testing.assert_close(lowered, expected.clamp(max=1.5))
+
+
+def test_what_m2po_leaves_out_of_some_tokens():
+    """Only ratios beyond 1 on the side of their advantage; of two that are equally far both or none."""
+    log_ratio = torch.tensor([[0.1, 0.9, -0.9, 0.9, -2.0, 0.1]])
+    advantages = torch.tensor([[1.0, 1.0, -1.0, 0.0, 1.0, -1.0]])
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    found = importance_weights(log_ratio, mask, M2PO, advantages)
+    assert (found == 0).tolist() == [[False, True, True, False, False, False]]
+    larger = dataclasses.replace(M2PO, second_moment=0.41)  # what two of the three tokens have
+    assert (importance_weights(log_ratio, mask, larger, advantages) == 0).sum() == 2
+    whole = dataclasses.replace(M2PO, second_moment=0.55)
+    assert (importance_weights(log_ratio, mask, whole, advantages) == 0).sum() == 0
 
 
 @for_any(masks(), seeds, st.floats(0, 300))
@@ -153,17 +215,29 @@ def group():
         yield
 
 
+GRPO = ("algorithm.estimator=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=2")
+
+
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        ("algorithm.correction.level=token",),
+        ("algorithm.correction={level: token, mode: m2po}",),
+        (*GRPO, "algorithm.old_log_probs=rollout"),
+    ],
+    ids=["token", "m2po", "rollout"],
+)
 def test_nan_at_observations_in_what_other_stages_computed_never_reaches_the_weights(
-    models, tmp_path, group, estimator
+    models, tmp_path, group, estimator, ratios
 ):
-    clean = experience(holes=True)
+    clean = experience(samples=4 if "grpo" in ratios[0] else 1, holes=True)
     names = ("rollout_log_probs", "reference_log_probs")
     dirty = {name: torch.where(clean.mask, getattr(clean, name), NAN) for name in names}
     settings = ("algorithm.kl.placement=loss", f"algorithm.kl.estimator={estimator}", "algorithm.kl.coef=1.0")
     learned = []
     for given in (clean, dataclasses.replace(clean, **dirty)):
-        learner = make_learner(models, tmp_path / "run", *settings, "algorithm.correction.level=token")
+        learner = make_learner(models, tmp_path / "run", *settings, *ratios)
         updated(learner, given, kl_coef=1.0)
         learned.append(weights(learner))
     assert difference(*learned) == 0

@@ -231,6 +231,7 @@ def learning_metrics(chain: bytes) -> dict[str, float]:
     metrics = {name: 0.1 * fraction(chain, name) for name in shares}
     metrics |= {name: fraction(chain, name) for name in others}
     metrics |= {"policy/ratio": 1.0, "policy/ratio_error_first": 0.0, "mismatch/kl": 0.0}
+    metrics["mismatch/effective_samples"] = 1 - 0.1 * fraction(chain, "samples")
     metrics |= {"policy/learning_rate": 1e-3, "policy/padding_efficiency": 1.0}
     return metrics | {f"policy/{name}": 0.0 for name in ("skipped_steps", "overflow_steps", "stopped_early")}
 

@@ -23,7 +23,7 @@ def commit_scored(run: Run) -> Run:
     assert publish(run.paths, make_record(PREPARE))
     for iteration in range(1, run.plan.iterations + 1):
         for shard in range(run.plan.num_shards):
-            tables = _tables(iteration, shard)
+            tables = _tables(iteration, shard, run.config.rollout.samples_per_prompt)
             for stage, schema in ((Stage.ROLLOUT, ROLLOUT), (Stage.REWARD, REWARD)):
                 _commit(run, Task(iteration, stage, shard), schema, tables[stage])
     return run
@@ -39,18 +39,20 @@ def _commit(run: Run, task: Task, schema: pa.Schema, table: pa.Table) -> None:
     )
 
 
-def _tables(iteration: int, shard: int) -> dict[Stage, pa.Table]:
-    """Ragged rows of random tokens, and their rewards."""
+def _tables(iteration: int, shard: int, samples: int) -> dict[Stage, pa.Table]:
+    """Ragged rows of random tokens, and their rewards; ``samples`` of each prompt."""
     draw = torch.Generator().manual_seed(1000 * iteration + shard)
     numbers = range(shard * ROWS, (shard + 1) * ROWS)
     lengths = [(1 + (5 * i) % 11, 3 + (7 * i + iteration) % 10) for i in numbers]
     tokens = [torch.randint(2, 258, (p + r,), generator=draw).tolist() for p, r in lengths]
+    prompts = [row[:p] for row, (p, _) in zip(tokens, lengths, strict=True)]
     noise = [(torch.randn(r, generator=draw) / 3 - 5).tolist() for _, r in lengths]
     scores = torch.randn(ROWS, generator=draw).tolist()
     rollout = rollout_table(
         [row[p:] for row, (p, _) in zip(tokens, lengths, strict=True)],
-        prompt_id=[f"p{i}" for i in numbers],
-        prompt_tokens=[row[:p] for row, (p, _) in zip(tokens, lengths, strict=True)],
+        prompt_id=[f"p{i // samples}" for i in numbers],
+        sample_index=[i % samples for i in numbers],
+        prompt_tokens=[prompts[i - i % samples] for i in range(ROWS)],
         rollout_logprobs=noise,
     )
     return {

@@ -36,6 +36,11 @@ CASES = {
     "skipped": ["update.zero_stage=1", "update.precision=bf16"],
     "lora": ["update.zero_stage=3", "update.lora.rank=2"],
     "no-critic": ["algorithm.estimator=reinforce++", "update.zero_stage=2", "update.precision=bf16"],
+    "m2po": ["algorithm.correction={level: token, mode: m2po, second_moment: 0.02}", "update.zero_stage=1"],
+    "rollouts": [
+        *("algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4"),
+        *("algorithm.old_log_probs=rollout", "update.zero_stage=2"),
+    ],
 }
 """Precision and ZeRO stage, or what happens on the way."""
 OF_ANY_RANK = ("detached", "half a file", "not flushed", "between files", "slices written")
@@ -285,7 +290,7 @@ def scored_run(
     """A run that wants its first update; its shards are those of another, if one is given."""
     config = config_of(models, root, f"iterations={iterations}", "update.epsilon=1e-3", *CASES[case])
     run = create_run(replace(config, update=replace(config.update, save_every=save_every)))
-    if given is None:
+    if given is None or config.rollout.samples_per_prompt > 1:
         return commit_scored(run)
     for part in ("data", "iterations"):
         shutil.copytree(given.paths.root / part, run.paths.root / part, dirs_exist_ok=True)

@@ -13,11 +13,16 @@ from stages.ppo.math.masked import EPSILON, masked_mean
 _EXPONENT_LIMIT = 20.0
 
 
-def importance_weights(log_ratio: Tensor, mask: Tensor, correction: CorrectionConfig) -> Tensor:
+def importance_weights(
+    log_ratio: Tensor, mask: Tensor, correction: CorrectionConfig, advantages: Tensor | None = None
+) -> Tensor:
     """Compute importance weights [B, T], without gradient; 0 outside the mask.
 
-    Truncation: Ionides, "Truncated importance sampling" (2008); masking: IcePop, arXiv 2510.18855; geometric
-    mean: GSPO, arXiv 2507.18071.
+    Truncation: Ionides, "Truncated importance sampling" (2008); masking: IcePop, arXiv 2510.18855, and M2PO,
+    arXiv 2510.01161; geometric mean: GSPO, arXiv 2507.18071.
+
+    Args:
+        advantages: advantages [B, T], whose signs m2po needs.
     """
     # 1. one log-ratio per token, or one per response at all of its tokens
     valid = torch.where(mask, log_ratio.detach(), 0.0)
@@ -27,13 +32,45 @@ def importance_weights(log_ratio: Tensor, mask: Tensor, correction: CorrectionCo
         valid = valid / (mask.sum(dim=1, keepdim=True) + EPSILON)
     # 2. its exponential, bounded
     weights = torch.where(mask, _exp(valid), 0.0)
-    if correction.mode is CorrectionMode.TRUNCATE:
-        weights = weights.clamp(max=correction.high)
-    else:
+    if correction.mode is CorrectionMode.MASK:
         is_kept = (weights >= correction.low) & (weights <= correction.high)
         weights = torch.where(is_kept, weights, 0.0)
+    else:
+        weights = weights.clamp(max=correction.high)
+    if correction.mode is CorrectionMode.M2PO:
+        assert advantages is not None
+        is_left_out = beyond_second_moment(log_ratio.detach(), advantages, mask, correction.second_moment)
+        weights = torch.where(is_left_out, 0.0, weights)
     # 3. mean 1 over what was weighted
     return weights / _mean_weight(weights, mask, correction.level) if correction.normalize else weights
+
+
+def beyond_second_moment(log_ratio: Tensor, advantages: Tensor, mask: Tensor, bound: float) -> Tensor:
+    """Return [B, T] true for the tokens that M2PO leaves out (arXiv 2510.01161, algorithm 1).
+
+    Of those that are pushed outwards these have the largest squared log-ratios, and are as many as it takes
+    for the mean over the others to be at most ``bound``. Of equal ones all or none is left out, so that the
+    order of rows does not matter.
+    """
+    is_outwards = pushed_outwards(log_ratio, advantages, mask)
+    squares = torch.where(is_outwards, log_ratio.double() ** 2, 0.0)
+    ascending = squares[is_outwards].sort().values
+    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=mask.device)
+    fitting = (means <= bound).nonzero().flatten()
+    kept = int(fitting[-1]) + 1 if len(fitting) else 0
+    if kept == len(ascending):
+        return torch.zeros_like(mask)
+    return is_outwards & (squares >= ascending[kept])
+
+
+def pushed_outwards(log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """Return [B, T] true where the advantage pushes the ratio further from 1: where PPO would clip it."""
+    return mask & (log_ratio.sign() * advantages.sign() > 0)
+
+
+def second_moment(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of squared log-ratios; 0 without tokens."""
+    return masked_mean(log_ratio.double() ** 2, mask)
 
 
 def _mean_weight(weights: Tensor, mask: Tensor, level: CorrectionLevel) -> Tensor:
