@@ -303,6 +303,8 @@ class Pulling:
     def _look_who_lives(self) -> None:
         self._looked = time.monotonic()
         self._live = self.crew.live(self._looked)
+        if own := self._live.get(self.outside.name):  # the state that it writes itself keeps it from nothing
+            self._live[self.outside.name] = replace(own, saving="", saving_attempt="")
 
     def _besides(self, frontier: Frontier) -> tuple[Task, ...]:
         """Return the evaluations that it may do besides: one that has started up does a task of its own
