@@ -35,6 +35,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.wide import take
 from stages.files.policy import PolicyFiles
 from stages.files.verification import verify_files, verify_once
+from stages.process import background
 
 
 class OtherRankFailed(RuntimeError):
@@ -317,6 +318,7 @@ class Context:
         state that was lost. Raises as :meth:`read`; CorruptData for a state's record too, so that it is moved
         aside; UserError where a fork's first state is gone.
         """
+        background.wait()  # what this process still writes may be the newest
         parent = load_run(self.paths.root).identity.parent
         first = parent.iteration if parent else 0
         while version > 0:

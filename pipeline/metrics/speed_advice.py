@@ -340,7 +340,7 @@ def state_writes(evidence: AdviceInput) -> Findings:
         every = given * math.ceil(share / _HELD_UP_SHARE)
         what = f"{duration(found.middle)} before an update, {percent(share)} of an iteration, in {found.span}"
         remedy = (
-            f"set update.save_every={every} (it is {given}): after a trainer that was killed up to {every - 1} "
+            f"set update.save_every={every} (it is {given}): after a killed trainer up to {every - 1} "
             f"iterations are then learned again. Where the update's log has no room for a copy of the state, "
             f"more memory helps ({key_of(Stage.UPDATE)}.mem): a copy is written while an update computes"
         )

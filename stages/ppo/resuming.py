@@ -47,7 +47,6 @@ from stages.ppo.state.sums import contradiction, largest_difference
 from stages.ppo.state.writer import CRITIC
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, say
-from stages.process import background
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,6 @@ def resume(context: Context, version: int) -> Start:
 
 def loaded(context: Context, version: int) -> tuple[Learner, Relearned]:
     """Return the learner as iteration ``version`` left it, from the newest state and the iterations since."""
-    background.wait()  # what this process still writes may be the newest state
     reader = replace(context, lineage={})  # what is read to get there again is no input of this update
     newest: int = ranks.share(reader.newest_state(version))[0]  # another's file system may remember less
     references = references_of(context, newest, version)  # first, as it is not to be beside the models

@@ -14,6 +14,12 @@ def finish_state() -> None:
     background.leave()
 
 
+def is_writing_state(attempt: str) -> bool:
+    """Whether a thread writes the state that an attempt has left."""
+    label = background.at_work()
+    return label is not None and label.attempt == attempt
+
+
 def bytes_of_state() -> float:
     """Return the bytes that the process holds only until they are written."""
     label = background.at_work()

@@ -18,7 +18,6 @@ from pipeline.run.schemas import FinishReason, component_column, is_sampled
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, StageResult, StateWriter
 from stages.engines.base import PolicyTrainer
-from stages.process import background
 from stages.training import hash_folders, read_shards, save_tokenizer
 from tests.support.light import (
     DICE,
@@ -100,7 +99,6 @@ def kept_or_newest(context, version) -> tuple[int, Learnt]:
     if kept == version and context.read(policy_maker(version)).attempt == attempt:
         print(f"going on from memory, where iteration {version} is", flush=True)
         return version, learnt
-    background.wait()
     first = context.newest_state(version)
     return first, read_learnt(context, first)
 

@@ -35,12 +35,19 @@ def lacking_room(needed: float) -> str | None:
     return None
 
 
+_passing: int | None = None
+"""Bytes by which this process was larger during its first update than at its end."""
+
+
 def passing_bytes() -> int:
-    """Return by how much the memory of this process was larger during its task than now: what the next one
-    takes again, beside a copy."""
-    most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return max(0, most - pages * resource.getpagesize())
+    """Return by how much the memory of this process was larger during an update than at its end: what the
+    next one takes again, beside a copy. Measured once, before there was any copy."""
+    global _passing
+    if _passing is None:
+        most = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        _passing = max(0, most - pages * resource.getpagesize())
+    return _passing
 
 
 def copies(tensors: Sequence[Tensor]) -> Iterator[Tensor]:

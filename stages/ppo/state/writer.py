@@ -125,10 +125,13 @@ class LearnerState:
 
     def write(self, is_wanted: bool) -> tuple[FileEntry, ...]:
         with ranks.in_background() if self._is_copy else contextlib.nullcontext():
-            if ranks.share(is_wanted)[0]:
-                return self._write()
-            shutil.rmtree(self._folder, ignore_errors=True)
-            return ()
+            try:
+                if ranks.share(is_wanted)[0]:
+                    return self._write()
+                shutil.rmtree(self._folder, ignore_errors=True)
+                return ()
+            finally:
+                self._parts, self._critic = [], None  # the context has this writer, and this one the context
 
     def _write(self) -> tuple[FileEntry, ...]:
         error: Exception | None = None
