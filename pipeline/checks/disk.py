@@ -164,7 +164,7 @@ def _way_out(update: UpdateConfig) -> str:
 
 
 _LEAST_KEPT = 4
-"""States that stay while a thread writes one of them: the two before it, and until it is committed a third."""
+"""States that stay while a thread writes one: that one, the two before it, and a third until the commit."""
 
 
 def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) -> int:

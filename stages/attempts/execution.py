@@ -8,6 +8,7 @@ import socket
 import time
 from dataclasses import replace
 
+from pipeline.config.scheduler import resources_of
 from pipeline.config.schema import Config
 from pipeline.decide.budgets import budget_in_words, halved
 from pipeline.plugins.load import make_importable
@@ -172,8 +173,15 @@ def copied_bytes(context: Context, writer: StateWriter) -> float | None:
     update follows in this process, there is no room, or the last state that a thread wrote was lost."""
     if not isinstance(writer, CopyingWriter):
         return None
-    is_wanted = context.stays and context.task.iteration < context.config.iterations
-    return writer.copied(is_wanted and not background.has_failed())
+    return writer.copied(goes_on(context) and not background.has_failed())
+
+
+def goes_on(context: Context) -> bool:
+    """Whether this process does the next update too, as far as the plan and the settings say."""
+    slurm = context.config.slurm
+    is_last = context.task.iteration == context.config.iterations
+    has_own_job = slurm is not None and resources_of(slurm, context.task.job_kind).does_one_task
+    return context.stays and not is_last and not has_own_job
 
 
 def write_behind(

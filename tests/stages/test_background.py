@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.run.tasks import Stage, Task
+from stages.attempts.execution import goes_on
+from stages.context import Context
 from stages.process import background
 from tests.support.ranks import said
+from tests.support.scripted import imagined_run
 
 
 def label(iteration: int = 1, patience: float = 60.0) -> background.Label:
@@ -105,3 +109,19 @@ def test_sigterm_while_the_next_update_computes_ends_the_process_when_the_state_
         assert process.wait(timeout=30) == -signal.SIGTERM
     assert (tmp_path / "state").read_text() == "whole"
     assert time.monotonic() - began < 30, "not as long as the update"
+
+
+@pytest.mark.parametrize(
+    ("iteration", "stays", "update", "expected"),
+    [
+        (1, True, {}, True),
+        (4, True, {}, False),
+        (1, False, {}, False),
+        (1, True, {"linger": 0, "start_early": False}, False),
+        (1, True, {"linger": 0, "start_early": True}, True),
+    ],
+)
+def test_a_state_is_copied_only_where_the_process_does_the_next_update(iteration, stays, update, expected):
+    run = imagined_run(scheduler={"update": update})
+    context = Context(run.paths, run.config, Task(iteration, Stage.UPDATE), "1-aa", stays=stays)
+    assert goes_on(context) is expected
