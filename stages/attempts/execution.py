@@ -161,6 +161,7 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
         num_bytes = copied_bytes(context, writer)
         if num_bytes is None:
             write_state(context, writer, update, history)
+            background.forget_failure()
         else:
             write_behind(context, writer, update, history, num_bytes)
         background.note_held_up(time.monotonic() - begun)

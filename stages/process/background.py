@@ -37,6 +37,9 @@ class Label:
 class _Job:
     label: Label
     has_failed: bool = False
+    """Whether it has failed, and nothing like it could be done since."""
+    is_lost: bool = False
+    """Whether it has failed."""
     thread: threading.Thread | None = None
 
     def run(self, work: Callable[[], None]) -> None:
@@ -44,7 +47,7 @@ class _Job:
         try:
             work()
         except Exception:  # whatever it is: what follows can make the state again from the policy
-            self.has_failed = True
+            self.has_failed = self.is_lost = True
             log.exception(
                 f"iteration {self.label.iteration}: the trainer's state was not saved; the next one is "
                 "written before its attempt ends:"
@@ -114,10 +117,16 @@ def has_failed() -> bool:
     return _newest is not None and at_work() is None and _newest.has_failed
 
 
+def forget_failure() -> None:
+    """Take the last job for no failure any more: what it was to do could be done since."""
+    if _newest is not None:
+        _newest.has_failed = False
+
+
 def newest(root: Path) -> int:
     """Return the iteration of the last job of a run, unless it has failed; 0 where there was none."""
-    is_good = _newest is not None and _newest.label.root == root and not has_failed()
-    return _newest.label.iteration if _newest is not None and is_good else 0
+    job = _newest
+    return 0 if job is None or job.label.root != root or job.is_lost else job.label.iteration
 
 
 def leave() -> None:
