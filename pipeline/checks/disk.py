@@ -163,18 +163,12 @@ def _way_out(update: UpdateConfig) -> str:
 # --- models and iterations ---
 
 
-_LEAST_KEPT = 4
-"""States that stay while a thread writes one: that one, the two before it, and a third until the commit."""
-
-
 def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) -> int:
     """Return the largest number of states that are on disk at once. Pure."""
     if keep_last is None:
         return iterations
-    # The newest is written before the oldest goes; while a thread writes a state, one more has to stay.
-    most = max(keep_last, _LEAST_KEPT) + 1
-    before = max(0, iterations - most)
-    return min(iterations, most + (before // keep_every if keep_every else 0))
+    before = max(0, iterations - keep_last - 1)  # the newest is written before the oldest goes
+    return min(iterations, keep_last + 1 + (before // keep_every if keep_every else 0))
 
 
 def imagine(config: Config) -> tuple[Footprint, Footprint]:

@@ -127,8 +127,7 @@ def test_states_that_are_kept_at_once(iterations, keep_last, keep_every):
         most = max(most, len(on_disk))
         if keep_last:
             due = {v for v in on_disk if keep_every and v % keep_every == 0}
-            # the state before this version's may still be written: the two before that one stay
-            on_disk = {v for v in on_disk if v > version - keep_last or v >= version - 3} | due
+            on_disk = {v for v in on_disk if v > version - keep_last} | due
     assert kept == most
 
 
