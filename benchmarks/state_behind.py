@@ -40,6 +40,7 @@ NONE, BEHIND, BETWEEN = "no state saved", "in a thread", "in between"
 def make_run(folder: Path, given: argparse.Namespace, save_every: int) -> Path:
     """A run of which every update can be done."""
     save_models(folder / "policy", given.hidden, given.layers)
+    save_tokenizer(folder / "policy")
     settings = [
         f"rollout.max_new_tokens={LONGEST - 1}",
         "rollout.num_shards=1",
@@ -56,6 +57,16 @@ def make_run(folder: Path, given: argparse.Namespace, save_every: int) -> Path:
             entry = write_shard(run.paths, run.paths.task(task).data("bench"), table)
             publish(run.paths, record_of(task, [entry]))
     return run.paths.root
+
+
+def save_tokenizer(folder: Path) -> None:
+    """One that knows every id of the model: others are never sampled, nor learned from."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token="t1")
+    tokenizer.save_pretrained(folder)
 
 
 def slow_down(rate: float) -> None:
