@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 from xxhash import xxh3_128_hexdigest
@@ -35,6 +35,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.wide import take
 from stages.files.policy import PolicyFiles
 from stages.files.verification import verify_files, verify_once
+from stages.process import background
 
 
 class OtherRankFailed(RuntimeError):
@@ -74,7 +75,11 @@ class StageResult:
 
 
 class StateWriter(Protocol):
-    """Writer of what learning needs to go on, behind the commit of the policy. Every rank has one."""
+    """Writer of what learning needs to go on, behind the commit of the policy. Every rank has one.
+
+    One that also has a method ``copied`` is asked it where the process may get the next update: see
+    :class:`CopyingWriter`.
+    """
 
     def detach(self) -> bool:
         """Copy this rank's part to the host's memory, if it has room for it, and give the devices back.
@@ -93,6 +98,18 @@ class StateWriter(Protocol):
 
         Returns:
             The files of all ranks, on the first rank; nothing on the others, and where not wanted.
+        """
+
+
+@runtime_checkable
+class CopyingWriter(StateWriter, Protocol):
+    """Writer that may write in a thread while the next update changes what it was made of."""
+
+    def copied(self, is_wanted: bool) -> float | None:
+        """Copy this rank's part, if every rank wants that and has room for it: :meth:`write` writes the copy.
+
+        Returns:
+            Bytes of this rank's copy; None, on every rank, where nothing was copied.
         """
 
 
@@ -301,6 +318,7 @@ class Context:
         state that was lost. Raises as :meth:`read`; CorruptData for a state's record too, so that it is moved
         aside; UserError where a fork's first state is gone.
         """
+        background.wait()  # what this process still writes may be the newest
         parent = load_run(self.paths.root).identity.parent
         first = parent.iteration if parent else 0
         while version > 0:

@@ -10,13 +10,15 @@ GLOO_SOCKET_IFNAME             network interface to use on CPUs. Absent: the one
                                nodes reached rank 0. For GPUs see NCCL_SOCKET_IFNAME.
 """
 
+import contextlib
 import ipaddress
 import json
 import os
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +43,9 @@ _PROBE_SECONDS = 10.0
 _TOKEN = "token"
 _messages: dist.ProcessGroup | None = None
 """Group of all ranks for what is not computed; None for the default one, where that does not use GPUs."""
+_background: dist.ProcessGroup | None = None
+"""Group of all ranks for what a thread of each says while they compute; None where there is one rank."""
+_thread = threading.local()
 
 
 @dataclass(frozen=True)
@@ -115,9 +120,11 @@ def start_distributed(limit: float = MEETING_SECONDS) -> None:
     if place.size > 1 and place.rank == 0 and (file := os.environ.get("RENDEZVOUS_FILE")):
         Path(file).unlink(missing_ok=True)
     deepspeed.init_distributed(backend, verbose=False)
-    global _messages
+    global _messages, _background
     if backend != "gloo" and place.size > 1:
         _messages = dist.new_group(backend="gloo", timeout=wait)
+    if place.size > 1:
+        _background = dist.new_group(backend="gloo", timeout=wait)
     if num_gpus:
         check_own_devices(device_place(index))
 
@@ -324,8 +331,20 @@ def share(value: Any) -> list[Any]:
     if size() == 1:
         return [value]
     values: list[Any] = [None] * size()
-    dist.all_gather_object(values, value, _messages)
+    group = _background if getattr(_thread, "is_background", False) else _messages
+    dist.all_gather_object(values, value, group)
     return values
+
+
+@contextlib.contextmanager
+def in_background() -> Iterator[None]:
+    """Have :func:`share` and :func:`agree` of this thread go through a group of their own: messages of two
+    threads in one group would be taken for each other's. At most one thread of a rank may be in here."""
+    _thread.is_background = True
+    try:
+        yield
+    finally:
+        _thread.is_background = False
 
 
 def agree(error: Exception | None) -> None:

@@ -15,6 +15,7 @@ from pipeline.run.commits import (
     FileEntry,
     Record,
     StaleData,
+    check_sizes,
     discard,
     hash_file,
     hash_tree,
@@ -157,6 +158,7 @@ def publish_state(
     if not is_past and not stands(context.paths, update):
         discard(context.paths, state)
         return "its policy was taken back meanwhile, so its state is not kept"
+    check_sizes(context.paths, state)  # a pass that took this attempt for dead may have removed them
     if not publish(context.paths, state, history):
         return "another attempt's state was first"
     size, seconds = sum(entry.bytes for entry in files), state.ended - started

@@ -296,6 +296,8 @@ class ProcessWorkers:
 
     def _has_committed(self, worker: Worker) -> bool:
         beat = self._reader.read().get(worker.name)
+        if beat is not None and beat.doing is Doing.WAITING and beat.saving:
+            return True
         if beat is None or beat.doing is not Doing.BUSY or worker.task is None:
             return False
         try:

@@ -72,6 +72,7 @@ class Rule(StrEnum):
     STRAGGLERS = "stragglers"
     PADDING = "padding"
     MEMORY = "memory"
+    STATE_WRITES = "state-writes"
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("evaluate/num_turns", _E, "turns of the policy per conversation on held-out prompts"),
     Metric("eval/*", _E, "number that evaluate.command wrote of the policy"),
     Metric("seconds/update/*", _P, "wall seconds of a part of the update task"),
+    Metric(
+        "seconds/state/*",
+        _P,
+        "of the trainer's state before this update: wall seconds of write, where a thread wrote it, and "
+        "those for which the update was held_up",
+    ),
     Metric("seconds/*", _P, "wall seconds of a stage, first start to last end"),
     Metric("seconds/compute/*", _P, "model compute of a stage, summed over its tasks"),
     Metric(

@@ -1,5 +1,6 @@
 """Rules about where the time goes. Pure; a rule without its numbers is silent."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
@@ -326,6 +327,27 @@ def memory(evidence: AdviceInput) -> Findings:
             yield Advice(Severity.WARNING, Rule.MEMORY, title, what, remedy, (found.name,))
 
 
+_HELD_UP_SHARE = 0.05
+
+
+def state_writes(evidence: AdviceInput) -> Findings:
+    """Detect updates that wait until the trainer's state of the one before is written."""
+    found, whole = recent(evidence, "seconds/state/held_up"), recent(evidence, "seconds/iteration")
+    if found is None or whole is None or whole.middle < _WORTH_SECONDS:
+        return
+    if (share := found.middle / whole.middle) > _HELD_UP_SHARE:
+        given = evidence.config.update.save_every
+        every = given * math.ceil(share / _HELD_UP_SHARE)
+        what = f"{duration(found.middle)} before an update, {percent(share)} of an iteration, in {found.span}"
+        remedy = (
+            f"set update.save_every={every} (it is {given}): after a killed trainer up to {every - 1} "
+            f"iterations are then learned again. Where the update's log has no room for a copy of the state, "
+            f"more memory helps ({key_of(Stage.UPDATE)}.mem): a copy is written while an update computes"
+        )
+        title = "updates wait for the trainer's state to be written"
+        yield Advice(Severity.NOTE, Rule.STATE_WRITES, title, what, remedy, (found.name,))
+
+
 SPEED_RULES: tuple[Callable[[AdviceInput], Findings], ...] = (
     bottleneck,
     queue_bound,
@@ -336,4 +358,5 @@ SPEED_RULES: tuple[Callable[[AdviceInput], Findings], ...] = (
     stragglers,
     padding,
     memory,
+    state_writes,
 )

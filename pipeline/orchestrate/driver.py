@@ -159,7 +159,7 @@ class Driver:
         for ended in jobs.collect_ended(tasks, records.published, newest, new):
             self._record_failure(ended)
         with self.never_in_the_way():
-            note_lost_states(self.run, records, self.frontier.updated, jobs.live, self.watcher.note)
+            note_lost_states(self.run, records, self.frontier.updated, jobs.saving, self.watcher.note)
         passed = self.frontier.passed(self.run.plan, tasks)
         known, corrupt = dict(records.known), dict(records.corrupt)
         seen = Observation(tasks, known, corrupt, jobs.live, jobs.failures, passed=passed)
@@ -181,7 +181,7 @@ class Driver:
         """Write the rows that are due, remove what is not to be kept, and pack old iterations."""
         books, note = self.books, self.watcher.note
         with self.never_in_the_way():
-            for row in books.write_rows(self.records, self.frontier, note):
+            for row in books.write_rows(self.records, self.frontier, note, self.jobs.saving):
                 self.watcher.row(row)
                 self._tell_advice(int(row["iteration"]))
             for text in books.note_benchmarks(self.frontier):
@@ -216,7 +216,7 @@ class Driver:
     @property
     def writes_state(self) -> bool:
         """Whether an attempt at an update is at work: it writes the trainer's state behind its policy."""
-        return any(task.stage is Stage.UPDATE for task in self.jobs.live)
+        return bool(self.jobs.saving)
 
     @property
     def lacks_rows_only(self) -> bool:

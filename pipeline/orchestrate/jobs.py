@@ -33,7 +33,7 @@ from pipeline.run.endings import (
 from pipeline.run.failures import Failure
 from pipeline.run.paths import RunPaths
 from pipeline.run.records import unwritten_tasks
-from pipeline.run.tasks import Task
+from pipeline.run.tasks import Stage, Task, parse_task
 from pipeline.workers.beats import Doing, mark_gone
 from pipeline.workers.claims import (
     Claim,
@@ -141,6 +141,15 @@ class Jobs:
     def live(self) -> Collection[Task]:
         """Tasks with an attempt that is queued or running."""
         return self.held.keys()
+
+    @property
+    def saving(self) -> frozenset[Task]:
+        """Updates whose attempts are not over: they run, or their worker writes the state that they left
+        beside its next task."""
+        beats = (self.sight.beats.get(worker.name) for worker in self.sight.crew.workers)
+        keys = {beat.saving for beat in beats if beat is not None and beat.saving}
+        running = (task for task in self.live if task.stage is Stage.UPDATE)
+        return frozenset([*map(parse_task, keys), *running])
 
     def query(self) -> None:
         """Ask what runs."""

@@ -17,17 +17,17 @@ from pipeline.run.troubles import LEARNED_AGAIN, LOST
 
 
 def note_lost_states(
-    run: Run, records: Records, updated: int, live: Collection[Task], note: Callable[[str], None]
+    run: Run, records: Records, updated: int, saving: Collection[Task], note: Callable[[str], None]
 ) -> None:
     """Report each state that no attempt is left to commit, once.
 
     Args:
         updated: newest iteration whose update is committed.
-        live: tasks with an attempt that is queued or running, asked for before records were read.
+        saving: updates whose attempts are not over (:attr:`Jobs.saving`), asked for before records were read.
     """
     for record in _promising(run, records, updated):
         state = state_of(record.task.iteration)
-        is_due = record.task in live or is_committed(run.paths, state)
+        is_due = record.task in saving or is_committed(run.paths, state)
         if is_due or _is_said(run, record, state):
             continue
         why = f"{record.task} committed its policy, and ended before the trainer's state was saved"

@@ -86,8 +86,9 @@ class Publisher:
         """
         self.tidying.finish()
         try:
-            if is_complete:
-                remove_unfinished(self.run.paths, self.run.plan.iterations)
+            for version in range(max(self.run.plan.start, self.run.plan.iterations - 2) + 1, self.newest + 1):
+                if is_complete:
+                    remove_unfinished(self.run.paths, version)
             if self._book is not None:
                 keep_best(self.run, self.rows)
                 self.close_rows()
@@ -133,11 +134,20 @@ class Publisher:
                 self.open()
                 return
 
-    def write_rows(self, records: Records, frontier: Frontier, note: Callable[[str], None]) -> Iterator[Row]:
+    def write_rows(
+        self,
+        records: Records,
+        frontier: Frontier,
+        note: Callable[[str], None],
+        saving: Collection[Task] = (),
+    ) -> Iterator[Row]:
         """Write the row of every iteration that is complete, its evaluation included. Yields each new row.
 
         Nothing makes a record again that is lost once its iteration is over: the row is written without
         it, and says so (``records_lost``).
+
+        Args:
+            saving: updates whose attempts may still write a state.
         """
         self.open()
         records.refresh(self.wanted(frontier))
@@ -158,8 +168,9 @@ class Publisher:
             self.tracker.update()
             keep_best(self.run, self.rows)
             remove_losers(self.run.paths, [r for task in tasks if (r := records.readable(task))], spared=lost)
-            if iteration - 1 > self.run.plan.start:  # this update began after all attempts at that one ended
-                remove_unfinished(self.run.paths, iteration - 1)
+            old = iteration - 2  # of the one after it the state may be written beside this iteration's update
+            if old > self.run.plan.start and policy_maker(old) not in saving:
+                remove_unfinished(self.run.paths, old)
             yield row
 
     def note_benchmarks(self, frontier: Frontier) -> Iterator[str]:
@@ -274,11 +285,12 @@ class Publisher:
 
     def link_policies(self, records: Records, frontier: Frontier) -> None:
         """Link ``policy/00007`` to the winning attempt's folder, and ``state/00007`` once it is committed: of
-        all iterations without a row, as workers may do several between two passes.
+        all iterations without a row, as workers may do several between two passes, and of the one before
+        them, whose state may be committed later than the next policy.
 
         The links are for people; stages go by the record.
         """
-        first = max(1, min(self.newest + 1, frontier.updated))
+        first = max(1, min(self.newest + 1, frontier.updated) - 1)
         for iteration in range(first, frontier.updated + 1):
             record = records.known.get(policy_maker(iteration))
             if record is None:

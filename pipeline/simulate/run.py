@@ -208,7 +208,11 @@ class SimulatedRun:
         self._count_task(worker, task, is_new)
         self.around.request_pass()
         if is_new and self.plant.writes_state(task):
-            self.clock.after(self.plant.state_seconds, self._has_saved, worker, claim)
+            begins = max(self.now, worker.writes_until)  # one state at a time
+            if self.goes_on(worker, task):
+                self.clock.at(begins, self._begin_writing, worker, claim)
+            else:
+                self.clock.at(begins + self.plant.state_seconds, self._has_saved, worker, claim)
         else:
             is_kept = is_new and task.stage is Stage.UPDATE and self.plant.state_seconds > 0
             worker.unsaved = claim if is_kept else worker.unsaved
@@ -229,6 +233,21 @@ class SimulatedRun:
             measured=beat.measured + (is_new and not is_own),
             measuring_seconds=beat.measuring_seconds + (0.0 if is_own else seconds),
         )
+
+    def goes_on(self, worker: SimulatedWorker, task: Task) -> bool:
+        """Whether a worker may do the update after one, and writes the state meanwhile."""
+        return not self.kind(worker.job_kind).does_one_task and task.iteration < self.plant.plan.iterations
+
+    def _begin_writing(self, worker: SimulatedWorker, claim: Claim) -> None:
+        """The state behind a policy is copied: it is written beside what follows."""
+        if worker.claim is claim:
+            worker.unsaved, worker.writes_until = claim, self.now + self.plant.state_seconds
+            self.clock.at(worker.writes_until, self._has_written, worker, claim)
+            self._finish(worker, claim)
+
+    def _has_written(self, worker: SimulatedWorker, claim: Claim) -> None:
+        if worker.unsaved is claim:
+            worker.unsaved = None
 
     def _has_saved(self, worker: SimulatedWorker, claim: Claim) -> None:
         """The state behind a policy is written."""
@@ -325,7 +344,9 @@ class SimulatedRun:
             worker.unsaved, worker.claim = None, claim
             self.progress.attempts.setdefault(claim.task, []).append(Attempt(claim, True))
             worker.change(Doing.BUSY, self.now)
-            self.clock.after(self.plant.state_seconds, self._has_left, worker, claim)
+            is_written = worker.writes_until > self.now
+            until = worker.writes_until if is_written else self.now + self.plant.state_seconds
+            self.clock.at(until, self._has_left, worker, claim)
         else:
             self._say_left(worker)
 

@@ -45,6 +45,8 @@ class SimulatedWorker:
     """Version of the policy that it has read last."""
     unsaved: Claim | None = None
     """Update whose state it alone has."""
+    writes_until: float = 0.0
+    """Time at which it has written the state of an update beside what it does."""
     failed: int = 0
     """Tasks that have failed in a row."""
     is_warned: bool = False
@@ -86,6 +88,7 @@ class SimulatedWorker:
         self.restart += 1
         self.begin, self.wanted, self.job.eligible = None, eligible, eligible
         self.claim, self.wait, self.unsaved, self.reason = None, None, None, None
+        self.writes_until = 0.0
         self.has_first, self.loaded, self.failed, self.is_warned = True, -1, 0, False
         self.measures = True
         self.beat = replace(self.beat, tasks=0, measured=0)

@@ -113,11 +113,17 @@ class JobsShown:
     """Unix time at which a person last submitted the run."""
     at_work: Mapping[Task, tuple[Element, Beat]] = field(init=False)
     """Tasks that jobs do which run."""
+    writing: Mapping[str, Element] = field(init=False)
+    """Jobs that write the state of an update beside what they do, by the id of the attempt that made it."""
     beginning: Mapping[Task, Element] = field(init=False)
     """Tasks that jobs were submitted for which wait in the queue, or start up."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "at_work", dict(_at_work(self.queue, self.beats)))
+        running = running_elements(self.queue)
+        writers = (beat for beat in self.beats if beat.saving and beat.worker in running)
+        writing = {beat.saving_attempt: running[beat.worker] for beat in writers}
+        object.__setattr__(self, "writing", writing)
         object.__setattr__(self, "beginning", _beginning(self.submissions, self.queue, self.beats))
 
     @property
@@ -206,7 +212,9 @@ def writer_of(update: Record, crew: JobsShown, asked: float | None) -> Writer:
         asked: unix time at which Slurm answered, None: it has not; what was committed later may not be in it.
     """
     element, beat = crew.at_work.get(update.task, (None, None))
-    if element is not None and beat is not None and beat.attempt == update.attempt:
+    if beat is None or beat.attempt != update.attempt:
+        element = crew.writing.get(update.attempt)
+    if element is not None:
         place = f" on {element.node}" if element.node else ""
         return Writer(True, f"job {element.array_id}_{element.index}{place}")
     return Writer(False if asked is not None and asked > update.ended else None)

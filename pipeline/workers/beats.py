@@ -89,6 +89,10 @@ class Beat:
     """Key of the task that it does, or waits for."""
     attempt: str = ""
     """Id of the attempt at the task that it does; empty while it does none."""
+    saving: str = ""
+    """Key of the update whose state it writes beside what it does; empty where it writes none."""
+    saving_attempt: str = ""
+    """Id of the attempt that made that update."""
     until: float | None = None
     """Unix time at which it leaves if nothing comes; None where it does not wait."""
     beat: float = 0.0

@@ -217,15 +217,16 @@ def is_unlisted(paths: RunPaths, task: Task, claims: Sequence[Claim], number: in
 
 
 def is_running(claim: Claim, live: Mapping[str, Beat]) -> bool:
-    """Whether the worker of a claim lives and does it. Pure.
+    """Whether the worker of a claim lives and does it, or writes the state that it left. Pure.
 
     A worker says what it will do before it takes the claim, so a reader of claims first and beats after
     them never takes one for ended that has just begun.
     """
-    beat = live.get(claim.worker)
-    if beat is None or beat.doing is not Doing.BUSY:
+    beat, it = live.get(claim.worker), (task_key(claim.task), claim.attempt)
+    if beat is None:
         return False
-    return (beat.task, beat.attempt) == (task_key(claim.task), claim.attempt)
+    is_at_it = beat.doing is Doing.BUSY and (beat.task, beat.attempt) == it
+    return is_at_it or (beat.saving, beat.saving_attempt) == it
 
 
 def attempts_of(

@@ -8,6 +8,7 @@ import socket
 import time
 from dataclasses import replace
 
+from pipeline.config.scheduler import resources_of
 from pipeline.config.schema import Config
 from pipeline.decide.budgets import budget_in_words, halved
 from pipeline.plugins.load import make_importable
@@ -20,13 +21,15 @@ from pipeline.run.identity import RunError
 from pipeline.run.plan import state_of
 from pipeline.run.records import find_frontier, recorded
 from pipeline.run.seeds import derive_seed
-from pipeline.run.tasks import Stage, Task
+from pipeline.run.states import longest_replay
+from pipeline.run.tasks import Stage, Task, task_key
 from stages.attempts.arguments import Arguments
-from stages.context import Context, StageResult, StateWriter
+from stages.context import Context, CopyingWriter, StageResult, StateWriter
 from stages.engines import engines_closed, needs_torch, take_facts
 from stages.logs import log
 from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
 from stages.models.passes import counted_passes, forget_passes
+from stages.process import background
 from stages.process.bell import policy_is_there, ring
 from stages.process.heap import give_back_freed
 from stages.training import publish_state
@@ -101,6 +104,8 @@ def compute_and_commit(
     if result is not None:  # else another rank has it, and publishes
         metrics = {**result.metrics, **measured(context, started, uses_torch(config, task))}
         record = record_of(context, result, started, seed)
+        if task.stage is Stage.UPDATE:
+            metrics |= background.take_seconds()
         record = replace(record, metrics=metrics, halvings=arguments.halvings)
         record = commit(context, record, history)
     if context.state_writer is not None:
@@ -143,22 +148,70 @@ def commit(context: Context, record: Record, history: int) -> Record | None:
 
 
 def commit_state(context: Context, writer: StateWriter, update: Record | None, history: int) -> None:
-    """Write and commit the trainer's state behind its policy. A failure loses the state, not the update.
+    """Write and commit the trainer's state behind its policy: in a thread, where the process may go on with
+    the next update and has room for a copy, else at once. A failure loses the state, not the update.
 
     Args:
         update: record of the update, on the first rank, if it was committed.
         history: descriptor of the state's folder from :func:`opened_history`.
     """
-    started = time.time()
     try:
         if writer.detach():  # else the devices are free when the process ends, and not before
             ring(RELEASED)
-        files = writer.write(is_wanted=update is not None)
-        if update is not None and files:  # else another rank publishes, or another attempt was first
-            outcome = publish_state(context, update, files, started, history)
-            log.info(f"{context.task}: {outcome}")
+        begun = time.monotonic()
+        background.wait()
+        num_bytes = copied_bytes(context, writer)
+        if num_bytes is None:
+            write_state(context, writer, update, history)
+            background.forget_failure()
+        else:
+            write_behind(context, writer, update, history, num_bytes)
+        background.note_held_up(time.monotonic() - begun)
     except Exception:  # whatever it is: the policy is committed, and what follows can make the state again
         log.exception(f"{context.task}: the trainer's state was not saved; the policy is committed:")
+
+
+def copied_bytes(context: Context, writer: StateWriter) -> float | None:
+    """Have a state copied for a thread to write. Returns the copy's bytes; None where there is none: no
+    update follows in this process, there is no room, or the last state that a thread wrote was lost."""
+    if not isinstance(writer, CopyingWriter):
+        return None
+    return writer.copied(goes_on(context) and not background.has_failed())
+
+
+def goes_on(context: Context) -> bool:
+    """Whether this process does the next update too, as far as the plan and the settings say."""
+    slurm = context.config.slurm
+    is_last = context.task.iteration == context.config.iterations
+    has_own_job = slurm is not None and resources_of(slurm, context.task.job_kind).does_one_task
+    return context.stays and not is_last and not has_own_job
+
+
+def write_behind(
+    context: Context, writer: StateWriter, update: Record | None, history: int, num_bytes: float
+) -> None:
+    """Have a thread write and commit a state that was copied."""
+    own = os.dup(history)
+    task, patience = context.task, longest_replay(context.config)
+    label = background.Label(
+        context.paths.root, task.iteration, task_key(task), context.attempt, num_bytes, patience
+    )
+
+    def work() -> None:
+        try:
+            write_state(context, writer, update, own)
+        finally:
+            os.close(own)
+
+    background.begin(label, work)
+
+
+def write_state(context: Context, writer: StateWriter, update: Record | None, history: int) -> None:
+    started = time.time()
+    files = writer.write(is_wanted=update is not None)
+    if update is not None and files:  # else another rank publishes, or another attempt was first
+        outcome = publish_state(context, update, files, started, history)
+        log.info(f"{context.task}: {outcome}")
 
 
 def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:

@@ -19,6 +19,7 @@ from stages.models.devices import device
 from stages.ppo.saving import save_state
 from stages.ppo.state.writer import free_device
 from stages.ppo.training import Learner, say
+from stages.process import background
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def take(context: Context, version: int) -> Kept | None:
         release()
         return None
     say(f"going on from memory, where the learner of iteration {version} is")
-    return replace(found, newest=ranks.share(_newest_state(found))[0])
+    newest = ranks.share(_newest_state(found))[0]
+    return replace(found, newest=newest, seconds=0.0 if newest == version else found.seconds)
 
 
 def _is_committed(kept: Kept, context: Context, version: int) -> bool:
@@ -124,6 +126,7 @@ def save() -> None:
     kept = _kept
     is_wanted = kept is not None and _is_committed(kept, kept.context, kept.version)
     is_wanted = is_wanted and kept is not None and _newest_state(kept) != kept.version
+    is_wanted = is_wanted and background.at_work() is None
     if all(ranks.share(is_wanted)) and kept is not None:
         save_state(kept.context, kept.learner, kept.version)
 

@@ -23,6 +23,7 @@ from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
 from stages.ppo.state.saved_state import is_hashed_here
 from stages.ppo.state.writer import LearnerState
 from stages.ppo.training import Learner, Steps
+from stages.process import background
 from stages.training import committed_entries, save_tokenizer
 
 
@@ -109,7 +110,11 @@ def leave(context: Context, start: Start, outputs: tuple[FileEntry, ...]) -> Non
     """Leave a writer of the state, if it is due, and a learner for the next update, if the process stays.
     Every rank takes part."""
     spent = context.stopwatch.seconds
-    newest, seconds = start.relearned.newest, start.relearned.seconds + sum(spent.values()) - spent["load"]
+    newest, seconds = start.relearned.newest, sum(spent.values()) - spent["load"]
+    if (begun := background.newest(context.paths.root)) > newest:  # written meanwhile, or being written
+        newest = begun
+    else:
+        seconds += start.relearned.seconds
     is_wanted = is_due(context.config, context.task.iteration, newest, seconds)
     context.skips_state = not ranks.share(is_wanted)[0]
     if not context.skips_state:

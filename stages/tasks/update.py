@@ -8,6 +8,7 @@ from pipeline.data.summary import row_counts
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, StageResult
 from stages.engines import make_trainer
+from stages.process import background
 from stages.rewards.failed import check_failed_share
 
 
@@ -18,7 +19,8 @@ def run(task: Task, context: Context) -> StageResult | None:
     """
     prepared = context.read(PREPARE)
     check_failed_share(context, task.iteration)
-    result = make_trainer(context.config).update(context, task.iteration)
+    with background.before_termination():
+        result = make_trainer(context.config).update(context, task.iteration)
     return result and replace(result, metrics={**row_counts(prepared.metrics), **result.metrics})
 
 

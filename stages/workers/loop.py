@@ -17,7 +17,12 @@ from pipeline.workers.beats import Reason
 from stages.attempts.arguments import Arguments
 from stages.attempts.runner import AttemptEnd, run_attempt
 from stages.process.preemption import warned
-from stages.workers.kept_trainer import release_kept_trainer, save_kept_trainer
+from stages.workers.kept_trainer import (
+    bytes_of_state,
+    finish_state,
+    release_kept_trainer,
+    save_kept_trainer,
+)
 
 _ENDS_PROCESS = frozenset({FailureKind.MEMORY, FailureKind.DISK})
 """Failures after which a process does nothing more."""
@@ -59,6 +64,7 @@ def work(source: Source) -> int:
                 sizes.append(settled_size(sizes))
             if reason := why_leave(end, sizes):
                 source.leave(reason)
+        finish_state()
         if not has_failed:  # nothing is kept then, and other ranks may be in another collective
             save_kept_trainer()
         source.left()
@@ -108,9 +114,11 @@ def is_spoilt(end: AttemptEnd, ranks: int) -> bool:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds, without what it shares with files."""
+    """Return the memory that this process holds, without what it shares with files, and what a thread is
+    writing, which is sometimes there and sometimes not."""
+    written = int(bytes_of_state())  # looked at first: it may go meanwhile, never come
     pages = Path("/proc/self/statm").read_text().split()
-    return (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE")
+    return max(0, (int(pages[1]) - int(pages[2])) * os.sysconf("SC_PAGE_SIZE") - written)
 
 
 def drop_kept(ends: bool = False) -> None:

@@ -41,7 +41,7 @@ from stages.attempts.arguments import Arguments
 from stages.logs import log
 from stages.process.bell import hear_of_policy, hear_of_release
 from stages.process.imported import OwnCode
-from stages.workers.kept_trainer import has_kept_trainer
+from stages.workers.kept_trainer import has_kept_trainer, is_writing_state
 from stages.workers.limit import TaskLimit
 from stages.workers.measuring import Besides, release_scorer
 from stages.workers.pulse import Pulse
@@ -127,9 +127,13 @@ class Pulling:
             given = self._find()
         except OSError as error:
             self._lose_disk(error)
-        if given is None and self._claim is not None and has_kept_trainer():
+        if (
+            given is None
+            and (claim := self._claim)
+            and (has_kept_trainer() or is_writing_state(claim.attempt))
+        ):
             # Until that is saved: another worker would begin the next update, and learn it again.
-            task, attempt = task_key(self._claim.task), self._claim.attempt
+            task, attempt = task_key(claim.task), claim.attempt
             self.pulse.say(doing=Doing.BUSY, task=task, attempt=attempt, until=None)
         return given
 
@@ -303,6 +307,8 @@ class Pulling:
     def _look_who_lives(self) -> None:
         self._looked = time.monotonic()
         self._live = self.crew.live(self._looked)
+        if own := self._live.get(self.outside.name):  # the state that it writes itself keeps it from nothing
+            self._live[self.outside.name] = replace(own, saving="", saving_attempt="")
 
     def _besides(self, frontier: Frontier) -> tuple[Task, ...]:
         """Return the evaluations that it may do besides: one that has started up does a task of its own

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import BEAT_SECONDS, Beat, Doing, Reason, write_beat
+from stages.process import background
 
 _SUMS = {
     Doing.STARTING: "startup_seconds",
@@ -34,6 +35,7 @@ class Pulse:
     def start(self) -> None:
         """Write the first beat and begin with the regular ones."""
         self.say()
+        background.hear_of_end(self.say)
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
         atexit.register(self._end)
 
@@ -50,8 +52,10 @@ class Pulse:
             self._change(changes)
 
     def _change(self, changes: Mapping[str, Any]) -> None:
-        now = time.time()
-        self.beat = replace(with_elapsed(self.beat, now, changes.get("doing")), **changes, beat=now)
+        now, written = time.time(), background.at_work()
+        saving = (written.task, written.attempt) if written else ("", "")
+        beat = with_elapsed(self.beat, now, changes.get("doing"))
+        self.beat = replace(beat, **changes, beat=now, saving=saving[0], saving_attempt=saving[1])
 
     def fall_silent(self) -> None:
         """Say nothing at the end: what was said last stands until Slurm knows that the job has ended."""

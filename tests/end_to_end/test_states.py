@@ -31,9 +31,10 @@ def lost(run_dir: Path) -> list[int]:
 def test_rollouts_start_while_the_state_is_written_and_the_next_update_when_it_is(
     inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
-    """With this variable a state is written only once the next iteration's rollouts have begun to commit."""
+    """With these variables there is no room for a copy, and a state is written only once the next iteration's
+    rollouts have begun to commit."""
     run_dir = tmp_path / "run"
-    waiting = environment | {light_training.STATE_WAITS: "1"}
+    waiting = environment | {light_training.STATE_WAITS: "1", light_training.ROOM: "1"}
     done = slurm_ppo("run", *arguments(inputs, run_dir, "scheduler.slots=1"), env=waiting)
     assert done.returncode == 0, done.stderr
     assert_same_end(run_dir, complete_run)

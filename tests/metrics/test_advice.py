@@ -282,6 +282,7 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     "mostly wasted": (Rule.WASTED, Severity.PROBLEM, lambda i: {"slurm/wasted_share": 0.6}),
     "padding": (Rule.PADDING, Severity.NOTE, lambda i: PADDED),
     "memory": (Rule.MEMORY, Severity.WARNING, lambda i: {"memory_gib/rollout": 63.0}),
+    "states": (Rule.STATE_WRITES, Severity.NOTE, lambda i: {"seconds/state/held_up": 90.0}),
 }
 PADDED = {"policy/padding_efficiency": 0.3, "seconds/update": 250.0}
 
@@ -292,6 +293,13 @@ def test_a_failure_is_noticed_and_nothing_else(rule, severity, change):
     assert advice.severity is severity
     assert re.search(r"\d", advice.what), "it names numbers"
     assert all(describe(name) for name in advice.metrics)
+
+
+def test_the_number_of_updates_that_is_named_spreads_what_a_state_takes():
+    held_up = healthy(20)["seconds/iteration"] * 0.18
+    advice = only(Rule.STATE_WRITES, found_in(lambda i: {"seconds/state/held_up": held_up}))
+    assert "update.save_every=4 (it is 1)" in advice.remedy
+    assert found_in(lambda i: {"seconds/state/held_up": held_up / 4}) == []
 
 
 @pytest.mark.parametrize("wrong", ["held-out", "component", "reward", "kl", "clipped", "gradients", "cut"])

@@ -139,13 +139,24 @@ def test_a_benchmark_keeps_nobody_waiting():
     assert found.iterations[3:] == pytest.approx([40.0] * 3)
 
 
-def test_the_next_update_waits_for_the_state_of_the_last():
+def test_a_state_is_written_while_the_next_update_computes_and_the_one_after_waits_for_it():
     seconds = SECONDS | {"rollout": 1.0, "reward": 1.0, "update": 5.0}
-    plain = simulate(never_leave(plant_with(8, seconds=seconds)))
-    found = simulate(never_leave(plant_with(8, seconds=seconds, state_seconds=10.0)))
-    seldom = simulate(never_leave(plant_with(8, seconds=seconds, state_seconds=10.0, save_every=3)))
-    assert found.iterations[3] == pytest.approx(plain.iterations[3] + 8)  # ten, of which two are rollouts
-    assert sum(plain.iterations) < sum(seldom.iterations) < sum(found.iterations)
+    plain, short, found, seldom = (
+        simulate(never_leave(plant_with(8, seconds=seconds, state_seconds=took, save_every=every)))
+        for took, every in ((0.0, 1), (5.0, 1), (10.0, 1), (10.0, 3))
+    )
+    assert short.iterations[1:5] == pytest.approx(plain.iterations[1:5])
+    assert found.iterations[3] == pytest.approx(plain.iterations[3] + 3)  # ten, of which seven go by anyway
+    assert sum(seldom.iterations) < sum(found.iterations)
+
+
+def test_where_each_update_has_a_job_of_its_own_it_writes_its_state_before_it_ends():
+    seconds = SECONDS | {"rollout": 1.0, "reward": 1.0, "update": 5.0}
+    plain, found = (
+        simulate(changed(plant_with(8, seconds=seconds, state_seconds=took), "update", linger=0))
+        for took in (0.0, 10.0)
+    )
+    assert found.iterations[3] > plain.iterations[3] + 5
 
 
 def test_a_policy_takes_its_size_over_the_bandwidth_to_be_read():

@@ -37,6 +37,8 @@ STATE_FAILS = "LIGHT_STATE_FAILS"
 """Variable: iterations whose state cannot be written, as on a full disk."""
 STATE_WAITS = "LIGHT_STATE_WAITS"
 """Variable: if set, a state is written once a rollout of the next iteration is committed."""
+ROOM = "LIGHT_NO_ROOM"
+"""Variable: if set, there is no room for a copy of a state."""
 GATE = "LIGHT_GATE"
 """Variable, ITERATION:FILE: updates from that iteration on wait until the file is there."""
 
@@ -62,8 +64,7 @@ class LightTrainer(PolicyTrainer):
 
     def update(self, context, iteration):
         config, files, attempt = context.config, context.files, context.attempt
-        first = context.newest_state(iteration - 1)
-        learnt = read_learnt(context, first)
+        first, learnt = kept_or_newest(context, iteration - 1)
         for lost in range(first + 1, iteration):
             print(f"iteration {lost} is learnt again", flush=True)
             chain, count = learn_again(context, lost, learnt)
@@ -80,10 +81,26 @@ class LightTrainer(PolicyTrainer):
         else:
             outputs += (write_learned(context, chain, count),)
             context.state_writer = LightStateWriter(context, chain)
+            if context.stays:
+                KEPT[context.paths.root] = (attempt, iteration, Learnt(digests_of(config, chain), count))
         metrics = learning_metrics(chain) | reward_metrics(config, responses, rewards)
         metrics |= {"samples": float(count), "objective/kl_coef": config.algorithm.kl.coef}
         metrics["seconds/update/steps"] = context.compute_seconds
         return StageResult(outputs, responses.num_rows, "trainer/1", iteration, metrics)
+
+
+KEPT: dict[Path, tuple[str, int, Learnt]] = {}
+"""By run, what the last update of this process has left: its attempt and iteration, what follows them."""
+
+
+def kept_or_newest(context, version) -> tuple[int, Learnt]:
+    """What this process has in memory, if its own attempt is that version; else the newest state."""
+    attempt, kept, learnt = KEPT.pop(context.paths.root, ("", -1, None))
+    if kept == version and context.read(policy_maker(version)).attempt == attempt:
+        print(f"going on from memory, where iteration {version} is", flush=True)
+        return version, learnt
+    first = context.newest_state(version)
+    return first, read_learnt(context, first)
 
 
 def learn(context, iteration, learnt):
@@ -189,6 +206,10 @@ class LightStateWriter(StateWriter):
     def detach(self):
         """There are no devices."""
         return True
+
+    def copied(self, is_wanted):
+        """There is nothing to copy."""
+        return 0.0 if is_wanted and ROOM not in os.environ else None
 
     def write(self, is_wanted):
         context, iteration = self.context, self.context.task.iteration

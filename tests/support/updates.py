@@ -19,7 +19,8 @@ from pipeline.run.directory import Run, create_run, load_run
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.tasks import Stage, Task
 from stages import ranks
-from stages.workers.kept_trainer import save_kept_trainer
+from stages.process import background
+from stages.workers.kept_trainer import finish_state, save_kept_trainer
 from tests.support.processes import config_of
 from tests.support.ranks import said, start_ranks
 from tests.support.scored import commit_scored
@@ -367,9 +368,13 @@ def update_all(wanted: Sequence[Updates], kill: Kill | None, rank: int) -> None:
                     stack.enter_context(dying(updates.root, iteration, kill))
                 name = f"{updates.process}-{iteration}-{'kept' if updates.stays else 'loaded'}"
                 lines = update(updates, iteration, name)
+                if kill is not None and updates is wanted[-1] and iteration == updates.iterations[-1]:
+                    background.wait()
                 (updates.root / f"said-{iteration}-{rank}.json").write_text(json.dumps(lines))
                 if updates.leaves and iteration == updates.iterations[-1]:
+                    finish_state()
                     save_kept_trainer()
+        finish_state()
 
 
 def memory_of_updates(root: Path, said_to: Path) -> None:

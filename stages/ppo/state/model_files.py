@@ -136,6 +136,12 @@ class ModelFiles:
             OSError: a file cannot be written. Other ranks raise RuntimeError with the same words. All ranks
                 raise it at the end of what they do together.
         """
+        self.write_settings(folder)
+        return self.write_weights(folder)
+
+    def write_settings(self, folder: Path) -> None:
+        """Write everything of the directory but weights, on the first rank. Every rank takes part. Raises
+        OSError as :meth:`write`."""
         error: Exception | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -144,9 +150,9 @@ class ModelFiles:
         except OSError as problem:
             error = problem
         ranks.agree(error)
-        return self._write_weights(folder)
 
-    def _write_weights(self, folder: Path) -> list[File]:
+    def write_weights(self, folder: Path) -> list[File]:
+        """Write the weights, where everything else is written; as :meth:`write`."""
         written: list[File] = []
         error: Exception | None = None
         for together in rounds(self.files, ranks.size()):
@@ -190,7 +196,8 @@ class ModelFiles:
             (folder / INDEX).write_text(json.dumps(content, indent=2) + "\n")
 
     def on_host(self) -> "ModelFiles":
-        """Copy what this rank writes to the host's memory, so that no rank has to gather later.
+        """Copy what this rank writes, even from the host's memory, so that no rank has to gather later, and
+        the model may change.
 
         Raises:
             MemoryError, RuntimeError: there is no room for it. Every rank raises one of them at the end.
@@ -201,7 +208,7 @@ class ModelFiles:
             gathered = in_step(together, self.gather)
             try:
                 for weights in gathered:
-                    held |= {name: weight.cpu() for name, weight in weights}
+                    held |= {name: weight.to("cpu", copy=True) for name, weight in weights}
             except (MemoryError, RuntimeError) as problem:
                 error = error or problem
             for _ in gathered:  # the others wait for this rank's part of theirs

@@ -2,18 +2,21 @@
 
 import contextlib
 import gc
-import socket
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.memory import free_bytes
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.engine_rules import has_reference_in
 from pipeline.run.commits import FileEntry
 from pipeline.run.durable import make_folder
 from stages import ranks
 from stages.context import Context
+from stages.logs import log
 from stages.models.devices import device
+from stages.ppo.state.copying import copies, lacking_room, passing_bytes
 from stages.ppo.state.model_files import ModelFiles
 from stages.ppo.state.saved_state import File, write_counters, write_slices
 from stages.ppo.state.slices import Slice
@@ -22,8 +25,6 @@ from stages.training import committed_entries, removed_on_failure
 
 CRITIC = "critic"
 """Folder of a state that holds the critic, as a Hugging Face directory."""
-_SPARE = 1.1
-"""What copying takes of the host's memory, relative to what is copied."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,23 @@ class StatePart:
     slices: Sequence[Slice]
     kinds: Sequence[str]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that copying it to the host's memory takes there."""
+    def num_bytes(self, of_host: bool = True) -> int:
+        """Return the bytes of it; without ``of_host`` those that are not in the host's memory."""
         parts = [one.parts[kind] for one in self.slices for kind in self.kinds]
-        return sum(part.nbytes for part in parts if part.device.type != "cpu")
+        return sum(part.nbytes for part in parts if of_host or part.device.type != "cpu")
 
     def on_host(self) -> "StatePart":
-        """Copy it to the host's memory, but for what is there already (update.offload_optimizer).
-
-        The memory is pageable: each is copied to once, and page-locking takes longer than it saves then.
-        """
-        copies = [
+        """Copy it to the host's memory, but for what is there already (update.offload_optimizer)."""
+        moved = [
             replace(one, parts={kind: one.parts[kind].cpu() for kind in self.kinds}) for one in self.slices
         ]
-        return replace(self, slices=copies)
+        return replace(self, slices=moved)
+
+    def copied(self) -> "StatePart":
+        """Copy all of it to the host's memory."""
+        found = copies([one.parts[kind] for one in self.slices for kind in self.kinds])
+        copied = [replace(one, parts={kind: next(found) for kind in self.kinds}) for one in self.slices]
+        return replace(self, slices=copied)
 
 
 class LearnerState:
@@ -60,12 +63,13 @@ class LearnerState:
         self._parts = [StatePart(t.name, t.own(), t.kinds) for t in learner.trainers]
         self._counters = {trainer.name: trainer.counters() for trainer in learner.trainers}
         self._critic: ModelFiles | None = learner.critic.model_files() if learner.critic else None
+        self._is_copy = False
 
     def detach(self) -> bool:
         stays = self._context.stays  # the next update wants all of it where it is, and others fit beside it
         if stays or device().type == "cpu":
             return True
-        if not self._has_room():
+        if lacking_room(self._num_bytes(of_host=False)):
             return False
         error: Exception | None = None
         try:
@@ -79,19 +83,57 @@ class LearnerState:
         free_device()
         return True
 
-    def _has_room(self) -> bool:
-        """Whether every rank has room for a copy of its part, in a host that it shares with others."""
+    def copied(self, is_wanted: bool) -> float | None:
+        config = self._context.config
+        is_wanted = is_wanted and not has_reference_in(config, ReferenceStage.UPDATE)  # else nothing stays
+        if not all(ranks.share(is_wanted)):
+            return None
+        num_bytes = self._num_bytes()
+        lack = lacking_room(num_bytes + passing_bytes()) or self._copy()
+        if lack is None:
+            return num_bytes
+        if ranks.is_first():
+            log.info(
+                "no room for a copy of the trainer's state, which is written before the next update begins "
+                f"({lack}); what helps is more memory, or update.save_every"
+            )
+        return None
+
+    def _num_bytes(self, of_host: bool = True) -> float:
+        """Return the bytes that this rank copies."""
         critic = sum(f.nbytes for f in self._critic.files) / ranks.size() if self._critic else 0
-        needed = _SPARE * (sum(part.nbytes for part in self._parts) + critic)
-        by_rank = ranks.share((socket.gethostname(), needed, free_bytes()))
-        by_host: dict[str, list[tuple[float, float]]] = {}
-        for host, bytes_needed, room in by_rank:
-            by_host.setdefault(host, []).append((bytes_needed, room))
-        return all(sum(n for n, _ in pairs) <= min(r for _, r in pairs) for pairs in by_host.values())
+        return critic + sum(part.num_bytes(of_host) for part in self._parts)
+
+    def _copy(self) -> str | None:
+        """Copy this rank's part, and let :meth:`write` write the copy. Returns why there is none, on every
+        rank."""
+        error: Exception | None = None
+        critic = self._critic
+        try:
+            parts = [part.copied() for part in self._parts]
+        except (MemoryError, RuntimeError) as problem:
+            error = problem
+        try:
+            ranks.agree(error)  # before they gather
+            if critic is not None:
+                critic.write_settings(self._folder / CRITIC)  # by the model, which the thread leaves alone
+                critic = critic.on_host()
+        except (MemoryError, RuntimeError, OSError) as problem:
+            return str(problem)
+        self._parts, self._critic, self._is_copy = parts, critic, True
+        return None
 
     def write(self, is_wanted: bool) -> tuple[FileEntry, ...]:
-        if not ranks.share(is_wanted)[0]:
-            return ()
+        with ranks.in_background() if self._is_copy else contextlib.nullcontext():
+            try:
+                if ranks.share(is_wanted)[0]:
+                    return self._write()
+                shutil.rmtree(self._folder, ignore_errors=True)
+                return ()
+            finally:
+                self._parts, self._critic = [], None  # the context has this writer, and this one the context
+
+    def _write(self) -> tuple[FileEntry, ...]:
         error: Exception | None = None
         written: list[File] = []
         try:
@@ -101,8 +143,12 @@ class LearnerState:
         with removed_on_failure(self._folder):
             ranks.agree(error)
             if self._critic is not None:
-                written += self._critic.write(self._folder / CRITIC)
+                written += self._write_critic(self._critic)
         return self._all_files(written)
+
+    def _write_critic(self, critic: ModelFiles) -> list[File]:
+        folder = self._folder / CRITIC
+        return critic.write_weights(folder) if self._is_copy else critic.write(folder)
 
     def _write_slices(self) -> list[File]:
         """Write this rank's part of every trainer."""
