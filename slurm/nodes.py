@@ -31,10 +31,12 @@ class Nodes:
     nodes: tuple[Node, ...]
     allocated: int = 0
     """CPUs of theirs that jobs hold, whosesoever."""
+    away: tuple[Node, ...] = ()
+    """Other nodes: down, drained or kept back."""
 
 
 def read_nodes(partitions: Collection[str], timeout: float = _PATIENCE) -> Nodes:
-    """Read the nodes of some partitions that take jobs, by one call of sinfo.
+    """Read the nodes of some partitions, by one call of sinfo.
 
     Args:
         partitions: names; an empty one stands for the default partition.
@@ -48,18 +50,19 @@ def read_nodes(partitions: Collection[str], timeout: float = _PATIENCE) -> Nodes
 
 def parse_nodes(shown: str) -> Nodes:
     """Parse the output of ``sinfo -N -h -o '%N|%P|%c|%m|%G|%T|%C'``: a line for each node and partition."""
-    found: dict[str, Node] = {}
+    taking, away = dict[str, Node](), dict[str, Node]()
     allocated: dict[str, int] = {}
     for line in shown.splitlines():
         name, partition, cpus, memory, gres, state, by_use = line.split("|")
-        if takes_jobs(state):
-            before = found[name].partitions if name in found else frozenset()
-            is_default = partition.endswith("*")  # sinfo's mark
-            names = before | {partition.removesuffix("*"), *[""] * is_default}
-            gpus = parse_gres(gres).get("gpu", 0)
-            found[name] = Node(name, names, int(cpus.rstrip("+")), gpus, int(memory.rstrip("+")))
+        found = taking if takes_jobs(state) else away
+        before = found[name].partitions if name in found else frozenset()
+        is_default = partition.endswith("*")  # sinfo's mark
+        names = before | {partition.removesuffix("*"), *[""] * is_default}
+        gpus = parse_gres(gres).get("gpu", 0)
+        found[name] = Node(name, names, int(cpus.rstrip("+")), gpus, int(memory.rstrip("+")))
+        if found is taking:
             allocated[name] = int(by_use.partition("/")[0])  # allocated/idle/other/total
-    return Nodes(tuple(found.values()), sum(allocated.values()))
+    return Nodes(tuple(taking.values()), sum(allocated.values()), tuple(away.values()))
 
 
 _GROUP = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)")

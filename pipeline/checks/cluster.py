@@ -26,14 +26,17 @@ from pipeline.checks.requests import (
     judge_memory,
     limit_problems,
     names_in_words,
+    shortened,
     stage_problems,
 )
+from pipeline.checks.side_by_side import TITLE, judge_side_by_side
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.decide.escalating import Escalation
 from pipeline.executors.slurm.arrays import array_of, driver_submission, stage_submissions
+from pipeline.executors.slurm.crew import needs_of
 from pipeline.run.directory import imagined_run
 from pipeline.run.tasks import Stage, task_of
 from slurm.associations import read_associations, read_ceilings
@@ -47,6 +50,7 @@ from slurm.limits import (
     read_partitions,
     unavailable_nodes,
 )
+from slurm.nodes import read_nodes
 from slurm.submission import render
 
 PROGRAMS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
@@ -55,8 +59,6 @@ QUIET = ("your limits", "jobs of ")
 _TEST_SECONDS = 30.0
 _NO_SUCH_NODES = "Requested node configuration is not available"
 _LATER = "--begin=now+1hour"
-_MOST_NAMED = 3
-"""Most nodes that a line names."""
 _OPTIONAL = {"sinfo": "partitions are", "sacct": "costs are", "sacctmgr": "limits are"}
 _SLOW_SECONDS = 5.0
 _CALL_SECONDS = 20.0
@@ -107,12 +109,25 @@ def judge_requests(config: Config, given: SlurmConfig, cluster: ClusterFacts) ->
     for job_kind, resources in asked.items():
         issues = list(stage_problems(job_kind, resources, cluster))
         yield from judge_stage(job_kind, resources, issues or list(refusals(config, given, job_kind)))
+    if config.rollout.staleness:
+        yield from _side_by_side(config, given, cluster)
     yield from not_asked(asked.values(), cluster)
     if not all(map(asks_for_memory, asked.values())):
         try:
             yield from judge_memory(asked, cluster.partitions, read_cluster_memory())
         except SlurmError as error:
             yield skipped(MEMORY, f"memory of jobs that ask for none ({error})")
+
+
+def _side_by_side(config: Config, given: SlurmConfig, cluster: ClusterFacts) -> Iterator[Finding]:
+    """Look whether a rollout and the update have places at once."""
+    needs = needs_of(given, (Stage.ROLLOUT, Stage.UPDATE))
+    try:
+        nodes = read_nodes({name for need in needs.values() for name in need.partitions})
+    except (SlurmError, ValueError) as error:  # an answer that is not understood is none
+        yield skipped(TITLE, f"whether a rollout and the update have places at once ({error})")
+        return
+    yield from judge_side_by_side(config, nodes, cluster.limits.max_running)
 
 
 def judge_limit(given: SlurmConfig | None, cluster: ClusterFacts) -> Finding:
@@ -172,16 +187,8 @@ def refusals(config: Config, given: SlurmConfig, job_kind: str) -> Iterator[Conf
         yield ConfigIssue(key, names_in_words(partitions), f"{error}")
         return
     if away:
-        yield ConfigIssue(
-            f"{key}.partition", names_in_words(partitions), _nodes_in_words(away), is_passing=True
-        )
-
-
-def _nodes_in_words(away: Sequence[str]) -> str:
-    named = ", ".join(
-        [*away[:_MOST_NAMED], *([f"{len(away) - _MOST_NAMED} more"] * (len(away) > _MOST_NAMED))]
-    )
-    return f"its jobs wait for nodes that are down, drained or silent: {named} (sinfo -R)"
+        why = f"its jobs wait for nodes that are down, drained or silent: {shortened(away)} (sinfo -R)"
+        yield ConfigIssue(f"{key}.partition", names_in_words(partitions), why, is_passing=True)
 
 
 def script_of(config: Config, given: SlurmConfig, job_kind: str) -> str:

@@ -28,6 +28,8 @@ _ELEMENTS_NEEDED = 6
 MEMORY = "memory"
 _MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 """sbatch options that ask for memory."""
+_MOST_NAMED = 3
+"""Most nodes that a line names."""
 _WHOLE = "all the memory of its node, so that no other job fits beside it"
 
 
@@ -175,6 +177,12 @@ def _too_much(need: ResourceNeed, most: int, where: str, kinds: Sequence[NodeKin
 
 def names_in_words(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Name the first few, and say how many more there are."""
+    more = [f"{len(names) - _MOST_NAMED} more"] * (len(names) > _MOST_NAMED)
+    return ", ".join([*names[:_MOST_NAMED], *more])
 
 
 # --- what accounts and QOS allow one job ---

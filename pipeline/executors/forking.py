@@ -4,12 +4,14 @@ Each begins a session of its own, in which its entry point, a ``module:function`
 started with. It dies with the process that had it started, or the server.
 """
 
+import contextlib
 import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, parent_process, resource_tracker
@@ -18,8 +20,18 @@ from multiprocessing.connection import wait as wait_for_any
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from pipeline.process import end_with_parent
+from pipeline.process import end_with_parent, joined_within
 from pipeline.run.environment import BELL
+from pipeline.text import exit_in_words
+from slurm.errors import UnfinishedError
+
+KILLED_SECONDS = 60.0
+"""Seconds in which a process that was killed is gone, unless it hangs: to free memory takes some."""
+_MOST_SERVERS = 3
+"""Servers that are started for one worker: one that ends by itself would do so each time."""
+_GONE = (EOFError, ConnectionError)
+"""What asking a server for a process raises that has ended, or ends meanwhile."""
+_ENDING_SECONDS, _LOOK_SECONDS = 5.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -33,15 +45,56 @@ class Rank:
 
 
 def fork(entry: str, ranks: Sequence[Rank]) -> tuple[list[ForkServerProcess], Connection]:
-    """Start a process for each rank. Returns them, and the end of a pipe with what they ring."""
+    """Start a process for each rank, from another server where the one that runs ends meanwhile. Returns
+    them, and the end of a pipe with what they ring.
+
+    Raises:
+        UnfinishedError: each server has ended before its processes were there.
+    """
+    ended = ""
+    for _ in range(_MOST_SERVERS):
+        start_server()
+        with contextlib.suppress(*_GONE):
+            return _fork_all(entry, ranks)
+        ended = _end_of_server()
+    raise UnfinishedError(
+        f"{os.uname().nodename}: the server that workers are forked from (by process {os.getpid()}) was "
+        f"{ended}, {_MOST_SERVERS} times, before one was there: what it imports fails (see above), or memory "
+        "ran out (see dmesg); mend that and type slurm-ppo resume with the run directory: nothing that was "
+        "committed is lost"
+    )
+
+
+def _end_of_server() -> str:
+    """Wait until the server is gone whose sockets are closed: it is only then that another one is started.
+    Returns how it ended, in words; it is left for multiprocessing to collect."""
+    server, until = forkserver._forkserver._forkserver_pid, time.monotonic() + _ENDING_SECONDS  # type: ignore[attr-defined]
+    how = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    while (found := os.waitid(os.P_PID, server, how)) is None and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+    if found is None:  # it lives: what it forked was killed before it could say its number
+        return "losing its processes"
+    code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return exit_in_words(code)
+
+
+def _fork_all(entry: str, ranks: Sequence[Rank]) -> tuple[list[ForkServerProcess], Connection]:
+    """Start a process for each rank; where one cannot be started, none is left. Raises what is in _GONE."""
     context = multiprocessing.get_context("forkserver")
     processes = []
     bell, ringer = context.Pipe(duplex=False)
     with ringer:
-        for rank in ranks:
-            process = context.Process(target=_run_entry, args=(entry, rank, ringer), daemon=False)
-            process.start()
-            processes.append(process)
+        try:
+            for rank in ranks:
+                process = context.Process(target=_run_entry, args=(entry, rank, ringer), daemon=False)
+                process.start()
+                processes.append(process)
+        except _GONE:
+            bell.close()
+            for process in processes:
+                signal_group(process, signal.SIGKILL)
+                joined_within(process, KILLED_SECONDS)
+            raise
     return processes, bell
 
 

@@ -17,15 +17,13 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from pipeline.decide.judging import was_killed
-from pipeline.executors.forking import Rank, fork, preload, signal_group, start_server
+from pipeline.executors.forking import KILLED_SECONDS, Rank, fork, preload, signal_group
 from pipeline.executors.limits import Grant, Limits, Started, WorkerEnd
 from pipeline.process import joined_within
 from pipeline.run.environment import RELEASED
 from pipeline.run.paths import rank_log
 from pipeline.text import exit_in_words
 
-_KILLED_SECONDS = 60.0
-"""Seconds in which a process that was killed is gone, unless it hangs: to free memory takes some."""
 _MOST_RUNG = 4096
 """Bytes read from a bell at once; the ranks of a worker ring one or two for each task."""
 
@@ -99,7 +97,7 @@ class Team:
         """Kill what is left, with all that the processes have started. Returns how it ended."""
         for process in self.living:
             signal_group(process, signal.SIGKILL)
-            joined_within(process, _KILLED_SECONDS)
+            joined_within(process, KILLED_SECONDS)
         codes, ranks = [_code(process) for process in self.processes], len(self.processes)
         self.check(0.0)
         for process in self.processes:
@@ -146,7 +144,6 @@ class Processes:
         grant = self.limits.grant(kind, taken)
         if grant is None or (most is not None and there[kind] >= most):
             return False
-        start_server()
         worker.log.parent.mkdir(parents=True, exist_ok=True)
         rendezvous = worker.log.with_suffix(".rendezvous")
         given, size = {**os.environ, **variables, **self.limits.show(grant)}, self.limits.ranks.get(kind, 1)

@@ -96,7 +96,7 @@ def test_a_worker_on_two_nodes_makes_the_bytes_of_a_fresh_one(cluster, make_real
     both = {("update0", "0"), ("update1", "1")}
     run.wait_for(lambda: ranks_of(update) == both, "a rank on each node")
     run.wait_until_complete()
-    assert not run.events("failed")
+    assert not run.events("failed"), run.story()
     made = run.policy()
     assert updates_of_each(run) == [2]
     again = run.command("resume", run.root, "--from", "update@2")

@@ -50,6 +50,21 @@ def test_workers_are_killed_at_random_and_the_policy_is_that_of_one_machine(
     assert failed(run), "some of them had something to do"
 
 
+@ON_CLUSTER
+def test_it_is_refused_where_a_rollout_and_the_update_never_have_places_at_once(cluster, make_run, tmp_path):
+    """The node of the rollouts has two GPUs."""
+    three = ["scheduler.update.partition=rollout", "scheduler.rollout.gpus_per_node=2"]
+    run = make_run(cluster, tmp_path / "run", *words(1), *three)
+    for command in ("validate", "submit", "run"):
+        done = run.command(command, *run.words, *["--no-probe"] * (command == "validate"))
+        assert done.returncode == 2, done.stdout
+        assert "never fit at once on the nodes of their partitions, rollout0" in done.stderr, done.stderr
+        assert "set it to 0, or give each stage a place of its own" in done.stderr
+    assert not run.root.exists()
+    done = run.command("validate", *run.words, "rollout.staleness=0", "--no-probe")
+    assert done.returncode == 0, done.stderr
+
+
 def busy(run):
     live = read_beats(RunPaths(run.root)).values()
     return [b for b in live if b.doing is Doing.BUSY and os.path.exists(f"/proc/{b.pid}")]  # noqa: PTH110

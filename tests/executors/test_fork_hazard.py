@@ -162,14 +162,13 @@ def test_where_cuda_would_be_initialised_no_library_is_imported_ahead(words):
 FORKS = """
 import os, sys
 from pathlib import Path
-from pipeline.executors.forking import Rank, fork, preload, start_server
+from pipeline.executors.forking import Rank, fork, preload
 from pipeline.run.gpus import fork_hazard
 from pipeline.cli.run import modules_to_preload
 from pipeline.config.compose import compose
 devices, log, *words = sys.argv[1:]
 hazard = fork_hazard(os.environ, Path(devices))
 preload(["tests.support.pretended_cuda", *modules_to_preload(compose(words), hazard)])
-start_server()
 (process,), _ = fork("tests.support.pretended_cuda:report", [Rank((), dict(os.environ), Path(log))])
 process.join()
 sys.exit(process.exitcode)

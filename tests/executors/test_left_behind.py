@@ -79,7 +79,7 @@ def test_a_command_says_what_it_wrote_and_how_it_ended():
 
 def test_a_worker_that_no_signal_ends_has_ended_for_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "signal_group", lambda process, number: None)
-    monkeypatch.setattr(processes, "_KILLED_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "KILLED_SECONDS", 0.1)
     bell, there = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(_LONG,))
     child.start()

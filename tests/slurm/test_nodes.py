@@ -18,8 +18,10 @@ def test_a_node_has_the_partitions_of_all_its_lines_and_the_default_one_also_wit
     assert found["gpu3"].gpus == 4, "of both types"
 
 
-def test_a_node_that_takes_no_jobs_is_left_out():
-    assert "gpu2" not in {node.name for node in parse_nodes(SHOWN).nodes}
+def test_a_node_that_takes_no_jobs_is_away():
+    found = parse_nodes(SHOWN)
+    assert "gpu2" not in {node.name for node in found.nodes}
+    assert found.away == (Node("gpu2", frozenset(["a100"]), 64, 4, 515000),)
 
 
 def test_what_jobs_hold_counts_once_for_a_node_of_two_partitions():
