@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pipeline.checks.finding import Finding, ok, skipped
 from pipeline.checks.memory import card_of_task, gpus_of_task, partitions_of_cluster
+from pipeline.checks.prompts import judged_files
 from pipeline.checks.rehearsal_record import corrections
-from pipeline.checks.settings import judged_files
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in, scores_with
 from pipeline.config.engines import Engine

@@ -18,7 +18,7 @@ class Forecast:
     """Expectations, which the checks before a start fill in."""
 
     lengths: list[PromptLengths] = field(default_factory=list)
-    """Of the prompt files that could be tokenised, or samples of them."""
+    """Lengths of the prompts of each file that could be tokenised, or of a sample of it."""
     memory: dict[str, float] = field(default_factory=dict)
     """Peak bytes of a process of each stage: on its GPU, or without one of the host."""
     seconds: SecondsForecast | None = None
