@@ -30,7 +30,7 @@ from pipeline.executors.slurm.queue import wait_until_gone
 from pipeline.metrics.terminal import Row
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.plugins.load import MissingImport
-from pipeline.process import interruptible
+from pipeline.process import interruptible, uninterrupted
 from pipeline.run.control import Control, begin_invocation, write_control
 from pipeline.run.directory import Run, claimed_run
 from pipeline.run.failures import FOR_PEOPLE
@@ -228,7 +228,8 @@ def _carried_out(
         if options.keeps:
             print(f"kept: {root}", file=sys.stderr)
         else:
-            shutil.rmtree(root, ignore_errors=True)
+            with uninterrupted():
+                shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -267,8 +268,11 @@ def _say_why_not(done: Pass, options: TryOptions) -> int:
             print("its folder is removed; --keep leaves it, with all logs", file=sys.stderr)
         return 2 if any(failure.kind in FOR_PEOPLE for failure in done.given_up) else 1
     if done.outcome is Outcome.INTERRUPTED:
-        print("interrupted; nothing is left", file=sys.stderr)
+        print("interrupted" if options.keeps else "interrupted; nothing is left", file=sys.stderr)
         return _INTERRUPTED
+    if done.outcome in (Outcome.PAUSED, Outcome.CANCELLED):
+        print("its jobs were cancelled in the queue", file=sys.stderr)
+        return 1
     waited = f"not done within {options.minutes:g} minutes, so its jobs are cancelled"
     print(f"{waited}; try again when the queue is shorter, or with --minutes", file=sys.stderr)
     return 1
