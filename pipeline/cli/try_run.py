@@ -32,8 +32,9 @@ from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.plugins.load import MissingImport
 from pipeline.process import interruptible, uninterrupted
 from pipeline.run.control import Control, begin_invocation, write_control
-from pipeline.run.directory import Run, claimed_run
+from pipeline.run.directory import Run, check_can_be_made, check_is_free, claimed_run
 from pipeline.run.failures import FOR_PEOPLE
+from pipeline.run.paths import RunPaths
 from pipeline.run.records import Frontier, Records
 from pipeline.run.tasks import Task
 from pipeline.status.logs import describe_failure
@@ -91,6 +92,9 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
     shown = _Shown(options)
     for _, one in list(start(replace(config, run_dir=str(root)), found)):
         shown.finding(one)
+    with found.collecting("run_dir", is_last=True):
+        check_is_free(RunPaths(Path(config.run_dir)))
+        check_can_be_made(Path(config.run_dir))
     found.refuse()
     shown.prompts(config)
     with interruptible(signal.SIGHUP), _carried_out(small, executor, options) as (run, done):

@@ -54,6 +54,23 @@ def test_more_prompts_than_an_iteration_has_are_refused(slurm_ppo, inputs, tmp_p
     assert "--prompts 9: an iteration of the run has data.prompts_per_iteration=8" in done.stderr
 
 
+def test_where_run_would_be_refused_it_is_too_and_nothing_is_touched(
+    slurm_ppo, inputs, complete_run, tmp_path
+):
+    (tmp_path / "file").write_text("mine")
+    before = {path: path.stat().st_mtime_ns for path in complete_run.rglob("*") if "locks" not in path.parts}
+    for place, said in (
+        (complete_run, "already holds a run"),
+        (tmp_path / "file", "is a file, not a directory"),
+    ):
+        done = slurm_ppo("try", *tiny.overrides(inputs, place))
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert (done.returncode, said in line) == (2, True), done.stderr
+    after = {path: path.stat().st_mtime_ns for path in complete_run.rglob("*") if "locks" not in path.parts}
+    assert after == before
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_task_that_fails_is_named_with_the_end_of_its_log(slurm_ppo, inputs, tmp_path):
     (tmp_path / "strict.py").write_text(
         "def empty(responses, **more):\n    return [{'': 0.0}[r] for r in responses]\n"
