@@ -41,7 +41,8 @@ from slurm.limits import Partition
 _ASSUMED = "assumed, not measured"
 _UNKNOWN = (
     "not known: there is no earlier run of such a model here, nor a card whose peak is known; slurm-ppo try "
-    "measures them, and so does a first iteration"
+    "measures them (the small run that try --keep leaves counts as an earlier one), and so does a first "
+    "iteration"
 )
 
 

@@ -82,7 +82,7 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
         UserError: with every problem, one per line.
     """
     prompts = prompts_to_try(config, options.prompts)
-    root = _place_of(config)
+    root = _place_of(config, options.keeps)
     small, executor = small_config(config, prompts, root), None
     if options.times_candidates:
         with found.collecting("the trainer to be timed"):
@@ -109,10 +109,11 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
     return int(shown.has_problems)
 
 
-def _place_of(config: Config) -> Path:
-    """Return a directory for the small run, on the run's filesystem."""
+def _place_of(config: Config, keeps: bool) -> Path:
+    """Return a directory for the small run: beside the run's, where forecasts look for earlier ones, if it is
+    kept; else in a folder that is there, on the run's filesystem."""
     wanted = Path(config.run_dir).absolute()
-    folder = existing_folder(wanted.parent)
+    folder = wanted.parent if keeps else existing_folder(wanted.parent)
     return folder / f"{wanted.name}-try-{os.urandom(3).hex()}"
 
 

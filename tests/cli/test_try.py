@@ -39,13 +39,15 @@ def test_its_responses_are_those_that_the_run_will_sample(slurm_ppo, inputs, com
 
 
 def test_its_folder_can_be_kept_and_is_looked_at_as_any_run(slurm_ppo, inputs, tmp_path):
-    done = slurm_ppo("try", *tiny.overrides(inputs, tmp_path / "run"), "--keep", "--prompts", 2)
+    words = tiny.overrides(inputs, tmp_path / "runs" / "run")
+    done = slurm_ppo("try", *words, "--keep", "--prompts", 2)
     assert done.returncode in (0, 1), done.stderr
-    (kept,) = tmp_path.iterdir()
+    (kept,) = (tmp_path / "runs").iterdir()
     assert f"kept: {kept}" in done.stderr
     assert slurm_ppo("status", kept).returncode == 0
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert "What the run would take: 2 iterations of 8 responses" in done.stdout
+    assert f"measured in {kept.name}, median of 1 iterations" in slurm_ppo("plan", *words).stdout
 
 
 def test_more_prompts_than_an_iteration_has_are_refused(slurm_ppo, inputs, tmp_path):
