@@ -305,7 +305,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_read(file, tmp_path, 
 def test_one_that_is_stopped_leaves_nothing(file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gguf, "_write_ends", lambda folder, ends: os.kill(os.getpid(), signal.SIGTERM))
     assert gguf.main([str(file), str(tmp_path / "out")]) == 130
-    assert capsys.readouterr().err == "interrupted; nothing is left\n"
+    assert capsys.readouterr().err.endswith("interrupted; nothing is left\n")
     assert list(tmp_path.iterdir()) == []
 
 
