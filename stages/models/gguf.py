@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.update import Precision
 from pipeline.data.tokens import affixes_of, ends_of
@@ -161,13 +161,20 @@ def _model(metadata: Metadata, precision: Precision) -> "PreTrainedModel":
 
     from stages.models.loading import DTYPES
 
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel
+    info: dict[str, Any]
+    model, info = AutoModelForCausalLM.from_pretrained(
         metadata.file.parent,
         gguf_file=metadata.file.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=DTYPES[precision],
         local_files_only=True,
+        output_loading_info=True,
     )
+    for what in ("missing", "unexpected", "mismatched"):
+        if names := sorted(map(str, info[f"{what}_keys"])):  # transformers gives missing ones random numbers
+            why = f"{len(names)} weights are {what}, such as {names[0]}"
+            raise UserError(f"{metadata.file} does not hold what its architecture has ({why}); copy it again")
     for name, weight in model.named_parameters():
         if not weight.isfinite().all():
             raise UserError(f"{metadata.file} is damaged (weights of {name} are not finite); copy it again")

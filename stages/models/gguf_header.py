@@ -153,4 +153,7 @@ class _Cursor:
     def tensor(self) -> HeaderTensor:
         if (dimensions := self.number("I")) > _MOST_DIMENSIONS:
             raise BadHeader(f"at byte {self.offset:,} it states a tensor of {dimensions:,} dimensions")
-        return HeaderTensor(self.numbers("Q", dimensions), self.number("I"), self.number("Q"))
+        shape = self.numbers("Q", dimensions)
+        if 0 in shape:
+            raise BadHeader(f"at byte {self.offset:,} it states a tensor without numbers")
+        return HeaderTensor(shape, self.number("I"), self.number("Q"))

@@ -235,6 +235,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "is there twice",
     ),
     "with a tensor of many dimensions": (number_behind(EMBEDDING, 9, "<I", 0), "a tensor of 9 dimensions"),
+    "with a tensor of no rows": (number_behind(EMBEDDING, 0, gap=4), "a tensor without numbers"),
     "with a tensor of 2^62 rows": (number_behind(EMBEDDING, 2**62, gap=4), "ends at byte"),
     "of an unknown format": (number_behind(EMBEDDING, 777, "<I", 20), "number format 777 is not known"),
 }
@@ -275,6 +276,16 @@ def test_weights_that_are_not_finite_are_named(file, tmp_path):
     (tmp_path / "spoilt.gguf").write_bytes(content)
     with pytest.raises(UserError, match=r"is damaged \(weights of .* are not finite\); copy it again"):
         gguf.convert(tmp_path / "spoilt.gguf", tmp_path / "out")
+
+
+def test_a_weight_that_the_file_lacks_is_not_made_up(file, tmp_path):
+    """A flipped bit in a tensor's name: as many weights, and one of them at random, if it were not seen."""
+    (tmp_path / "renamed.gguf").write_bytes(
+        file.read_bytes().replace(b"blk.0.attn_output", b"blk.0.attn_outpat")
+    )
+    with pytest.raises(UserError, match=r"1 weights are missing, such as model.layers.0.self_attn.o_proj"):
+        gguf.convert(tmp_path / "renamed.gguf", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_architecture_that_transformers_does_not_read_is_one_line(file, tmp_path):
