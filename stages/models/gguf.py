@@ -161,9 +161,7 @@ def _model(metadata: Metadata, precision: Precision) -> "PreTrainedModel":
 
     from stages.models.loading import DTYPES
 
-    model: PreTrainedModel
-    info: dict[str, Any]
-    model, info = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         metadata.file.parent,
         gguf_file=metadata.file.name,
         quantization_config=GgufConfig(dequantize=True),
@@ -171,6 +169,8 @@ def _model(metadata: Metadata, precision: Precision) -> "PreTrainedModel":
         local_files_only=True,
         output_loading_info=True,
     )
+    model: PreTrainedModel = loaded[0]
+    info: dict[str, Any] = loaded[1]
     for what in ("missing", "unexpected", "mismatched"):
         if names := sorted(map(str, info[f"{what}_keys"])):  # transformers gives missing ones random numbers
             why = f"{len(names)} weights are {what}, such as {names[0]}"
