@@ -71,9 +71,12 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"error: pip could not fetch the wheel (exit code {error.returncode})", file=sys.stderr)
         return 2
-    except (UserError, OSError, ValueError) as error:
+    except (UserError, OSError, ValueError, zipfile.BadZipFile) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; type the command again", file=sys.stderr)
+        return 130
     return 0
 
 

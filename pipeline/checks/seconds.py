@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pipeline.checks.finding import Finding, ok, skipped
 from pipeline.checks.memory import card_of_task, gpus_of_task, partitions_of_cluster
+from pipeline.checks.prompts import judged_files
 from pipeline.checks.rehearsal_record import corrections
-from pipeline.checks.settings import judged_files
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in, scores_with
 from pipeline.config.engines import Engine
@@ -41,7 +41,8 @@ from slurm.limits import Partition
 _ASSUMED = "assumed, not measured"
 _UNKNOWN = (
     "not known: there is no earlier run of such a model here, nor a card whose peak is known; slurm-ppo try "
-    "measures them, and so does a first iteration"
+    "measures them (the small run that try --keep leaves counts as an earlier one), and so does a first "
+    "iteration"
 )
 
 

@@ -44,21 +44,26 @@ def typed_words(words: list[str]) -> list[str]:
 
 
 def planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
-    """Return the run of a directory, or one that the overrides would make."""
+    """Return the run of a directory, or one that the overrides would make. What is auto in them is of a run
+    that is there what was decided when it began."""
+    from pipeline.config.hardware import as_decided
     from pipeline.run.directory import is_run
     from pipeline.run.identity import RunError
 
     if existing := existing_run(overrides):
         return existing
-    composed = config_of(overrides, config_dir)
+    composed, found = config_in_part(overrides, config_dir)
     root = Path(composed.run_dir)
     if not is_run(root):
+        _refuse_or_say(found)
         return run_to_come(composed)
-    if (found := load(root)).config != composed:
+    found.refuse()
+    run = load(root)
+    if run.config != as_decided(composed, found.auto, run.config):
         raise RunError(
             f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
         )
-    return found
+    return run
 
 
 def run_to_come(config: "Config") -> "Run":
@@ -95,10 +100,14 @@ def config_of(overrides: list[str] | None, config_dir: Path | None) -> "Config":
     """Return the configuration that words set, and say on stderr what was decided of settings that are auto.
     Raises ConfigError with every problem."""
     config, found = config_in_part(overrides, config_dir)
+    _refuse_or_say(found)
+    return config
+
+
+def _refuse_or_say(found: "Findings") -> None:
     found.refuse()
     if found.decided:
         typer.echo(found.decided, err=True)
-    return config
 
 
 def config_in_part(overrides: list[str] | None, config_dir: Path | None) -> "tuple[Config, Findings]":

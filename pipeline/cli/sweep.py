@@ -26,7 +26,16 @@ from pipeline.status.listing import Entry
 from pipeline.status.listing_text import describe
 from pipeline.sweep.grid import SweepError, parse_grid, read_words
 from pipeline.sweep.manifest import Sweep, SweepPoint, is_sweep, locks_of, read_sweep, without, write_sweep
-from pipeline.sweep.points import Draft, check_folder, config_of, drafts_of, extended, has_begun, run_folder
+from pipeline.sweep.points import (
+    Draft,
+    as_begun,
+    check_folder,
+    config_of,
+    drafts_of,
+    extended,
+    has_begun,
+    run_folder,
+)
 from pipeline.text import table
 from slurm.errors import ServiceError, UnfinishedError, UserError
 
@@ -159,7 +168,7 @@ def _read_words(asked: Asked, drafts: list[Draft] | None = None) -> tuple[Path, 
     grid = parse_grid(asked.words, groups, asked.num_seeds, before.keys if before else ())
     if before is None:
         check_folder(root)
-    drafts = drafts or drafts_of(grid, asked.config_dir)
+    drafts = as_begun(root, before, drafts or drafts_of(grid, asked.config_dir))
     return root, extended(root, before, grid, drafts, str(Path.cwd())), drafts
 
 

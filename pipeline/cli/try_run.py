@@ -30,10 +30,11 @@ from pipeline.executors.slurm.queue import wait_until_gone
 from pipeline.metrics.terminal import Row
 from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.plugins.load import MissingImport
-from pipeline.process import interruptible
+from pipeline.process import interruptible, uninterrupted
 from pipeline.run.control import Control, begin_invocation, write_control
-from pipeline.run.directory import Run, claimed_run
+from pipeline.run.directory import Run, check_can_be_made, check_is_free, claimed_run
 from pipeline.run.failures import FOR_PEOPLE
+from pipeline.run.paths import RunPaths
 from pipeline.run.records import Frontier, Records
 from pipeline.run.tasks import Task
 from pipeline.status.logs import describe_failure
@@ -81,7 +82,7 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
         UserError: with every problem, one per line.
     """
     prompts = prompts_to_try(config, options.prompts)
-    root = _place_of(config)
+    root = _place_of(config, options.keeps)
     small, executor = small_config(config, prompts, root), None
     if options.times_candidates:
         with found.collecting("the trainer to be timed"):
@@ -91,6 +92,9 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
     shown = _Shown(options)
     for _, one in list(start(replace(config, run_dir=str(root)), found)):
         shown.finding(one)
+    with found.collecting("run_dir", is_last=True):
+        check_is_free(RunPaths(Path(config.run_dir)))
+        check_can_be_made(Path(config.run_dir))
     found.refuse()
     shown.prompts(config)
     with interruptible(signal.SIGHUP), _carried_out(small, executor, options) as (run, done):
@@ -105,10 +109,11 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
     return int(shown.has_problems)
 
 
-def _place_of(config: Config) -> Path:
-    """Return a directory for the small run, on the run's filesystem."""
+def _place_of(config: Config, keeps: bool) -> Path:
+    """Return a directory for the small run: beside the run's, where forecasts look for earlier ones, if it is
+    kept; else in a folder that is there, on the run's filesystem."""
     wanted = Path(config.run_dir).absolute()
-    folder = existing_folder(wanted.parent)
+    folder = wanted.parent if keeps else existing_folder(wanted.parent)
     return folder / f"{wanted.name}-try-{os.urandom(3).hex()}"
 
 
@@ -228,7 +233,8 @@ def _carried_out(
         if options.keeps:
             print(f"kept: {root}", file=sys.stderr)
         else:
-            shutil.rmtree(root, ignore_errors=True)
+            with uninterrupted():
+                shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -267,8 +273,11 @@ def _say_why_not(done: Pass, options: TryOptions) -> int:
             print("its folder is removed; --keep leaves it, with all logs", file=sys.stderr)
         return 2 if any(failure.kind in FOR_PEOPLE for failure in done.given_up) else 1
     if done.outcome is Outcome.INTERRUPTED:
-        print("interrupted; nothing is left", file=sys.stderr)
+        print("interrupted" if options.keeps else "interrupted; nothing is left", file=sys.stderr)
         return _INTERRUPTED
+    if done.outcome in (Outcome.PAUSED, Outcome.CANCELLED):
+        print("its jobs were cancelled in the queue", file=sys.stderr)
+        return 1
     waited = f"not done within {options.minutes:g} minutes, so its jobs are cancelled"
     print(f"{waited}; try again when the queue is shorter, or with --minutes", file=sys.stderr)
     return 1

@@ -25,6 +25,8 @@ class Findings:
     def __init__(self) -> None:
         self.decided = ""
         """Line on what was decided of settings that are auto; empty where none is."""
+        self.auto: tuple[str, ...] = ()
+        """Keys of these settings."""
         self._lines: list[str] = []
         self._last: list[str] = []
         self._skipped: list[str] = []

@@ -5,12 +5,14 @@ but for :func:`facts_of`.
 A run's frozen configuration holds the decided words, so that no later command or task decides again.
 """
 
+import functools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.allocation import StepConfig
@@ -34,6 +36,11 @@ _OLDER = {
     r"k80|m40|m60": (5, 2),
 }
 """Names of GPUs below compute capability 8.0, in lower case. Any other counts as one that has it."""
+_NEWER = (
+    r"a(?:2|10g?|16|30|40|100|800)|a[2-6]000|l(?:4|20|40s?)|h(?:20|100|200|800)|g[hb][1-3]00|b[1-3]00|mi[1-3]\d\d[axp]?"
+    r"|rtx_?[345]0[5-9]0|rtx_?(?:a\d{4}|\d{4}_ada|pro_\d{4})"
+)
+"""Names of GPUs that have bf16 for certain. Of others, and of those that are not named, it is assumed."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +56,24 @@ class Gpus:
     capability: tuple[int, int] | None = None
     """Its compute capability, where that is known to be below 8.0."""
 
+    is_seen: bool = False
+    """Whether the driver of this machine has said their capability."""
+
     @property
     def has_bf16(self) -> bool:
         return self.count and (self.capability is None or self.capability >= _AMPERE)
+
+    @property
+    def assumption(self) -> str:
+        """What :attr:`has_bf16` takes for granted, in words; empty where it is known."""
+        if not self.has_bf16 or self.is_seen or _is_named(_NEWER, self.card):
+            return ""
+        which = (
+            f"{self.card} is no card known here, and is"
+            if self.card
+            else "their type is not said, so they are"
+        )
+        return f"{which} taken to have bf16"
 
 
 @dataclass(frozen=True)
@@ -120,7 +142,7 @@ def gpus_here(given: LocalConfig, is_any: bool, cards: tuple[CardHere, ...]) -> 
     if oldest is None:
         return Gpus("GPUs here")
     old = oldest.capability if oldest.capability < _AMPERE else None
-    return Gpus(oldest.name, True, oldest.name, old)
+    return Gpus(oldest.name, True, oldest.name, old, is_seen=True)
 
 
 def asked_gpus(given: StepConfig, shared: Mapping[str, object]) -> Gpus:
@@ -147,11 +169,13 @@ def _named(why: str, card: str) -> Gpus:
 def capability_named(card: str) -> tuple[int, int] | None:
     """Return the compute capability of a card below 8.0 by its name in a cluster's GRES; None of others, and
     of those that are not known. Pure."""
+    return next((capability for names, capability in _OLDER.items() if _is_named(names, card)), None)
+
+
+def _is_named(names: str, card: str) -> bool:
+    """Whether a card's name in a cluster's GRES holds one of some names."""
     plain = re.sub(r"[- ]", "_", card.lower())
-    for names, capability in _OLDER.items():
-        if re.search(rf"(?<![a-z0-9])({names})(?![0-9])", plain):
-            return capability
-    return None
+    return bool(re.search(rf"(?<![a-z0-9])({names})(?![0-9])", plain))
 
 
 # --- what follows ---
@@ -173,6 +197,15 @@ def with_decisions(config: Config, decisions: list[Decision]) -> Config:
         section, _, name = one.key.partition(".")
         config = replace(config, **{section: replace(getattr(config, section), **{name: one.value})})
     return config
+
+
+def as_decided(config: Config, keys: Iterable[str], before: Config) -> Config:
+    """Return a configuration with what was decided before of keys that are auto. Pure."""
+
+    def value_of(key: str) -> Any:
+        return functools.reduce(getattr, key.split("."), before)
+
+    return with_decisions(config, [Decision(key, value_of(key), "") for key in keys])
 
 
 def in_words(decisions: list[Decision]) -> str:
@@ -243,7 +276,12 @@ def _update_precision(config: Config, facts: Hardware, is_said: bool) -> Iterato
     elif config.update.zero_stage == 0:
         yield Decision("update.precision", fp32, "update.zero_stage=0 sums gradients in this format")
     else:
-        yield Decision("update.precision", Precision.BF16, gpus.why)
+        yield Decision("update.precision", Precision.BF16, _assuming(gpus.why, gpus))
+
+
+def _assuming(why: str, gpus: Gpus) -> str:
+    """Return why something is bf16 on some GPUs, with what that takes for granted."""
+    return f"{why}; {gpus.assumption}" if gpus.assumption else why
 
 
 def _micro_batch(config: Config, facts: Hardware, is_said: bool) -> Iterator[Decision]:
@@ -269,7 +307,9 @@ def _rollout_precision(config: Config, facts: Hardware, is_said: bool) -> Iterat
     elif wanted in HALF and not (gpus.count or is_vllm or is_said):
         wanted, why = Precision.FP32, gpus.why
     elif wanted is not config.update.precision:
-        why = "vLLM's fast attention has no fp32"
+        why = _assuming("vLLM's fast attention has no fp32", gpus)
+    elif wanted is Precision.BF16 and gpus.assumption != facts.gpus["update"].assumption:
+        why = _assuming(why, gpus)
     yield Decision("rollout.precision", wanted, why)
 
 
@@ -283,6 +323,8 @@ def _reward_precision(config: Config, facts: Hardware, is_said: bool) -> Iterato
             wanted, why = Precision.FP32, f"{gpus.card} has no bf16"
         elif wanted in HALF and not (gpus.count or is_said):
             wanted, why = Precision.FP32, gpus.why
+        elif wanted is Precision.BF16 and gpus.assumption != facts.gpus["update"].assumption:
+            why = _assuming("as update.precision", gpus)
     yield Decision("reward.precision", wanted, why)
 
 

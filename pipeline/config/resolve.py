@@ -90,7 +90,7 @@ def _decided(config: Config, found: Findings) -> Config:
     with contextlib.suppress(ConfigError, OSError):
         filled = _with_context(config)
     decisions = decide(filled, facts_of(config))
-    found.decided = in_words(decisions)
+    found.decided, found.auto = in_words(decisions), tuple(one.key for one in decisions)
     return with_decisions(config, decisions)
 
 

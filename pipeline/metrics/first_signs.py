@@ -23,24 +23,20 @@ from pipeline.text import number
 
 _LEAST = 8
 """Responses, or prompts with several, of which all have to show a sign."""
+_ROUNDING = 1e-6
+"""Standard deviation of equal numbers, as a share of them, that rounding makes at most: the mean of many
+0.1 is not quite 0.1."""
 READ_SAMPLES = "read responses (slurm-ppo samples RUN)"
 
 
 def constant_reward(evidence: AdviceInput) -> Findings:
     """Detect a reward that is the same for every response."""
-    found = _always(evidence, "reward/std", 0.0, evidence.config.responses_per_iteration)
-    means = series(evidence.trained[-WINDOW:], "reward/mean")
-    if found is None or len(set(means.values)) != 1:
+    means = _same_for_all(evidence, "reward")
+    if means is None or len(set(means.values)) != 1:
         return
-    what = f"{number(means.values[0])} for all responses of {found.span}"
-    yield Advice(
-        Severity.PROBLEM,
-        Rule.CONSTANT_REWARD,
-        "every response gets the same reward",
-        what,
-        f"{READ_SAMPLES}, and see whether a rule's arguments fit what they write; {EASIER}",
-        (found.name, means.name),
-    )
+    remedy = f"{READ_SAMPLES}, and see whether a rule's arguments fit what they write; {EASIER}"
+    title = "every response gets the same reward"
+    yield _of_all(Severity.PROBLEM, Rule.CONSTANT_REWARD, title, means, remedy)
 
 
 EASIER = (
@@ -62,13 +58,15 @@ def flat_from_the_start(evidence: AdviceInput) -> Findings:
     is_early = len(evidence.trained) < MIN_ROWS and config.rollout.samples_per_prompt > 1
     if found is None or not is_early or is_constant(evidence):
         return
-    what = f"all prompts of {found.span}"
-    remedy = (
-        "use data.prompts that are neither always nor never solved, raise rollout.samples_per_prompt or "
-        "rollout.temperature"
-    )
-    title = "no prompt's samples differ in their reward"
-    yield Advice(Severity.PROBLEM, Rule.FLAT_GROUPS, title, what, remedy, (found.name,))
+    what, title = f"all prompts of {found.span}", "no prompt's samples differ in their reward"
+    yield Advice(Severity.PROBLEM, Rule.FLAT_GROUPS, title, what, UNEQUAL, (found.name,))
+
+
+UNEQUAL = (
+    "use data.prompts that are neither always nor never solved, raise rollout.samples_per_prompt or "
+    "rollout.temperature"
+)
+"""Ways out where samples of a prompt get the same reward."""
 
 
 def cut_from_the_start(evidence: AdviceInput) -> Findings:
@@ -97,17 +95,10 @@ def constant_component(evidence: AdviceInput) -> Findings:
     if len(components) < 2 or len(evidence.trained) >= MIN_ROWS or is_constant(evidence):
         return
     for name, component in components.items():
-        found = _always(evidence, f"reward/{name}/std", 0.0, evidence.config.responses_per_iteration)
-        means = series(evidence.trained[-WINDOW:], f"reward/{name}/mean")
-        if isinstance(component, RuleConfig) and found is not None and len(means):
-            yield Advice(
-                Severity.WARNING,
-                Rule.CONSTANT_COMPONENT,
-                f"component {name} gives every response the same",
-                f"{number(means.middle)} for all responses of {found.span}",
-                never_met(name),
-                (found.name, means.name),
-            )
+        means = _same_for_all(evidence, f"reward/{name}")
+        if isinstance(component, RuleConfig) and means is not None:
+            title = f"component {name} gives every response the same"
+            yield _of_all(Severity.WARNING, Rule.CONSTANT_COMPONENT, title, means, never_met(name))
 
 
 def never_met(name: str) -> str:
@@ -118,6 +109,23 @@ def never_met(name: str) -> str:
     )
 
 
+def _same_for_all(evidence: AdviceInput, name: str) -> Series | None:
+    """Return the means of a reward or a component that is the same for all responses of each row; None where
+    it is not, or is not known."""
+    rows = evidence.trained[-WINDOW:]
+    means, stds = (series(rows, f"{name}/{what}") for what in ("mean", "std"))
+    is_known = means.iterations == stds.iterations
+    is_known &= _are_enough(evidence, means, evidence.config.responses_per_iteration)
+    pairs = zip(means.values, stds.values, strict=is_known)
+    return means if is_known and all(std <= _ROUNDING * abs(mean) for mean, std in pairs) else None
+
+
+def _of_all(severity: Severity, rule: Rule, title: str, means: Series, remedy: str) -> Advice:
+    """Return what is said of a number that all responses get."""
+    what, std = f"{number(means.middle)} for all responses of {means.span}", means.name.replace("mean", "std")
+    return Advice(severity, rule, title, what, remedy, (std, means.name))
+
+
 def _always(evidence: AdviceInput, name: str, value: float, each: int) -> Series | None:
     """Return the newest values, at most :data:`WINDOW`, where they all are ``value``; None where one is not,
     or they are of too few responses.
@@ -125,10 +133,14 @@ def _always(evidence: AdviceInput, name: str, value: float, each: int) -> Series
     Args:
         each: responses, or prompts, that a value is of.
     """
-    rows = evidence.trained[-WINDOW:]
-    found = series(rows, name)
-    is_known = len(rows) == len(found) and len(rows) * each >= _LEAST
+    found = series(evidence.trained[-WINDOW:], name)
+    is_known = _are_enough(evidence, found, each)
     return found if is_known and all(one == value for one in found.values) else None
+
+
+def _are_enough(evidence: AdviceInput, found: Series, each: int) -> bool:
+    """Whether each of the newest rows has the number, and they are of responses or prompts enough."""
+    return len(found) == len(evidence.trained[-WINDOW:]) and len(found) * each >= _LEAST
 
 
 FIRST_SIGNS: tuple[Callable[[AdviceInput], Findings], ...] = (

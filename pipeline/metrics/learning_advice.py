@@ -21,7 +21,7 @@ from pipeline.metrics.advice_input import (
     series,
     trend_of,
 )
-from pipeline.metrics.first_signs import is_constant
+from pipeline.metrics.first_signs import UNEQUAL, is_constant
 from pipeline.text import number
 
 _SOFTER = "raise algorithm.kl.coef (or set algorithm.kl.controller=adaptive), lower update.learning_rate"
@@ -182,10 +182,7 @@ def flat_groups(evidence: AdviceInput) -> Findings:
     rewards = recent(evidence, "reward/mean")
     mean = f", mean reward {number(rewards.middle)}" if rewards else ""
     what = f"{percent(found.middle)} of prompts in {found.span}{mean}"
-    remedy = (
-        "use data.prompts that are neither always nor never solved, raise rollout.samples_per_prompt or "
-        "rollout.temperature; algorithm.shaping.filter_groups leaves such prompts out of the update"
-    )
+    remedy = f"{UNEQUAL}; algorithm.shaping.filter_groups leaves such prompts out of the update"
     title = "most prompts' samples score the same"
     yield Advice(severity, Rule.FLAT_GROUPS, title, what, remedy, (found.name,))
 

@@ -1,16 +1,15 @@
 """``forecast.json``: what was expected of a run when it began, for the report to compare with what came."""
 
 import contextlib
-import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
+from pipeline.config.conversion import converted, plain
 from pipeline.forecast.lengths import PromptLengths
 from pipeline.forecast.seconds import SecondsForecast
-from pipeline.run.durable import from_json, read_shared, replace_durably
+from pipeline.run.durable import read_shared, replace_durably
 from pipeline.run.paths import RunPaths
+from slurm.sharedfiles import sealed, unsealed
 
 
 @dataclass
@@ -18,7 +17,7 @@ class Forecast:
     """Expectations, which the checks before a start fill in."""
 
     lengths: list[PromptLengths] = field(default_factory=list)
-    """Of the prompt files that could be tokenised, or samples of them."""
+    """Lengths of the prompts of each file that could be tokenised, or of a sample of it."""
     memory: dict[str, float] = field(default_factory=dict)
     """Peak bytes of a process of each stage: on its GPU, or without one of the host."""
     seconds: SecondsForecast | None = None
@@ -32,20 +31,13 @@ class Forecast:
 
 
 def write_forecast(paths: RunPaths, forecast: Forecast) -> None:
-    """Write it into a run's directory, in one step."""
-    replace_durably(paths.forecast, json.dumps(asdict(forecast), indent=1) + "\n")
+    """Write it into a run's directory, in one step, with a checksum."""
+    replace_durably(paths.forecast, sealed(plain(forecast)))
 
 
 def read_forecast(paths: RunPaths) -> Forecast | None:
-    """Read it; None where there is none, as in runs of earlier versions, or none that can be read."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return _parsed(from_json(read_shared(paths.forecast)))
+    """Read it; None where there is none, as in runs of earlier versions, or where it is not what was
+    written."""
+    with contextlib.suppress(OSError, ValueError):
+        return converted(Forecast, unsealed(read_shared(paths.forecast)))
     return None
-
-
-def _parsed(found: Mapping[str, Any]) -> Forecast:
-    lengths = [PromptLengths(**one) for one in found["lengths"]]
-    seconds = found["seconds"] and SecondsForecast(
-        **found["seconds"] | {"left_out": tuple(found["seconds"]["left_out"])}
-    )
-    return Forecast(lengths, dict(found["memory"]), seconds, float(found["made"]))

@@ -12,6 +12,7 @@ import xxhash
 from pipeline.config.compose import from_mapping, to_mapping
 from pipeline.config.evaluate import HELDOUT_REWARD, Best, EvaluateConfig
 from pipeline.config.findings import Findings
+from pipeline.config.hardware import as_decided
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure
 from pipeline.config.schema import Config
@@ -39,6 +40,8 @@ class Draft:
     config: Config
     decided: str = ""
     """Line on what was decided of settings that are auto."""
+    auto: tuple[str, ...] = ()
+    """Keys of these settings."""
 
     @property
     def key(self) -> str:
@@ -66,7 +69,7 @@ def drafts_of(grid: Grid, config_dir: Path | None) -> list[Draft]:
     for settings, words in grid.points():
         problems = Findings()
         config = configure([*grid.fixed, *words], config_dir, found=problems)
-        draft = Draft(settings, config, problems.decided)
+        draft = Draft(settings, config, problems.decided, problems.auto)
         found.setdefault(draft.key, draft)
     drafts = list(found.values())
     if len({draft.config.run_dir for draft in drafts}) > 1:
@@ -74,6 +77,28 @@ def drafts_of(grid: Grid, config_dir: Path | None) -> list[Draft]:
     if len(name := drafts[0].config.name) > _LONGEST_NAME:
         raise SweepError(f"name={name}: a sweep's name has {_LONGEST_NAME} characters at most")
     return drafts
+
+
+def as_begun(root: Path, before: Sweep | None, drafts: Sequence[Draft]) -> list[Draft]:
+    """Return drafts; those that a sweep has, of which a run has begun, with what was decided then of settings
+    that are auto, whatever would be decided now.
+
+    Args:
+        before: the sweep as it is; None where there is none.
+    """
+    points = before.points if before else ()
+    if not any(has_begun(root, point) for point in points):
+        return list(drafts)
+    known = {key_of(config): config for config in (config_of(root, point) for point in points)}
+
+    def kept(draft: Draft) -> Draft:
+        if not draft.auto or draft.key in known:
+            return draft
+        decided = (as_decided(draft.config, draft.auto, one) for one in known.values())
+        same = (replace(draft, config=config, decided="") for config in decided)
+        return next((one for one in same if one.key in known), draft)
+
+    return list(map(kept, drafts))
 
 
 def config_of(root: Path, point: SweepPoint) -> Config:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pipeline.checks.finding import Finding, problem, warning
 from pipeline.config.algorithm import GROUP_ESTIMATORS
-from pipeline.metrics.first_signs import EASIER, NO_END, never_met
+from pipeline.metrics.first_signs import EASIER, NO_END, UNEQUAL, never_met
 from pipeline.run.schemas import FinishReason
 from pipeline.text import number
 from pipeline.tryout.result import TryResult
@@ -60,10 +60,7 @@ def _groups(result: TryResult) -> Iterator[Finding]:
         return
     config = result.config
     make = problem if flat == prompts >= _FEW and config.algorithm.estimator in GROUP_ESTIMATORS else warning
-    advice = (
-        "give data.prompts that are neither always nor never solved, or raise rollout.samples_per_prompt or "
-        "rollout.temperature; slurm-ppo try --prompts 32 looks at more of them"
-    )
+    advice = f"{UNEQUAL}; slurm-ppo try --prompts 32 looks at more of them"
     yield make("groups", f"of {flat} of {prompts} prompts all responses get the same reward", advice)
 
 

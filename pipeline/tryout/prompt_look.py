@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.checks.finding import Finding, ok, problem, skipped, warning
-from pipeline.checks.settings import judged_files, known_ends
+from pipeline.checks.prompts import judged_files, known_ends
 from pipeline.config.compose import to_yaml
 from pipeline.config.model_files import BadModel, read_tensors
 from pipeline.config.model_rules import Use, used_models

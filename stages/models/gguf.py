@@ -7,17 +7,25 @@ Needs the extra ``gguf``.
 """
 
 import argparse
+import errno
+import fcntl
+import glob
+import os
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.update import Precision
 from pipeline.data.tokens import affixes_of, ends_of
+from pipeline.memory import free_bytes
+from pipeline.process import interruptible
+from pipeline.text import size
 from stages.context import UserError
 from stages.models.gguf_metadata import Metadata, differences, read_metadata
 
@@ -26,6 +34,11 @@ if TYPE_CHECKING:
 
 _SHARD = "4GB"
 """Largest file of weights."""
+_MAKING = ".making-"
+_SETTLED_SECONDS = 60.0
+"""Age from which on a folder to build in that is not locked counts as left behind."""
+_TAKEN = "{} exists; give a new directory"
+_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -50,10 +63,12 @@ def convert(file: Path, directory: Path, precision: Precision = Precision.FP32) 
         UserError: the file is none of GGUF, transformers cannot read it, or what came of it differs from the
             file's metadata; the message says in what.
     """
-    if directory.exists():
-        raise UserError(f"{directory} exists; give a new directory")
+    if os.path.lexists(directory):
+        raise UserError(_TAKEN.format(directory))
     metadata = read_metadata(file)
-    with _published(directory) as building:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _check_room(metadata, directory.parent, precision)
+    with _published(directory) as building, _in_one_line(metadata):
         tokenizer = _tokenizer(metadata)
         tokenizer.save_pretrained(building)
         _save_model(_model(metadata, precision), building)
@@ -63,7 +78,21 @@ def convert(file: Path, directory: Path, precision: Precision = Precision.FP32) 
             raise UserError(
                 f"{file}: the model directory differs from the file's metadata: {'; '.join(found)}"
             )
-    return Converted(directory, metadata, tuple((id_, str(tokenizer.decode([id_]))) for id_ in ends))
+        named = tuple((id_, str(tokenizer.decode([id_]))) for id_ in ends)
+    return Converted(directory, metadata, named)
+
+
+def _check_room(metadata: Metadata, folder: Path, precision: Precision) -> None:
+    """Refuse a model whose weights fit into neither the memory nor the folder. Raises UserError."""
+    needed = metadata.num_weights * (4 if precision is Precision.FP32 else 2)
+    way_out = " or give --precision bf16" if precision is Precision.FP32 else ""
+    for free, where, more in (
+        (free_bytes(), "memory", "take a machine with more"),
+        (shutil.disk_usage(folder).free, f"the filesystem of {folder}", "make room"),
+    ):
+        if 0 < free < needed:
+            why = f"its weights take {size(needed)} in {precision}, and {where} has {size(free)} free"
+            raise UserError(f"{metadata.file}: {why}; {more}{way_out}")
 
 
 @contextmanager
@@ -71,28 +100,60 @@ def _published(directory: Path) -> Iterator[Path]:
     """Give a folder to build in, which becomes the directory if the body ends well, and else is removed."""
     from stages.models.merging import settle
 
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    building = directory.with_name(f".{directory.name}.making-{uuid.uuid4().hex[:8]}")
+    remove_abandoned_beside(directory)
+    building = directory.with_name(f".{directory.name}{_MAKING}{uuid.uuid4().hex[:8]}")
     building.mkdir()
+    lock = os.open(building, os.O_RDONLY)
     try:
+        with suppress(OSError):  # this filesystem has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield building
         settle(path for path in building.iterdir() if path.is_file())
-        building.rename(directory)
+        _rename(building, directory)
     finally:
+        os.close(lock)
         shutil.rmtree(building, ignore_errors=True)
 
 
+def _rename(building: Path, directory: Path) -> None:
+    try:
+        building.rename(directory)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # another call has been faster
+            raise UserError(_TAKEN.format(directory)) from None
+        raise
+
+
+def remove_abandoned_beside(directory: Path) -> None:
+    """Remove what conversions into this directory that were killed on this machine have left."""
+    for left in directory.parent.glob(f".{glob.escape(directory.name)}{_MAKING}*"):
+        with suppress(OSError):  # another's, in use, or gone
+            if time.time() - left.stat().st_mtime < _SETTLED_SECONDS:
+                continue
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left)
+            finally:
+                os.close(lock)
+
+
 @contextmanager
-def _reading(metadata: Metadata) -> Iterator[None]:
-    """Say in one line, as a UserError, what transformers cannot read."""
+def _in_one_line(metadata: Metadata) -> Iterator[None]:
+    """Say in one line, as a UserError, what transformers cannot read, or what cannot be written: its readers
+    fail in many ways on what they do not expect."""
     from transformers import __version__
 
     try:
         yield
-    except (ValueError, KeyError, NotImplementedError, ImportError) as error:
-        why = str(error).strip().partition("\n")[0]
-        said = f"transformers {__version__} cannot read this {metadata.architecture}: {why}"
-        raise UserError(f"{metadata.file}: {said}") from error
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0] or "it says no more"
+        if os.strerror(errno.ENOSPC) in why:  # as safetensors says it
+            raise OSError(errno.ENOSPC, why) from error
+        said = f"transformers {__version__} cannot read this {metadata.architecture}"
+        raise UserError(f"{metadata.file}: {said}: {type(error).__name__}: {why}") from error
 
 
 def _model(metadata: Metadata, precision: Precision) -> "PreTrainedModel":
@@ -100,14 +161,24 @@ def _model(metadata: Metadata, precision: Precision) -> "PreTrainedModel":
 
     from stages.models.loading import DTYPES
 
-    with _reading(metadata):
-        return AutoModelForCausalLM.from_pretrained(
-            metadata.file.parent,
-            gguf_file=metadata.file.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=DTYPES[precision],
-            local_files_only=True,
-        )
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        metadata.file.parent,
+        gguf_file=metadata.file.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=DTYPES[precision],
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    model: PreTrainedModel = loaded[0]
+    info: dict[str, Any] = loaded[1]
+    for what in ("missing", "unexpected", "mismatched"):
+        if names := sorted(map(str, info[f"{what}_keys"])):  # transformers gives missing ones random numbers
+            why = f"{len(names)} weights are {what}, such as {names[0]}"
+            raise UserError(f"{metadata.file} does not hold what its architecture has ({why}); copy it again")
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise UserError(f"{metadata.file} is damaged (weights of {name} are not finite); copy it again")
+    return model
 
 
 def _save_model(model: "PreTrainedModel", folder: Path) -> None:
@@ -123,10 +194,9 @@ def _tokenizer(metadata: Metadata) -> "PreTrainedTokenizerBase":
     from tokenizers import pre_tokenizers, processors
     from transformers import AutoTokenizer
 
-    with _reading(metadata):
-        tokenizer = AutoTokenizer.from_pretrained(
-            metadata.file.parent, gguf_file=metadata.file.name, local_files_only=True
-        )
+    tokenizer = AutoTokenizer.from_pretrained(
+        metadata.file.parent, gguf_file=metadata.file.name, local_files_only=True
+    )
     backend = tokenizer.backend_tokenizer
     if metadata.splits_digits:
         digits = pre_tokenizers.Digits(individual_digits=True)
@@ -159,14 +229,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--precision", type=Precision, choices=[*Precision], default=Precision.FP32)
     given = parser.parse_args(argv)
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     try:
-        made = convert(given.file, given.directory, given.precision)
-    except (UserError, OSError) as error:
+        with interruptible():
+            from transformers.utils import logging
+
+            logging.disable_progress_bar()
+            made = convert(given.file, given.directory, given.precision)
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(
+            f"error: {given.directory}: {error.strerror or error}; mend that, and type it again",
+            file=sys.stderr,
+        )
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left", file=sys.stderr)
+        return _INTERRUPTED
     print("\n".join(described(made)))
     return 0
 

@@ -3,6 +3,7 @@
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Needs the package gguf.
 """
 
+import importlib.util
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.model_files import read_tensors
 from pipeline.data.tokens import affixes_of
 from stages.context import UserError
+from stages.models.gguf_header import MAGIC, BadHeader, read_header
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-_MAGIC = b"GGUF"
 _DIMENSIONS = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -106,22 +107,20 @@ def read_metadata(file: Path) -> Metadata:
     Raises:
         UserError: it is none, it is damaged, it lacks what names a model, or the package gguf is missing.
     """
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError:
-        raise UserError("GGUF files are read by the package gguf: pip install 'slurm-ppo[gguf]'") from None
+    if not importlib.util.find_spec("gguf"):
+        raise UserError("GGUF files are read by the package gguf: pip install 'slurm-ppo[gguf]'")
     if not file.is_file():
         raise UserError(f"{file}: no such file; give a GGUF file")
     with file.open("rb") as opened:
-        if opened.read(len(_MAGIC)) != _MAGIC:
+        if opened.read(len(MAGIC)) != MAGIC:
             raise UserError(f"{file} is no GGUF file; give one")
     try:
-        reader = GGUFReader(file)
-        keys = {name: field.contents() for name, field in reader.fields.items()}
-        tensors = {tensor.name: int(tensor.n_elements) for tensor in reader.tensors}
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
+        header = read_header(file)
+    except BadHeader as error:
         raise UserError(f"{file} is damaged ({error}); copy it again") from error
-    if "general.architecture" not in keys or "tokenizer.ggml.tokens" not in keys:
+    keys, tensors = header.keys, {name: one.num_weights for name, one in header.tensors.items()}
+    tokens = keys.get("tokenizer.ggml.tokens")
+    if not isinstance(keys.get("general.architecture"), str) or not isinstance(tokens, list) or not tensors:
         raise UserError(f"{file} holds no language model with its tokenizer; give one that does")
     return Metadata(file, keys, tensors)
 

@@ -116,11 +116,8 @@ def update(
         return Update(experience, scores, None, Steps(), total, 1.0)
     # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed, of the
     # responses that have a gradient
-    experience = replace(
-        experience,
-        teaching=teaching_rows(config, experience, scores),
-        shares_prompts=shares_prompts(learner),
-    )
+    teaching = teaching_rows(config, experience, scores)
+    experience = replace(experience, teaching=teaching, shares_prompts=shares_prompts(learner))
     experience, first_epoch = begin_epochs(config, experience, iteration, num_shares)
     if is_packed(config.update):
         _check_packing(learner, experience)
@@ -134,14 +131,25 @@ def update(
     targets = make_targets(config, experience, scores, old, old_values, kl_coef)
     # 4. clipped policy and value losses, epochs x mini-batches
     with stopwatch.timing("steps"):
-        if past is None:
-            steps = train(learner, experience, targets, first_epoch, iteration)
-        else:
-            steps = follow(learner, experience, targets, first_epoch, iteration, past)
+        steps = _take_steps(learner, experience, targets, first_epoch, iteration, past)
     before, compared = with_first_steps(experience, before, steps)
     targets = replace(targets, old_log_probs=before) if targets.old_log_probs is None else targets
     discarded, padding = total - len(experience), padding_efficiency(first_epoch)
     return Update(experience, scores, targets, steps, discarded, padding, before, compared)
+
+
+def _take_steps(
+    learner: Learner,
+    experience: Experience,
+    targets: Targets,
+    first_epoch: list[MiniBatch],
+    iteration: int,
+    past: Learned | None,
+) -> Steps:
+    """Take the steps of an update, or those that one took before."""
+    if past is None:
+        return train(learner, experience, targets, first_epoch, iteration)
+    return follow(learner, experience, targets, first_epoch, iteration, past)
 
 
 def _shaped(

@@ -103,5 +103,8 @@ def test_what_was_expected_is_read_as_it_was_written(tmp_path, policy):
     expected = Forecast([LENGTHS], {"update": 2.0**31}, seconds, made=7.0)
     write_forecast(run.paths, expected)
     assert read_forecast(run.paths) == expected
-    run.paths.forecast.write_text("{")
-    assert read_forecast(run.paths) is None
+    whole = run.paths.forecast.read_text()
+    for spoilt in ("{", whole[:-20], whole.replace("2147483648.0", "3147483648.0"), "[1]", "\0"):
+        assert spoilt != whole
+        run.paths.forecast.write_text(spoilt)
+        assert read_forecast(run.paths) is None

@@ -13,7 +13,9 @@ import pytest
 import typer.main
 import yaml
 
-from pipeline.checks.settings import judged_files, validate_inputs, why_silent
+from pipeline.checks.components import why_silent
+from pipeline.checks.prompts import judged_files
+from pipeline.checks.settings import validate_inputs
 from pipeline.cli.app import app
 from pipeline.config.compose import compose
 from pipeline.config.findings import Findings

@@ -39,19 +39,38 @@ def test_its_responses_are_those_that_the_run_will_sample(slurm_ppo, inputs, com
 
 
 def test_its_folder_can_be_kept_and_is_looked_at_as_any_run(slurm_ppo, inputs, tmp_path):
-    done = slurm_ppo("try", *tiny.overrides(inputs, tmp_path / "run"), "--keep", "--prompts", 2)
+    words = tiny.overrides(inputs, tmp_path / "runs" / "run")
+    done = slurm_ppo("try", *words, "--keep", "--prompts", 2)
     assert done.returncode in (0, 1), done.stderr
-    (kept,) = tmp_path.iterdir()
+    (kept,) = (tmp_path / "runs").iterdir()
     assert f"kept: {kept}" in done.stderr
     assert slurm_ppo("status", kept).returncode == 0
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     assert "What the run would take: 2 iterations of 8 responses" in done.stdout
+    assert f"measured in {kept.name}, median of 1 iterations" in slurm_ppo("plan", *words).stdout
 
 
 def test_more_prompts_than_an_iteration_has_are_refused(slurm_ppo, inputs, tmp_path):
     done = slurm_ppo("try", *tiny.overrides(inputs, tmp_path / "run"), "--prompts", 9)
     assert done.returncode == 2
     assert "--prompts 9: an iteration of the run has data.prompts_per_iteration=8" in done.stderr
+
+
+def test_where_run_would_be_refused_it_is_too_and_nothing_is_touched(
+    slurm_ppo, inputs, complete_run, tmp_path
+):
+    (tmp_path / "file").write_text("mine")
+    before = {path: path.stat().st_mtime_ns for path in complete_run.rglob("*") if "locks" not in path.parts}
+    for place, said in (
+        (complete_run, "already holds a run"),
+        (tmp_path / "file", "is a file, not a directory"),
+    ):
+        done = slurm_ppo("try", *tiny.overrides(inputs, place))
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert (done.returncode, said in line) == (2, True), done.stderr
+    after = {path: path.stat().st_mtime_ns for path in complete_run.rglob("*") if "locks" not in path.parts}
+    assert after == before
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_task_that_fails_is_named_with_the_end_of_its_log(slurm_ppo, inputs, tmp_path):

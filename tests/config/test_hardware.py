@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pipeline.cli.arguments import planned_run
 from pipeline.config.compose import from_mapping, to_mapping
 from pipeline.config.findings import Findings
 from pipeline.config.hardware import (
@@ -26,6 +27,7 @@ from pipeline.config.scheduler import LocalConfig, ResourcesConfig
 from pipeline.gpus import CardHere, card_of
 from pipeline.orchestrate.fork import find_parent, fork_config
 from pipeline.run.directory import create_run, load_run
+from pipeline.run.identity import RunError
 from tests.support import tiny
 
 VLLM = Packages("0.11.0", models=frozenset({"LlamaForCausalLM"}))
@@ -205,8 +207,23 @@ def test_where_vllm_cannot_generate_transformers_does_and_the_line_says_why(unde
         (
             facts(UNNAMED),
             "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=1), update.precision=bf16, "
-            "update.tokens_per_micro_batch=2048 (gpus_per_node=a100:1), rollout.precision=bf16, reward.precision=bf16 (as update.precision), "
+            "update.tokens_per_micro_batch=2048 (gpus_per_node=a100:1), rollout.precision=bf16 (as update.precision; "
+            "their type is not said, so they are taken to have bf16), reward.precision=bf16 (as update.precision), "
             "update.zero_stage=1 (bf16)",
+        ),
+        (
+            facts(UNNAMED, UNNAMED, UNNAMED),
+            "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=1), update.precision=bf16 "
+            "(gpus_per_node=1; their type is not said, so they are taken to have bf16), "
+            "update.tokens_per_micro_batch=2048 (gpus_per_node=1), "
+            "rollout.precision=bf16, reward.precision=bf16 (as update.precision), update.zero_stage=1 (bf16)",
+        ),
+        (
+            facts(update=Gpus("gres=gpu:own:1", card="own")),
+            "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=a100:1), "
+            "update.precision=bf16 (gres=gpu:own:1; own is no card known here, and is taken to have bf16), "
+            "update.tokens_per_micro_batch=2048 (gres=gpu:own:1), "
+            "rollout.precision=bf16, reward.precision=bf16 (as update.precision), update.zero_stage=1 (bf16)",
         ),
         (
             facts(NONE, NONE, NONE),
@@ -250,6 +267,8 @@ def test_one_line_says_what_was_decided_and_why(undecided, known, line):
 )
 def test_older_cards_are_known_by_their_names_and_others_count_as_newer(name, capability):
     assert capability_named(name) == capability
+    assumed = Gpus("", card=name, capability=capability).assumption
+    assert bool(assumed) is (name in ("own", "")), "what is not known is said"
 
 
 @pytest.mark.parametrize(
@@ -272,9 +291,13 @@ def test_what_jobs_ask_for_says_whether_there_are_gpus_and_which(given, shared, 
 
 def test_the_oldest_card_of_this_machine_counts():
     cards = (CardHere("NVIDIA A100", (8, 0)), CardHere("Tesla T4", (7, 5)))
-    assert gpus_here(LocalConfig(), True, cards) == Gpus("Tesla T4", card="Tesla T4", capability=(7, 5))
+    assert gpus_here(LocalConfig(), True, cards) == Gpus(
+        "Tesla T4", card="Tesla T4", capability=(7, 5), is_seen=True
+    )
     assert gpus_here(LocalConfig(), True, cards[:1]).has_bf16
+    assert gpus_here(LocalConfig(), True, cards[:1]).assumption == ""
     assert gpus_here(LocalConfig(), True, ()).has_bf16, "its driver says nothing"
+    assert "taken to have bf16" in gpus_here(LocalConfig(), True, ()).assumption
     assert not gpus_here(LocalConfig(), False, ()).count
     assert not gpus_here(LocalConfig(gpus=0), True, cards).count
     assert gpus_here(LocalConfig(gpus=("0",)), False, ()).count
@@ -335,6 +358,25 @@ def test_a_run_keeps_what_was_decided_when_it_began(inputs, tmp_path, with_vllm,
     assert (
         configure([], base=to_mapping(again) | {"run_dir": str(tmp_path / "fork")}).rollout.engine == "vllm"
     )
+
+
+def test_the_plan_of_a_run_that_has_begun_decides_nothing_again(
+    inputs, tmp_path, with_vllm, monkeypatch, capsys
+):
+    words = tiny.overrides(
+        inputs,
+        tmp_path / "run",
+        "scheduler=slurm",
+        "rollout.engine=auto",
+        "scheduler.rollout.gpus_per_node=a100:1",
+    )
+    run = create_run(configure(words))
+    monkeypatch.setattr("pipeline.config.hardware.packages_of", lambda config, stage: Packages())
+    assert planned_run(words, None).identity == run.identity
+    assert "auto: " not in capsys.readouterr().err
+    for other in ("rollout.engine=transformers", "seed=7"):
+        with pytest.raises(RunError, match="holds a run with other settings"):
+            planned_run([*words, other], None)
 
 
 def test_a_fork_decides_only_what_it_makes_auto(complete_run, tmp_path):

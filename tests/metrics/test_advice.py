@@ -131,12 +131,22 @@ FIRST_SIGNS: Mapping[str, tuple[Rule, Severity, Mapping[str, float]]] = {
         Severity.PROBLEM,
         {"reward/mean": 0.0, "reward/std": 0.0, "reward/frac_zero_std": 1.0, "reward/exact/std": 0.0},
     ),
+    "constant, but for rounding": (
+        Rule.CONSTANT_REWARD,
+        Severity.PROBLEM,
+        {"reward/mean": 0.1, "reward/std": 7.45e-09, "reward/frac_zero_std": 1.0},
+    ),
     "flat": (Rule.FLAT_GROUPS, Severity.PROBLEM, {"reward/frac_zero_std": 1.0}),
     "cut": (Rule.TRUNCATION, Severity.PROBLEM, {"finish_reason/length": 1.0}),
     "format never met": (
         Rule.CONSTANT_COMPONENT,
         Severity.WARNING,
         {"reward/exact/mean": 0.0, "reward/exact/std": 0.0},
+    ),
+    "format always met": (
+        Rule.CONSTANT_COMPONENT,
+        Severity.WARNING,
+        {"reward/exact/mean": 0.2, "reward/exact/std": 2.8e-17},
     ),
 }
 """What no response of the first iteration contradicts."""

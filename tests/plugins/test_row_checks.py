@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.checks.settings import as_read
+from pipeline.checks.prompts import as_read
 from pipeline.config.reward import OnError, RuleConfig
 from pipeline.data import sources
 from pipeline.data.prompts import read_prompts

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.choices import known_groups
+from pipeline.config.installed import Packages
 from pipeline.run.directory import create_run, load_run
 from pipeline.sweep.grid import SweepError, parse_grid
 from pipeline.sweep.manifest import Sweep, SweepPoint, is_sweep, read_sweep, without, write_sweep
-from pipeline.sweep.points import check_folder, config_of, drafts_of, extended, key_of, run_folder
+from pipeline.sweep.points import as_begun, check_folder, config_of, drafts_of, extended, key_of, run_folder
 from slurm.sharedfiles import sealed
 from tests.support import tiny
 
@@ -29,7 +30,7 @@ def ask(inputs, root):
         own = {word.partition("=")[0] for word in more}
         words = [w for w in words if w in more or w.partition("=")[0] not in own]
         grid = parse_grid(words, known_groups(None), seeds, before.keys if before else ())
-        return extended(root, before, grid, drafts_of(grid, None), "/home/me")
+        return extended(root, before, grid, as_begun(root, before, drafts_of(grid, None)), "/home/me")
 
     return asked
 
@@ -68,6 +69,20 @@ def test_more_values_seeds_and_keys_add_runs_and_keep_those_that_are_there(ask):
     assert seeds.names == (*first.names, "learning_rate_1e-6-seed_1", "learning_rate_3e-6-seed_1")
     keys = ask("update.learning_rate=1e-6", "update.epochs=2,1", before=first)
     assert keys.names == (*first.names, "learning_rate_1e-6-epochs_1")
+
+
+def test_runs_that_have_begun_keep_what_was_decided_though_vllm_was_installed_since(ask, root, monkeypatch):
+    on_gpus = ("scheduler=slurm", "rollout.engine=auto", "scheduler.rollout.gpus_per_node=a100:1")
+    first = ask("seed=0,1", *on_gpus)
+    begin(root, first, 0)
+    vllm = Packages("0.11.0", models=frozenset({"LlamaForCausalLM"}))
+    monkeypatch.setattr("pipeline.config.hardware.packages_of", lambda config, stage: vllm)
+    assert ask("seed=0,1", *on_gpus, before=first) == first
+    more = ask("seed=0,2", *on_gpus, before=first)
+    assert more.names == ("seed_0", "seed_1", "seed_2")
+    assert [config_of(root, point).rollout.engine for point in more.points] == ["transformers"] * 2 + ["vllm"]
+    keys = ask("seed=0", "update.epochs=1,2", *on_gpus, before=first)
+    assert keys.names == ("seed_0", "seed_1", "seed_0-epochs_1"), "however its settings are written"
 
 
 def test_the_manifest_is_what_was_written(ask, root):

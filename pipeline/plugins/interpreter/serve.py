@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that this process gets when its parent ends."""
+"""Option of prctl(2) that sets which signal this process gets when its parent ends."""
 _GROUP = "slurm_ppo.environments"
 """Entry point group of environments."""
 
