@@ -59,7 +59,7 @@ QUIET = ("your limits", "jobs of ")
 _TEST_SECONDS = 30.0
 _NO_SUCH_NODES = "Requested node configuration is not available"
 _LATER = "--begin=now+1hour"
-_OPTIONAL = {"sinfo": "partitions are", "sacct": "costs are", "sacctmgr": "limits are"}
+OPTIONAL = {"sinfo": "partitions are", "sacct": "costs are", "sacctmgr": "limits are"}
 _SLOW_SECONDS = 5.0
 _CALL_SECONDS = 20.0
 _MOST_SHOWN = 6
@@ -278,18 +278,18 @@ def _asking(
 
 
 def _paths_of_commands() -> dict[str, str | None]:
-    return {name: shutil.which(name) for name in (*PROGRAMS, *_OPTIONAL)}
+    return {name: shutil.which(name) for name in (*PROGRAMS, *OPTIONAL)}
 
 
 def judge_commands(paths: Mapping[str, str | None]) -> Finding:
     """Judge which of Slurm's commands are on PATH. Pure."""
     missing = [name for name in PROGRAMS if paths[name] is None]
-    without = [name for name in _OPTIONAL if paths[name] is None]
+    without = [name for name in OPTIONAL if paths[name] is None]
     if missing:
         advice = "type this on a login node, or put Slurm's bin folder on PATH (module load slurm)"
         return problem("commands", f"not found: {', '.join([*missing, *without])}", advice)
     if without:
-        lost = "; ".join(f"without {name} {_OPTIONAL[name]} not known" for name in without)
+        lost = "; ".join(f"without {name} {OPTIONAL[name]} not known" for name in without)
         return warning("commands", lost, "install the rest of Slurm's client commands")
     folders = sorted({str(Path(path).parent) for path in paths.values() if path})
     return ok("commands", f"{len(paths)} found in {', '.join(folders)}")

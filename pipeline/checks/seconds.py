@@ -147,10 +147,27 @@ def seconds_finding(config: Config, found: SecondsForecast | None) -> Finding:
         f"about {seconds_in_words(found.iteration)} an iteration ({each}), {duration(found.run)} the "
         f"{config.iterations} of the run, evaluations and waits in the queue left out{less}; {found.ground}"
     )
+    hours = gpu_hours(config, found.stages)
+    if hours:
+        by_stage = ", ".join(f"{stage} {value:.3g}" for stage, value in hours.items())
+        text += f"; GPU-hours of the run at work: {by_stage} (start-ups and waits come on top)"
     numbers = {"iteration_seconds": found.iteration, "run_seconds": found.run}
-    return ok(
-        "seconds", text, **numbers, **{f"{stage}_seconds": value for stage, value in found.stages.items()}
-    )
+    numbers |= {f"{stage}_seconds": value for stage, value in found.stages.items()}
+    return ok("seconds", text, **numbers, **{f"{stage}_gpu_hours": value for stage, value in hours.items()})
+
+
+def gpu_hours(config: Config, stages: Mapping[str, float]) -> dict[str, float]:
+    """Return by stage the hours of its GPUs at work in the whole run, if all its tasks find a place at once.
+
+    Args:
+        stages: wall seconds of each in an iteration.
+    """
+    gpus = {
+        stage: gpus_of_task(config, 0, stage) * _at_once(config, stage)
+        for stage in stages
+        if stage in (Stage.ROLLOUT, Stage.REWARD, Stage.UPDATE)
+    }
+    return {stage: stages[stage] * config.iterations * count / 3600 for stage, count in gpus.items() if count}
 
 
 def prompt_lengths_of(config: Config) -> tuple[list[PromptLengths], list[str]]:

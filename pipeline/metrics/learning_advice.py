@@ -224,14 +224,14 @@ def stopped_early(evidence: AdviceInput) -> Findings:
         yield Advice(Severity.NOTE, Rule.STOPPED_EARLY, title, what, remedy, (stopped.name, steps.name))
 
 
-_RATIO_ERROR = 0.01
+RATIO_ERROR = 0.01
 """Largest error of any token: kernels that sum in any order stay below it, wrong inputs do not."""
 
 
 def first_ratio(evidence: AdviceInput) -> Findings:
     """Detect a first ratio other than 1: before the first step old and new policy are the same."""
     found = recent(evidence, "policy/ratio_error_first")
-    if found and found.middle > _RATIO_ERROR:
+    if found and found.middle > RATIO_ERROR:
         what = f"{found.name}: median {number(found.middle)} in {found.span}; 0 is right"
         remedy = (
             "set update.attention=eager and update.remove_padding=false to see whether kernels are to blame, "

@@ -284,8 +284,8 @@ def stragglers(evidence: AdviceInput) -> Findings:
         if len(last) >= 3 and slowest > _STRAGGLER_FACTOR * usual and slowest > _WORTH_SECONDS:
             what = f"{duration(slowest)} against a median of {duration(usual)} (last {len(last)} iterations)"
             remedy = (
-                "make shards smaller (rollout.num_shards), or cut the longest responses "
-                "(rollout.max_new_tokens)"
+                "cut the longest responses (rollout.max_new_tokens); where nodes differ in speed, make "
+                "shards smaller (rollout.num_shards)"
             )
             title, names = f"the slowest {job_kind} shard holds up the rest", (f"seconds/{job_kind}",)
             yield Advice(Severity.NOTE, Rule.STRAGGLERS, title, what, remedy, names)

@@ -59,6 +59,7 @@ def test_an_earlier_run_of_such_a_model_here_says_what_an_iteration_takes(tmp_pa
     found, finding = check_seconds(replace(before, run_dir=str(tmp_path / "new")), LENGTHS)
     assert found.stages == {"rollout": 41.0, "reward": 12.0, "update": 33.0}
     assert found.run == 20 * found.iteration
+    assert "GPU-hours" not in finding.measured  # no stage has a GPU
     assert "measured in before, median of 5 iterations, times 1.00 the tokens" in finding.measured
 
 
@@ -82,6 +83,9 @@ def test_a_card_whose_peak_is_known_gives_seconds_by_a_share_that_is_named(tmp_p
     found, finding = check_seconds(config, LENGTHS)
     assert set(found.stages) >= {"rollout", "update"}
     assert "update 28% (assumed, not measured)" in finding.measured
+    hours = found.stages["rollout"] * config.iterations * config.rollout.num_shards / 3600
+    assert finding.numbers["rollout_gpu_hours"] == pytest.approx(hours)
+    assert f"GPU-hours of the run at work: rollout {hours:.3g}, " in finding.measured
     speed = ok("speed-training", "", **{f"{PREFIX}NVIDIA A100-SXM4-80GB/{Corrected.UPDATE_FLOPS}": 156e12})
     rehearsal_record.keep_record("here", [("Rehearsal", speed)])
     measured, finding = check_seconds(config, LENGTHS)

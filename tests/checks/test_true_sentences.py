@@ -1,0 +1,44 @@
+"""Sentences of the pages that name programs, limits and sizes say what the code does."""
+
+import re
+
+from pipeline.checks.cluster import OPTIONAL, PROGRAMS
+from pipeline.checks.disk import states_kept
+from pipeline.config.update import UpdateConfig
+from pipeline.metrics.learning_advice import RATIO_ERROR
+from tests.support import ROOT
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def test_the_page_on_clusters_names_the_programs_of_slurm_that_are_called():
+    needed, used, *_ = page("docs/howto/slurm.md").split("\n\n")[1].split(". ")
+    assert set(re.findall(r"`(\w+)`", needed)) == set(PROGRAMS)
+    assert set(re.findall(r"`(\w+)`", used)) == set(OPTIONAL)
+
+
+def test_the_pages_name_the_ratio_that_advice_tolerates():
+    for name in ("docs/tutorial/reading.md", "docs/explanation/learner.md"):
+        assert re.search(rf"(below|Above) {RATIO_ERROR:g}\b", page(name)), name
+
+
+def test_the_page_on_disk_space_counts_what_is_there_by_default():
+    update = UpdateConfig()
+    kept = states_kept(100, update.keep_last, update.keep_every)
+    text = page("docs/howto/disk_space.md")
+    assert f"`update.keep_last={update.keep_last}`" in text
+    one, all_ = 7 * 2 * (2 + 12), 7 * 2 * (2 + 12) * kept
+    assert {f"{one} GB", f"{all_} GB"} <= set(re.findall(r"\d+ GB", text))
+    assert {2: "two", 3: "three", 4: "four"}[kept] + " such iterations" in text
+
+
+def test_the_same_bytes_are_promised_on_cpus_alone():
+    for name in ("README.md", "docs/index.md"):
+        promised = [
+            s for s in re.split(r"(?<=[.:;])\s", page(name)) if re.search(r"byte for byte|same bytes", s)
+        ]
+        assert promised, name
+        assert [s for s in promised if "CPU" not in s] == [], name
+        assert "nothing but Arrow" not in page(name)
