@@ -40,7 +40,7 @@ class PolicyLossName(StrEnum):
     GSPO_TOKEN = "gspo-token"
     """As gspo, with each token's own gradient, for advantages that differ within a response."""
     CISPO = "cispo"
-    """The clipped ratio weighs the token's log-probability, so that all keep a gradient (arXiv 2506.13585)."""
+    """The clipped ratio weighs the token's log-probability; all keep a gradient (arXiv 2506.13585)."""
     SAPO = "sapo"
     """A smooth gate takes the place of clipping (arXiv 2511.20347)."""
     GMPO = "gmpo"
@@ -49,9 +49,7 @@ class PolicyLossName(StrEnum):
 
 CLIPPING_LOSSES = frozenset(PolicyLossName) - {PolicyLossName.SAPO}
 """Losses that take algorithm.clip_range_low and clip_range_high."""
-PolicyLoss = Annotated[
-    str, Field(pattern=rf"^({'|'.join(PolicyLossName)}|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")
-]
+PolicyLoss = Annotated[str, Field(pattern=rf"^({'|'.join(PolicyLossName)}|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")]
 """One of :class:`PolicyLossName`, or ``module:function`` of the user's."""
 
 
@@ -215,10 +213,11 @@ class AlgorithmConfig:
     lam: Fraction = 0.95
     """GAE's lambda, for advantages and, unless critic_lam is given, for the critic's returns."""
     critic_lam: Fraction | None = None
-    """Lambda of the returns that the critic learns (decoupled GAE, arXiv 2504.05118, which takes 1). Default: lam."""
+    """Lambda of the returns that the critic learns (decoupled GAE, arXiv 2504.05118, which takes 1). Default:
+    lam."""
     lam_alpha: PositiveFloat | None = None
-    """Take 1 - 1 / (lam_alpha * tokens of the response) instead of lam, for advantages only if critic_lam is given
-    (arXiv 2504.05118, which takes 0.05). Default: lam for all."""
+    """Take 1 - 1 / (lam_alpha * tokens of the response) instead of lam, for advantages only if critic_lam is
+    given (arXiv 2504.05118, which takes 0.05). Default: lam for all."""
     policy_loss: PolicyLoss = PolicyLossName.PPO
     """Loss of the policy by name, or module:function of yours, which is given log_probs, old_log_probs,
     advantages and mask, all [B, T], and returns the loss of each token [B, T]."""

@@ -29,7 +29,8 @@ def loss_problems(config: Config) -> Iterator[ConfigIssue]:
     loss = algorithm.policy_loss
     for key, losses in _USED_BY.items():
         if loss not in losses and getattr(algorithm, key) != getattr(AlgorithmConfig, key):
-            why = f"algorithm.policy_loss={loss} does not take it, only {', '.join(sorted(losses))}; leave it out"
+            takers = ", ".join(sorted(losses))
+            why = f"algorithm.policy_loss={loss} does not take it, only {takers}; leave it out"
             yield ConfigIssue.at(config, f"algorithm.{key}", why)
     if loss in CLIPPING_LOSSES - _UNBOUNDED_BELOW and algorithm.clip_range_low >= 1:
         why = "a ratio of probabilities is never below 0: nothing would be clipped; give less, e.g. 0.2"

@@ -63,7 +63,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("reward/min", _O, "lowest total reward"),
     Metric("reward/max", _O, "highest total reward"),
     Metric("reward/frac_zero_std", _O, "share of prompts whose samples all have the same reward"),
-    Metric("reward/discarded", _O, "responses left out: cut (mask_truncated), or of prompts whose samples all score the same"),
+    Metric(
+        "reward/discarded",
+        _O,
+        "responses left out: cut (mask_truncated), or of prompts whose samples all score the same",
+    ),
     Metric("reward/shaped/mean", _O, "mean score after shaping, of the responses trained on"),
     Metric(
         "reward/unscored", _O, "responses that have no reward, or no baseline: the update leaves them out"

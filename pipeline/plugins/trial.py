@@ -151,8 +151,8 @@ def check_scheduler(config: Config) -> None:
 
 
 def check_engines(config: Config) -> Iterator[str]:
-    """Import the user's own engines, trainer, loss and tokenizer. Yields a line for each that cannot be tried here.
-    Raises PluginError for those that are missing, or no function of the right number of arguments."""
+    """Import the user's own engines, trainer, loss and tokenizer. Yields a line for each that cannot be tried
+    here. Raises PluginError for those that are missing, or no function of the right number of arguments."""
     components = config.reward.components.items()
     models = {name: one.engine for name, one in components if isinstance(one, RewardModelConfig)}
     given: dict[str, tuple[str | None, int]] = {

@@ -255,8 +255,8 @@ def freeze_other_senses(model: PreTrainedModel) -> None:
 
 def switch_off_chance(model: nn.Module) -> None:
     """Put a model that is trained into evaluation mode: dropout, jitter in routers and whatever else draws
-    random numbers would make old and new log-probabilities of the same weights differ. Its configuration stays
-    as it was given, and so does the config.json of every policy that is made.
+    random numbers would make old and new log-probabilities of the same weights differ. Its configuration
+    stays as it was given, and so does the config.json of every policy that is made.
 
     Layers that compute their activations twice do so in training mode only; they alone stay in it, without
     those inside them, and their own rates of dropout become 0.

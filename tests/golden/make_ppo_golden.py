@@ -249,7 +249,9 @@ def loss_entries(inputs: dict[str, Tensor], name: str) -> dict[str, object]:
             continue
         entries[f"policy_{kind}"] = policy_entry(inputs, mask, asymmetric, mode, None, function)
         if kind != "gmpo":  # which takes weights of whole responses
-            entries[f"policy_{kind}_weighted"] = policy_entry(inputs, mask, asymmetric, mode, weights, function)
+            entries[f"policy_{kind}_weighted"] = policy_entry(
+                inputs, mask, asymmetric, mode, weights, function
+            )
     return entries
 
 

@@ -213,7 +213,8 @@ def test_at_the_old_policy_every_loss_has_the_gradient_of_the_plain_one(name, ma
     old, advantages = numbers(mask.shape, seed), numbers((mask.shape[0], 1), seed + 1).expand(mask.shape)
     found = loss_and_gradient(name, old, old, advantages, mask)[1]
     (expected,) = torch.autograd.grad(
-        aggregate(-advantages * (new := old.clone().requires_grad_()), mask, BY_SEQUENCE, counts_of(mask)), new
+        aggregate(-advantages * (new := old.clone().requires_grad_()), mask, BY_SEQUENCE, counts_of(mask)),
+        new,
     )
     torch.testing.assert_close(found, expected)
 

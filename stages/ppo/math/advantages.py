@@ -40,8 +40,8 @@ def gae(
 
 
 def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
-    """Return [B] the lambda of each response, 1 - 1 / (alpha * tokens), at least 0: the weights of the errors to
-    come then reach over a share of the response, whatever its length (VAPO, arXiv 2504.05118)."""
+    """Return [B] the lambda of each response, 1 - 1 / (alpha * tokens), at least 0: the weights of the errors
+    to come then reach over a share of the response, whatever its length (VAPO, arXiv 2504.05118)."""
     return (1 - 1 / (alpha * mask.sum(dim=1).clamp(min=1))).clamp(min=0)
 
 

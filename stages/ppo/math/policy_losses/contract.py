@@ -52,7 +52,7 @@ PolicyLossFunction = Callable[[Compared, AlgorithmConfig], Surrogate]
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, algorithm: AlgorithmConfig) -> Surrogate:
-    """Return the more pessimistic of the plain surrogate and the one of the clipped ratio (arXiv 1707.06347)."""
+    """Return the more pessimistic of the plain surrogate and that of the clipped ratio (arXiv 1707.06347)."""
     clipped_ratio = ratio.clamp(1 - algorithm.clip_range_low, 1 + algorithm.clip_range_high)
     plain, clipped = -advantages * ratio, -advantages * clipped_ratio
     is_clipped = clipped > plain

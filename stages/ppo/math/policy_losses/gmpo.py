@@ -1,4 +1,4 @@
-"""Geometric-mean policy optimisation (arXiv 2507.20673): tokens are clipped before a response's mean ratio."""
+"""Geometric-mean policy optimisation (arXiv 2507.20673): tokens are clipped, then a response has their mean."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation (arXiv 2507.18071): a response has one ratio, its tokens' geometric mean."""
+"""Group sequence policy optimisation (arXiv 2507.18071): a response's ratio is its tokens' geometric mean."""
 
 from pipeline.config.algorithm import AlgorithmConfig
 from stages.ppo.math.policy_losses.contract import Compared, Surrogate, clipped_surrogate
