@@ -3,8 +3,8 @@
     python -m benchmarks.staleness_learning --out FOLDER [--seeds 1 2 3 4 5] [--examples quickstart ...]
 
 Both sides of a pair differ in ``rollout.staleness`` alone; both have ``algorithm.correction.level=token``,
-which staleness needs. Which policy writes which response follows from the plan, so it makes no difference that
-all of it runs on one machine. A run that was stopped is resumed when this is called again, and one that is
+which staleness needs. Which policy writes which response follows from the plan, so it makes no difference
+that it all runs on one machine. A run that was stopped is resumed when this is called again, and one that is
 complete is read. The examples' inputs are made first, where they are not there.
 
 Prints a table in Markdown: mean reward of the last three iterations over seeds, its standard deviation over

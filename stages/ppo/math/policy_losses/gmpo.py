@@ -1,4 +1,4 @@
-"""Geometric-mean policy optimisation (arXiv 2507.20673): tokens are clipped, then a response has their mean."""
+"""Geometric-mean policy optimisation (arXiv 2507.20673): a response has the mean of its clipped ratios."""
 
 import torch
 
