@@ -328,7 +328,8 @@ def test_figures_are_what_plotly_takes(count):
     more |= {"reward/frac_zero_std": 0.1, "reward/rm/std": 0.2, "slurm/queue_seconds/update": 3.0}
     more |= {"slurm/idle_share/update": 0.1, "slurm/startup_share/update": 0.1, "slurm/wasted_share": 0.0}
     more |= {"slurm/worker_idle_share/update": 0.1, "data/rejected": 2.0}
-    more |= {"halvings/rollout": 1.0, "staleness/lag": 1}
+    more |= {"halvings/rollout": 1.0, "staleness/lag": 1, "staleness/effective_samples": 0.9}
+    more |= {"mismatch/effective_samples": 0.9, "correction/effective_samples": 0.9}
     more |= {
         "environment/sums/reward": 0.5,
         "evaluate/pass@4": 0.5,

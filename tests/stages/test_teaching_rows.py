@@ -23,7 +23,15 @@ from tests.support.tables import LONG
 COMMON = ("rollout.samples_per_prompt=4", "algorithm.kl.coef=0", "rollout.num_shards=1")
 GROUPS = ("data.prompts_per_iteration=3", *COMMON)
 ONE_STEP = ("update.epochs=1", "update.minibatches=1")
-FORWARD = ("policy/entropy", "policy/ratio", "policy/approx_kl", "policy/clip_", "mismatch/", "correction/")
+FORWARD = (
+    "policy/entropy",
+    "policy/ratio",
+    "policy/approx_kl",
+    "policy/clip_",
+    "policy/dual_clip_",
+    "mismatch/",
+)
+FORWARD += ("correction/",)
 """What begins the names of metrics of the rows computed."""
 OTHERS = ("policy/computed_responses", "policy/padding_efficiency")
 flags = st.lists(st.sampled_from([0.0, 1.0]), min_size=12, max_size=12)
