@@ -205,7 +205,8 @@ def test_where_vllm_cannot_generate_transformers_does_and_the_line_says_why(unde
         (
             facts(UNNAMED),
             "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=1), update.precision=bf16, "
-            "update.tokens_per_micro_batch=2048 (gpus_per_node=a100:1), rollout.precision=bf16, reward.precision=bf16 (as update.precision), "
+            "update.tokens_per_micro_batch=2048 (gpus_per_node=a100:1), "
+            "rollout.precision=bf16, reward.precision=bf16 (as update.precision), "
             "update.zero_stage=1 (bf16)",
         ),
         (
