@@ -400,7 +400,7 @@ def test_the_user_is_told_which_words_are_legal(inputs, tmp_path):
 
 def test_commands_say_the_line_and_a_resumed_run_decides_nothing(inputs, tmp_path, slurm_ppo):
     words = tiny.overrides(inputs, tmp_path / "run", "scheduler.gpus=0")
-    decided = "update.precision=fp32 (scheduler.gpus=0)"
+    decided = "update.precision=fp32, update.tokens_per_micro_batch=512 (scheduler.gpus=0)"
     shown = slurm_ppo("config", *words)
     assert decided in shown.stderr
     assert "precision: fp32" in shown.stdout

@@ -40,6 +40,7 @@ def life(folder: Path, precision: str, given: dict[str, int]) -> dict[str, float
 
     def load() -> None:
         learners.append(learner_of(config))
+        learners[0].policy.sums()  # reads weights that are still in their file, as going on from a state does
 
     def learn() -> None:
         moments = RunningMoments().including(experience.outcome.scores)
