@@ -1,14 +1,16 @@
 """What saving the trainer's state of each update adds to the time from one policy to the next.
 
     python -m benchmarks.state_behind [--hidden 512] [--layers 8] [--rows 48] [--updates 6] [--share 1.0]
-        [--rounds 2] [--threads 2] [--folder DIR]
+        [--rounds 2] [--threads 2] [--light 6] [--folder DIR]
 
 Updates of a random Llama and its critic in one process that stays, one after the other, with all responses
 there: an update never waits, as with staleness where it is the slowest stage. In turn, each in a process of
 its own: no state is saved but the last; each is written by a thread while the next update computes; each is
 written before the next update begins, as where there is no room for a copy. The files of states, and no
 others, are written no faster than takes ``--share`` times an update without saving: as on a storage of that
-bandwidth. Seconds from policy to policy, of which the first two are left out; medians over all rounds.
+bandwidth. With ``--light SECONDS`` the trainer of the tests is used instead, whose update sleeps for so long
+and whose state for ``--share`` times that: what is left is what waits for what, also on a machine that others
+use. Seconds from policy to policy, of which the first is left out; medians over all rounds.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Stage, Task
 from stages.rehearsal.models import ragged_responses
+from tests.support import light, light_training
 
 LONGEST = 128
 NONE, BEHIND, BETWEEN = "no state saved", "in a thread", "in between"
@@ -39,18 +42,23 @@ NONE, BEHIND, BETWEEN = "no state saved", "in a thread", "in between"
 
 def make_run(folder: Path, given: argparse.Namespace, save_every: int) -> Path:
     """A run of which every update can be done."""
-    save_models(folder / "policy", given.hidden, given.layers)
-    save_tokenizer(folder / "policy")
+    vocabulary, longest = (256, 32) if given.light else (VOCABULARY, LONGEST)
+    if given.light:
+        light.make_directory(folder / "policy", 0)
+    else:
+        save_models(folder / "policy", given.hidden, given.layers)
+        save_tokenizer(folder / "policy")
     settings = [
-        f"rollout.max_new_tokens={LONGEST - 1}",
+        f"rollout.max_new_tokens={longest - 1}",
         "rollout.num_shards=1",
         f"iterations={given.updates}",
         "update.epochs=1",
         "update.minibatches=2",
         f"update.save_every={save_every}",
+        *([word for word in light.WORDS if word.startswith(("update", "model"))] if given.light else ()),
     ]
     run = prepared_run(folder, given.rows, settings)
-    rollout, reward = ragged_responses(given.rows, VOCABULARY, LONGEST)
+    rollout, reward = ragged_responses(given.rows, vocabulary, longest)
     for iteration in range(1, given.updates + 1):
         for stage, table in ((Stage.ROLLOUT, rollout), (Stage.REWARD, reward)):
             task = Task(iteration, stage, 0)
@@ -98,6 +106,7 @@ def do_updates(root: Path, way: str, rate: float) -> None:
         slow_down(rate)
     if way == BETWEEN:
         copying.free_bytes = lambda: 0.0
+        os.environ[light_training.ROOM] = "1"
     for iteration in range(1, load_run(root).plan.iterations + 1):
         execute(
             Arguments(Task(iteration, Stage.UPDATE), root, f"1-{iteration}", None, stays=True), time.time()
@@ -117,6 +126,9 @@ def measure(given: argparse.Namespace, way: str, rate: float) -> tuple[list[floa
     with tempfile.TemporaryDirectory(dir=given.folder) as name:
         root = make_run(Path(name), given, 1000 if way == NONE else 1)
         environment = os.environ | TASK_ENVIRONMENT | {"OMP_NUM_THREADS": str(given.threads)}
+        if given.light:
+            took = 0.0 if way == NONE else given.share * given.light
+            environment |= {light.SECONDS: str(given.light), light_training.STATE_SECONDS: str(took)}
         words = ["--do", str(root), way, str(rate)]
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.state_behind", *words],
@@ -160,6 +172,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--share", type=float, default=1.0, help="of an update that writing a state takes")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--light", type=float, default=0.0, help="seconds of an update that only sleeps")
     parser.add_argument("--folder", type=Path, help="where to write; default: the temporary folder")
     given = parser.parse_args(words)
     found: dict[str, list[float]] = {NONE: [], BEHIND: [], BETWEEN: []}
@@ -167,7 +180,7 @@ def main(words: Sequence[str]) -> None:
     rate, size = 0.0, 0.0
     for _ in range(given.rounds):
         for way in found:
-            values, seconds, size = measure(given, way, 0.0 if way == NONE else rate)
+            values, seconds, size = measure(given, way, 0.0 if way == NONE or given.light else rate)
             found[way] += values
             writing[way].append(seconds)
             rate = size / (given.share * statistics.median(found[NONE]))
