@@ -38,7 +38,7 @@ from pipeline.run.submissions import is_job_of, job_kind_of  # noqa: E402
 from pipeline.simulate.plant import Plant, PlantKind, PlantNode, PlantPartition, PlantRequest, Slurm  # noqa: E402
 from pipeline.simulate.results import SimulationResult  # noqa: E402
 from pipeline.simulate.simulation import simulate  # noqa: E402
-from pipeline.workers.beats import Beat, read_beats  # noqa: E402
+from pipeline.workers.beats import Beat, Reason, read_beats  # noqa: E402
 from slurm.devcluster import Layout, PracticeCluster, start  # noqa: E402
 from slurm.limits import parse_duration  # noqa: E402
 from tests.support import light  # noqa: E402
@@ -47,7 +47,7 @@ RESPONSES = 2
 """Of a shard of light tasks, in every configuration: they take as long in all."""
 SECONDS = {"rollout": 2.0, "reward": 1.0, "update": 3.0}
 """Seconds of a light task of each stage."""
-REAL_RESPONSES = 256
+REAL_RESPONSES = 768
 FIRST = 3
 """First iteration that counts: before it nothing is known of what takes how long."""
 HELD = "held.json"
@@ -90,13 +90,13 @@ CONFIGURATIONS = (
     Configuration("4 shards, 2 places", 2, 4),
     Configuration("4 shards, 4 places, staleness 1", 4, 4, stale(1), 10),
     Configuration("6 shards, 2 places, staleness 2", 2, 6, stale(2), 10),
-    Configuration("2 shards, stages take turns", 2, 2, tuple(on_one_node(2, STAGES)), 6),
+    Configuration("2 shards, stages take turns", 2, 2, tuple(on_one_node(2, STAGES)), 5),
     Configuration(
-        "2 shards, a job a task, a queue", 2, 2, _COLD, 6, slurm=("SchedulerParameters=batch_sched_delay=5",)
+        "2 shards, a job a task, a queue", 2, 2, _COLD, 5, slurm=("SchedulerParameters=batch_sched_delay=5",)
     ),
     Configuration("4 shards, staleness 1, failures", 2, 4, (*stale(1), *slurm_faults.WORDS), 10, 0.1),
-    Configuration("real models", 1, 1, is_real=True),
-    Configuration("real models, staleness 1", 1, 1, stale(1), is_real=True),
+    Configuration("real models", 1, 1, iterations=6, is_real=True),
+    Configuration("real models, staleness 1", 1, 1, stale(1), 6, is_real=True),
 )
 
 
@@ -200,6 +200,7 @@ def predict(one: Measured, others: Sequence[Measured]) -> SimulationResult:
                 tried_after=0.0,
                 backfill=layout.backfill_interval,
             ),
+            maker_startup=maker_startup_of(beats),
             failures=given.failures,
             check_seconds=60.0 * settings.check_minutes,
             measures=measures_policies(run.config),
@@ -226,6 +227,12 @@ def queue_of(beats: Iterable[Beat], share: float) -> float:
     to be what Slurm takes though nothing is in a job's way."""
     waited = sorted(beat.queued_seconds for beat in beats if beat.queued_seconds is not None)
     return waited[int(share * (len(waited) - 1))]
+
+
+def maker_startup_of(beats: Iterable[Beat]) -> float:
+    """Return the seconds until a process makes a pass that a worker starts for it: what workers that leave
+    after one task, as those of prepare do, waited until one had seen it."""
+    return statistics.median(beat.waiting_seconds for beat in beats if beat.reason is Reason.ONE)
 
 
 # --- both --------------------------------------------------------------------------------------------------

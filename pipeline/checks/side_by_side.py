@@ -7,7 +7,6 @@ from pipeline.checks.finding import Finding, problem, warning
 from pipeline.checks.requests import shortened
 from pipeline.config.schema import Config
 from pipeline.decide.places import Need, less, place, room_of
-from pipeline.executors.allocation import in_words
 from pipeline.executors.limits import IN_TURN
 from pipeline.executors.slurm.crew import needs_of
 from pipeline.run.tasks import Stage
@@ -55,7 +54,13 @@ def fit_at_once(needs: Mapping[str, Need], nodes: Sequence[Node]) -> bool:
 
 def _too_small(needs: Mapping[str, Need], nodes: Sequence[Node]) -> str:
     """Say what is asked for, and what there is."""
-    asked = ", ".join(f"{kind} {in_words(need)}" for kind, need in needs.items())
+    rollout, update = (_in_words(needs[stage]) for stage in (Stage.ROLLOUT, Stage.UPDATE))
     usable = [node for node in nodes if any(need.fits(node) for need in needs.values())]
     there = shortened([f"{node.name} ({node.cpus} CPUs, {node.gpus} GPUs)" for node in usable])
-    return f"a rollout and the update ({asked}) never fit at once on the nodes of their partitions, {there}"
+    return f"a rollout ({rollout}) and the update ({update}) never fit at once on {there}"
+
+
+def _in_words(need: Need) -> str:
+    memory = f", {need.memory} MiB" if need.memory else ""
+    nodes = f"{need.num_nodes} nodes with " if need.num_nodes > 1 else ""
+    return f"{nodes}{need.cpus} CPUs, {need.gpus} GPUs{memory}"

@@ -71,6 +71,8 @@ class Keeper:
     """Driver jobs that run, and do not rest."""
     _driver_jobs: int = 0
     """Driver jobs that wait or run."""
+    _maker: str = ""
+    """Name of the worker whose process makes passes."""
 
     def __post_init__(self) -> None:
         self.run.around = self
@@ -140,7 +142,16 @@ class Keeper:
         if self.given_up or self._is_at_work:
             return
         self._is_requested, self._is_at_work = False, True
-        self.clock.after(self.plant.passes[0], self._look)
+        self.clock.after(self._maker_seconds() + self.plant.passes[0], self._look)
+
+    def _maker_seconds(self) -> float:
+        """Return how long the process takes to start that makes the next pass: it is there while the worker
+        lives that began it, and a driver job makes one itself."""
+        there = {worker.name: worker for worker in self.run.running() if worker.doing is not Doing.STARTING}
+        if self._drivers or self._maker in there or not there:
+            return 0.0
+        self._maker = min(there, key=lambda name: (there[name].doing is Doing.LEAVING, -there[name].since))
+        return self.plant.maker_startup
 
     def _look_at_nodes(self) -> None:
         """Note, now and then, whether other people's jobs hold places."""

@@ -141,6 +141,8 @@ class Plant:
     """Updates between two such states."""
     passes: tuple[float, float] = (0.1, 0.1)
     """Seconds that a pass takes until it looks, and from then on."""
+    maker_startup: float = 0.0
+    """Seconds until a worker's own process can make passes, which ends with that worker."""
     pass_cpu: float = 0.09
     """Seconds of a core that a pass takes: the next rests the longer for it."""
     linger_max: float = 3600.0

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline.checks.finding import Verdict
 from pipeline.checks.side_by_side import judge_side_by_side
+from pipeline.cli.errors import LONGEST_LINE
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from slurm.nodes import parse_nodes
@@ -31,9 +32,10 @@ def test_on_a_cluster_of_one_gpu_it_is_refused_with_the_reason_and_the_way_out(i
     ((verdict, said),) = judged(inputs, tmp_path, ONE_GPU)
     assert verdict is Verdict.PROBLEM
     assert said.startswith(
-        "rollout.staleness=1: a rollout and the update (rollout 1 node with 4 CPUs, 1 GPUs"
+        "rollout.staleness=1: a rollout (4 CPUs, 1 GPUs) and the update (8 CPUs, 1 GPUs) never fit at once on "
+        "gpu1 (16 CPUs, 1 GPUs); stages that take turns"
     )
-    assert "never fit at once on the nodes of their partitions, gpu1 (16 CPUs, 1 GPUs); stages that" in said
+    assert len(f"error: {said}") <= LONGEST_LINE, "all of it is shown"
     assert said.endswith("set it to 0, or give each stage a place of its own")
     assert judged(inputs, tmp_path, ONE_GPU, "rollout.staleness=0") == []
 

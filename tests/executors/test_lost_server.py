@@ -75,7 +75,7 @@ def test_a_run_whose_server_is_killed_before_its_first_worker_goes_on(inputs, tm
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as run:
-        assert eventually(lambda: run.poll() is not None or server_of(run) is not None)
+        assert eventually(lambda: run.poll() is not None or server_of(run) is not None, 120)
         server = server_of(run)
         assert server is not None
         os.kill(server, signal.SIGKILL)

@@ -47,6 +47,14 @@ def test_where_three_stages_share_two_places_nobody_starts_in_vain():
     assert sum(found.iterations) <= sum(simulate(job_for_each_task(plant_with(2, shards=4))).iterations)
 
 
+def test_a_pass_waits_for_the_start_of_the_process_that_makes_it_where_the_last_one_ended_with_its_worker():
+    slow = {"maker_startup": 10.0}
+    leaving, staying = job_for_each_task(plant_with(8)), never_leave(plant_with(8))
+    before, after = (simulate(replace(leaving, **more)).iterations[2:] for more in ({}, slow))
+    assert statistics.fmean(after) >= statistics.fmean(before) + 2 * 10, "for rewards and for the update"
+    assert simulate(replace(staying, **slow)).iterations[2:] == pytest.approx([40.0] * 4)
+
+
 def test_where_nobody_leaves_the_first_to_come_keep_the_others_out():
     found = simulate(never_leave(plant_with(2, shards=4)), until=4000)
     assert not found.is_complete
