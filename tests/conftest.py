@@ -1,13 +1,14 @@
 """What runs where, and fixtures that are made once: models, prompts, runs, the command line."""
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = tables.without_trials_left_out(items)
     ranks = {name: rank for rank, name in enumerate(SLOW_FILES, 1)}
     items.sort(key=lambda item: 0 if is_of_cluster(item) else ranks.get(item.path.name, len(ranks) + 1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and collected tests stay: the collector, and forks, need not look through them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def is_of_cluster(item: pytest.Item) -> bool:
