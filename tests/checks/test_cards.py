@@ -9,11 +9,10 @@ import pytest
 from pipeline.checks.finding import Verdict, line
 from pipeline.checks.machine import judge_cards
 from pipeline.checks.nodes import aims_of, judge_node
-from pipeline.config.compose import compose
 from pipeline.run.cards import capability_of, format_problems, formats_of, is_built_for, missing_code
 from slurm import probe_task
 from slurm.probe import ProbeResult
-from tests.support import tiny
+from tests.support.composed import composed_of
 
 CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 """What PyTorch's build for CUDA 13.0 has code for."""
@@ -25,7 +24,7 @@ CARDS = {"V100": (7, 0), "T4": (7, 5), "A100": (8, 0), "L40S": (8, 9), "H100": (
 def config(inputs, tmp_path):
     def call(*words):
         engines = ("rollout.engine=vllm", "reward.engine=transformers", "update.engine=deepspeed")
-        return compose(tiny.overrides(inputs, tmp_path / "run", *engines, "update.zero_stage=1", *words))
+        return composed_of(inputs, tmp_path / "run", *engines, "update.zero_stage=1", *words)
 
     return call
 

@@ -16,7 +16,6 @@ from pipeline.checks.nodes import Aim, aims_of, judge, judge_node, probe_of
 from pipeline.checks.requests import ClusterFacts, judge_memory, limit_problems, needs_of, stage_problems
 from pipeline.checks.sight import image_of, paths_of, way_in
 from pipeline.cli.app import main
-from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.rules import contradictions
@@ -35,6 +34,7 @@ from slurm.limits import (
 )
 from slurm.probe import Probe, ProbeResult, ProbeTimeout, _send
 from tests.support import tiny
+from tests.support.composed import composed_of
 
 HOUR = 3600.0
 LIMITS = ClusterLimits((23, 11), 1001, 10000, 300.0, None)
@@ -207,7 +207,7 @@ def test_a_qos_that_the_run_names_and_that_takes_few_jobs_is_refused(inputs, tmp
 
 
 def config(inputs, tmp_path, *more):
-    return compose(tiny.overrides(inputs, tmp_path / "run", "scheduler=slurm", *more), None)
+    return composed_of(inputs, tmp_path / "run", "scheduler=slurm", *more)
 
 
 @pytest.mark.parametrize(

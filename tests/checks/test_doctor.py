@@ -32,7 +32,6 @@ from pipeline.checks.machine import (
 from pipeline.checks.nodes import judge_exchange
 from pipeline.checks.suites import patient_of
 from pipeline.checks.workers import judge_jobs
-from pipeline.config.compose import compose
 from pipeline.config.schema import WandbMode
 from pipeline.run.directory import load_run
 from pipeline.run.identity import RunError
@@ -40,7 +39,8 @@ from pipeline.run.plan import state_of
 from slurm.probe import Exchange
 from slurm.query import Element
 from slurm.states import SlurmState
-from tests.support import ROOT, tiny
+from tests.support import ROOT
+from tests.support.composed import composed_of
 
 KEY = "local-" + "k" * 40
 HELPER = """
@@ -506,7 +506,7 @@ def test_torch_is_asked_in_a_process_of_its_own(inputs, tmp_path, monkeypatch, n
     (tmp_path / "torch.py").write_text(source)
     places = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
-    found = list(check_torch(compose(tiny.overrides(inputs, tmp_path / "run"))))
+    found = list(check_torch(composed_of(inputs, tmp_path / "run")))
     assert (found[-1].verdict, found[-1].measured[: len(said)]) == (verdict, said)
     assert "missing" in name or found[0].numbers["import_calls"] > 0
     told = "do not compute: RuntimeError: The NVIDIA driver is too old" in found[0].measured

@@ -3,14 +3,13 @@
 import pytest
 
 from pipeline.checks.nodes import trial_source
-from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.rules import contradictions
 from pipeline.executors.local_limits import describe_gpus, local_limits
 from pipeline.gpus import unknown_to_vllm
 from slurm import probe_task
-from tests.support import tiny
+from tests.support.composed import composed_of
 
 OWN = "each rank computes on a GPU of its own, and scheduler.update."
 
@@ -41,7 +40,7 @@ OWN = "each rank computes on a GPU of its own, and scheduler.update."
     ],
 )
 def test_an_update_whose_ranks_would_share_a_gpu_is_refused(inputs, tmp_path, words, said):
-    found = list(contradictions(compose(tiny.overrides(inputs, tmp_path / "run", *words.split()))))
+    found = list(contradictions(composed_of(inputs, tmp_path / "run", *words.split())))
     if said is None:
         assert found == []
         return
@@ -79,12 +78,12 @@ def test_names_that_vllm_cannot_look_up(names, said):
 def test_a_run_with_vllm_on_parts_of_gpus_is_refused_before_it_begins(inputs, tmp_path, plan):
     words = ("scheduler.gpus=[0,MIG-5555]", "rollout.engine=vllm")
     with pytest.raises(ConfigError) as refusal:
-        plan(resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words))))
+        plan(resolve(composed_of(inputs, tmp_path / "run", *words)))
     assert str(refusal.value) == (
         "scheduler.gpus (scheduler.gpus=0,MIG-5555): vLLM takes MIG-5555, a part of a GPU (MIG), for another "
         "GPU; give whole GPUs, or take engine=transformers"
     )
-    plan(resolve(compose(tiny.overrides(inputs, tmp_path / "run", words[0]))))
+    plan(resolve(composed_of(inputs, tmp_path / "run", words[0])))
 
 
 # --- GPUs that are there and do not compute ---

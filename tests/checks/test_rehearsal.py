@@ -16,12 +16,12 @@ from pipeline.checks.rehearsal import CheckEnd, RehearsalRequest, RehearsalRunne
 from pipeline.checks.rehearsal_list import CHECKS, RehearsalCheck, Role, chosen
 from pipeline.checks.rehearsal_places import SENT, RehearsalOptions, aims_for, in_place, probe_for
 from pipeline.cli.app import main
-from pipeline.config.compose import compose
 from pipeline.config.scheduler import ResourcesConfig, resources_of
 from pipeline.executors.slurm.resources import command_words
 from slurm.limits import parse_partitions
 from slurm.probe import Probe, ProbeResult, ProbeTimeout
-from tests.support import ROOT, tiny
+from tests.support import ROOT
+from tests.support.composed import composed_of
 from tests.support.tables import IS_SOAK
 
 FAULTS = "tests.support.rehearsed"
@@ -175,7 +175,7 @@ ANSWER = ProbeResult("gpu7", "3.12.1", {}, [], {}, None)
 
 def probes_of(inputs: Path, folder: Path, *words: str, is_short: bool = False) -> dict[str, Probe]:
     """The jobs of a rehearsal on a cluster whose partition rm allows half an hour."""
-    config = compose(tiny.overrides(inputs, folder / "run", "scheduler=slurm", *words), None)
+    config = composed_of(inputs, folder / "run", "scheduler=slurm", *words)
     known = parse_partitions("PartitionName=rm MaxTime=00:30:00\nPartitionName=gpu MaxTime=UNLIMITED", "")
     place = folder / "rehearsal"
     place.mkdir()
@@ -220,7 +220,7 @@ def test_ranks_are_those_of_an_update_although_other_stages_go_to_its_partition(
     with RehearsalRunner(replace(request, names=("sum",)), tmp_path) as runner:
         (found,) = runner.findings()
     assert found.measured == "its process gave no answer (ended with exit code 0)"
-    config = compose(tiny.overrides(inputs, tmp_path / "run", "scheduler=slurm", *words), None)
+    config = composed_of(inputs, tmp_path / "run", "scheduler=slurm", *words)
     real = command_words(resources_of(config.slurm, "update"), "TASKS")
     same = real[1 : real.index("slurm.element")]
     assert {"--ntasks-per-node=2", "--cpus-per-task=3", "apptainer"} < set(same)

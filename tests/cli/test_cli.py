@@ -21,6 +21,7 @@ from pipeline.config.compose import compose
 from pipeline.config.findings import Findings
 from pipeline.config.resolve import resolve
 from tests.support import ROOT, tiny
+from tests.support.composed import composed_of
 from tests.support.copying import snapshot
 from tests.support.damage import edit
 from tests.support.services import Answer, service
@@ -469,7 +470,7 @@ FAR = "reward.components.far={kind: remote, url: 'http://127.0.0.1:9/score'"
 def test_a_service_that_is_started_later_or_elsewhere_is_a_warning(
     inputs, tmp_path, slurm_ppo, words, said, monkeypatch
 ):
-    config = resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words)))
+    config = resolve(composed_of(inputs, tmp_path / "run", *words))
     assert any(said in line.replace("[Errno 111] ", "") for line in validate_inputs(config, Findings()))
 
 

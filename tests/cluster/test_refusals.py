@@ -66,7 +66,7 @@ def test_what_refuses_leaves_queue_processes_and_files_as_they_are(cluster, make
     hold.begin()
     run.submit()
     run.wait_for(lambda: list(tmp_path.glob("hold.*")), "rollouts that are held up")
-    for line in sample(REFUSED, 1 / 2):
+    for line in sample(REFUSED, 1 / 4):
         words = shlex.split(line.replace("RUN", str(root)))
         typed = [word for one in words for word in (run.words if one == "SETTINGS" else [one])]
         for is_last in (False, False, True):

@@ -24,6 +24,7 @@ from pipeline.config.resolve import resolve
 from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from tests.support import light, tiny
+from tests.support.composed import composed_of
 
 ROWS = 2 + 256
 POLICY = {"model.embed_tokens.weight": (ROWS, 4), "model.norm.weight": (4,), "lm_head.weight": (ROWS, 4)}
@@ -51,7 +52,7 @@ def headers(inputs, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(headers) -> Config:
-    return compose(tiny.overrides(headers, headers / "run", "rollout.engine=transformers"))
+    return composed_of(headers, headers / "run", "rollout.engine=transformers")
 
 
 def given_as(config: Config, key: str, directory: Path) -> Config:
@@ -342,7 +343,7 @@ def test_a_decoder_of_a_family_that_can_be_one_is_a_policy(headers, config, tmp_
 
 
 def test_models_that_only_the_users_own_engines_read_may_be_anything_but_damaged(inputs, tmp_path):
-    config = compose(tiny.overrides(inputs, tmp_path / "run"))
+    config = composed_of(inputs, tmp_path / "run")
     folder = Path(shutil.copytree(inputs / "policy", tmp_path / "model"))
     weights(model__embed_tokens__weight=(100, 4))(folder)
     resolve(given_as(config, P, folder))

@@ -2,7 +2,6 @@
 
 import pytest
 
-from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.staleness_rules import staleness_warnings
@@ -10,14 +9,14 @@ from pipeline.executors.allocation import allocation_limits
 from pipeline.executors.devices import ONLY
 from pipeline.executors.local_limits import local_limits
 from slurm.allocation import NodeShare
-from tests.support import tiny
+from tests.support.composed import composed_of
 
 TOKEN, ROLLOUT = "algorithm.correction.level=token", "algorithm.old_log_probs=rollout"
 GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=2")
 
 
 def config(inputs, tmp_path, *words):
-    return resolve(compose(tiny.overrides(inputs, tmp_path / "run", *words)))
+    return resolve(composed_of(inputs, tmp_path / "run", *words))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from pipeline.config.compose import compose
 from pipeline.decide.budgets import budget_in_words, halved, next_halvings
 from pipeline.decide.device_faults import FAULTS, DeviceFault, Helps, diagnose
 from pipeline.decide.escalating import escalate
@@ -14,7 +13,8 @@ from pipeline.run.endings import Evidence
 from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.tasks import Stage, Task
 from pipeline.workers.claims import Budget
-from tests.support import documented, tiny
+from tests.support import documented
+from tests.support.composed import composed_of
 from tests.support.fault_texts import PLAIN, TEXTS
 
 ROLLOUT, UPDATE = Task(1, Stage.ROLLOUT), Task(1, Stage.UPDATE)
@@ -70,8 +70,7 @@ KEY = re.compile(r"\b(?:scheduler|rollout|reward|update)(?:\.[a-z_]+)+")
 
 def test_the_keys_that_are_named_are_keys(inputs, tmp_path):
     made = [
-        compose(tiny.overrides(inputs, tmp_path / "run", *more))
-        for more in (("scheduler=slurm",), ("scheduler=local",))
+        composed_of(inputs, tmp_path / "run", *more) for more in (("scheduler=slurm",), ("scheduler=local",))
     ]
     said = [diagnose(text).in_words(stage) for text, _ in TEXTS for stage in (Stage.ROLLOUT, Stage.SCORE)]
     named = {key for line in said for key in KEY.findall(line.partition("); ")[2])}
@@ -106,7 +105,7 @@ def test_what_is_halved(inputs, tmp_path):
         "reward.vllm.max_num_seqs=2",
         "reward.vllm.max_num_batched_tokens=64",
     )
-    given = compose(tiny.overrides(inputs, tmp_path / "run", *words))
+    given = composed_of(inputs, tmp_path / "run", *words)
     less = halved(given, 2)
     assert less.rollout.tokens_per_batch == given.rollout.tokens_per_batch // 4
     assert less.rollout.vllm.max_num_seqs == given.rollout.vllm.max_num_seqs // 4

@@ -44,7 +44,7 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("point", sample(POINTS, 1 / 2))
+@pytest.mark.parametrize("point", sample(POINTS, 1 / 4))
 def test_a_task_killed_in_the_commit_protocol_is_repeated(
     point, inputs, complete_run, slurm_ppo, environment, tmp_path
 ):
@@ -73,7 +73,7 @@ def test_real_models_killed_in_an_update_and_with_their_driver_end_in_the_same_w
     assert_same_end(run_dir, complete_real_run)
 
 
-@pytest.mark.parametrize("fsync", sample([1, 6, 12, 18], 1 / 2))
+@pytest.mark.parametrize("fsync", sample([1, 6, 12, 18], 1 / 4))
 def test_a_driver_killed_at_any_write_can_be_resumed(
     fsync, inputs, complete_run, slurm_ppo, environment, tmp_path
 ):

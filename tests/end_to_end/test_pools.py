@@ -34,6 +34,7 @@ from slurm.probe import ProbeResult
 from stages.tasks.score import score_table
 from tests.cluster.scenario import policy_of, read_lines, results_of
 from tests.support import tiny
+from tests.support.composed import composed_of
 from tests.support.scripted import imagined_run
 
 RULES = """
@@ -335,14 +336,14 @@ MISTAKES = [
 @pytest.mark.parametrize(("more", "line"), MISTAKES, ids=[" ".join(more) for more, _ in MISTAKES])
 def test_a_mistake_about_pools_is_one_line_that_says_the_way_out(inputs, tmp_path, more, line):
     try:
-        said = "\n".join(map(str, contradictions(compose(tiny.overrides(inputs, tmp_path / "run", *more)))))
+        said = "\n".join(map(str, contradictions(composed_of(inputs, tmp_path / "run", *more))))
     except ConfigError as error:
         said = str(error)
     assert said == line
 
 
 def test_a_fork_with_another_reward_has_not_its_parents_pools(inputs, tmp_path):
-    before = compose(tiny.overrides(inputs, tmp_path / "run", POOL, "scheduler.pools.big.slots=2"))
+    before = composed_of(inputs, tmp_path / "run", POOL, "scheduler.pools.big.slots=2")
     same = compose(["iterations=3"], base=to_mapping(before))
     assert (same.reward, same.scheduler) == (before.reward, before.scheduler)
     forked = compose(["reward=rule", "reward.components.rule.function=a:b"], base=to_mapping(before))
@@ -351,5 +352,5 @@ def test_a_fork_with_another_reward_has_not_its_parents_pools(inputs, tmp_path):
 
 
 def test_a_pool_of_this_machine_needs_no_entry(inputs, tmp_path):
-    config = compose(tiny.overrides(inputs, tmp_path / "run", POOL))
+    config = composed_of(inputs, tmp_path / "run", POOL)
     assert list(contradictions(config)) == []

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.allocation import AllocationConfig, StepConfig
-from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.decide.places import count, room_of
@@ -26,7 +25,7 @@ from pipeline.executors.allocation import (
 from pipeline.executors.limits import Share, need_of
 from slurm import allocation
 from slurm.allocation import NodeShare, read_allocation
-from tests.support import tiny
+from tests.support.composed import composed_of
 from tests.support.waiting import eventually
 
 SHOWN = (
@@ -60,7 +59,7 @@ NODES = [NodeShare("n0", 8, 64_000, 2), NodeShare("n1", 8, 64_000, 2)]
 @pytest.fixture
 def configured(inputs, tmp_path):
     def make(*more: str):
-        return resolve(compose(tiny.overrides(inputs, tmp_path / "run", "scheduler=allocation", *more)))
+        return resolve(composed_of(inputs, tmp_path / "run", "scheduler=allocation", *more))
 
     return make
 

@@ -16,6 +16,7 @@ from pipeline.executors.devices import Devices, devices_of, listed_gpus, parse_l
 from pipeline.executors.limits import Limits, Share, need_of, node_of
 from pipeline.executors.local_limits import gpus_of_tasks, local_limits
 from tests.support import noting, tiny
+from tests.support.composed import composed_of
 from tests.support.killing import assert_same_end
 
 # --- who gets what ---
@@ -110,7 +111,7 @@ def test_gpus_that_are_not_there_are_refused(gpus, visible, said):
 @pytest.mark.parametrize("gpus", ["none", "-1", "[0,x]", "[]"])
 def test_what_names_no_gpus_is_told_in_one_line(inputs, tmp_path, gpus):
     with pytest.raises(ConfigError) as told:
-        compose(tiny.overrides(inputs, tmp_path / "run", f"scheduler.gpus={gpus}"))
+        composed_of(inputs, tmp_path / "run", f"scheduler.gpus={gpus}")
     assert str(told.value).startswith(
         "scheduler.gpus: write auto, shared, a number of GPUs, or names such as"
     )

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.decide.judging import judge_process
 from pipeline.executors.limits import WorkerEnd
@@ -23,7 +22,8 @@ from pipeline.run.plan import policy_maker
 from pipeline.run.tasks import Stage, Task
 from pipeline.status.log_files import LogChoice, find_logs, parse_choice
 from pipeline.status.logs import describe_failed
-from tests.support import ROOT, tiny
+from tests.support import ROOT
+from tests.support.composed import composed_of
 from tests.support.damage import flip_bit
 from tests.support.killing import HOOKS, data_file
 from tests.support.processes import make_run, stage
@@ -166,6 +166,6 @@ def test_only_the_update_has_ranks(models, tmp_path):
         with pytest.raises(
             ConfigError, match=rf"scheduler.{name}.ranks: unknown key.*scheduler.update.ranks"
         ):
-            compose(tiny.overrides(models, tmp_path / "run", f"scheduler.{name}.ranks=2"))
+            composed_of(models, tmp_path / "run", f"scheduler.{name}.ranks=2")
     with pytest.raises(ConfigError, match=r"scheduler.update.ranks"):
-        compose(tiny.overrides(models, tmp_path / "run", "scheduler.update.ranks=0"))
+        composed_of(models, tmp_path / "run", "scheduler.update.ranks=0")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli.app import main
-from pipeline.config.compose import compose
 from pipeline.config.environment import EnvironmentComponentConfig, EnvironmentConfig
 from pipeline.config.reward import RuleConfig
 from pipeline.config.schema import Config
@@ -19,6 +18,7 @@ from pipeline.run.commits import read_record
 from pipeline.run.directory import Run
 from pipeline.run.tasks import Stage, Task
 from tests.support import tiny
+from tests.support.composed import composed_of
 from tests.support.processes import Done, make_run, stage
 from tests.support.user_rules import module
 
@@ -138,7 +138,7 @@ def test_validate_takes_a_ready_rule_with_its_options_and_has_a_first_look_at_wh
 
 @pytest.fixture
 def config(inputs, tmp_path) -> Config:
-    return compose(tiny.overrides(inputs, tmp_path / "run"), None)
+    return composed_of(inputs, tmp_path / "run")
 
 
 @pytest.fixture

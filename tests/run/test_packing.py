@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.compose import compose
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.scheduler import LocalConfig
@@ -39,7 +38,8 @@ from pipeline.status.logs import describe_failed
 from pipeline.status.plan import every_task
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.tracker import NoTracker
-from tests.support import reportrun, tiny
+from tests.support import reportrun
+from tests.support.composed import composed_of
 from tests.support.killing import Killed, killed_at
 from tests.support.tables import sample
 
@@ -173,7 +173,7 @@ def test_rows_that_are_written_anew_sweep_no_archive_away(run, made):
 
 def test_one_as_file_is_too_few(inputs, tmp_path):
     with pytest.raises(ConfigError, match=r"keep_shards_last=1: .*give 2"):
-        resolve(compose(tiny.overrides(inputs, tmp_path / "run", "update.keep_shards_last=1")))
+        resolve(composed_of(inputs, tmp_path / "run", "update.keep_shards_last=1"))
 
 
 # --- killed, full, spoilt, two at once ---

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config.compose import compose, from_mapping
+from pipeline.config.compose import from_mapping
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.metrics.responses import read_samples
@@ -40,6 +40,7 @@ from pipeline.tracking.tracker import NoTracker
 from stages.context import Context
 from tests.support import tiny
 from tests.support.committed import commit, commit_in_two
+from tests.support.composed import composed_of
 from tests.support.killing import killed_at
 from tests.support.tables import LONG
 
@@ -271,7 +272,7 @@ def test_numbers_in_words(numbers, said):
 )
 def test_what_cannot_be_kept_like_that_is_refused(inputs, tmp_path, given, said):
     with pytest.raises(ConfigError, match=said):
-        resolve(compose(tiny.overrides(inputs, tmp_path / "run", given)))
+        resolve(composed_of(inputs, tmp_path / "run", given))
 
 
 # --- the best of what is left ---

@@ -28,7 +28,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pipeline.config.compose import compose
 from pipeline.config.schema import Config
 from pipeline.config.update import LoraConfig, Precision, UpdateConfig
 from stages import ranks
@@ -45,6 +44,7 @@ from stages.ppo.state.conversion import TensorSource
 from stages.ppo.trainer import Trainer
 from stages.ppo.zero import engine_settings, share_out
 from tests.support import tiny
+from tests.support.composed import composed_of
 from tests.support.ranks import ended, start_ranks
 
 SIZE = 2
@@ -181,7 +181,7 @@ def config_of(models: Path, case: Case, zero_stage: int) -> Config:
     layers = ("q_proj", "v_proj") if case.config is mixtral else "all-linear"  # experts cannot be merged
     lora = LoraConfig(rank=4, alpha=8.0, target_modules=layers) if case.has_adapters else None
     update = UpdateConfig(zero_stage=zero_stage, precision=case.precision, lora=lora)
-    return dataclasses.replace(compose(tiny.overrides(models, models / "no-run")), update=update)
+    return dataclasses.replace(composed_of(models, models / "no-run"), update=update)
 
 
 @contextlib.contextmanager

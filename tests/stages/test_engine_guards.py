@@ -13,7 +13,6 @@ from subprocess import PIPE, Popen
 import pytest
 import torch
 
-from pipeline.config.compose import compose
 from pipeline.config.engines import VllmConfig
 from pipeline.config.issue import ConfigError, UserError
 from pipeline.config.resolve import resolve
@@ -26,7 +25,8 @@ from stages.engines.compiled import private_cache
 from stages.engines.vllm_arguments import check_gpus
 from stages.models import devices
 from stages.models.loading import check_gpus_are_seen, missing_gpus
-from tests.support import ROOT, tiny
+from tests.support import ROOT
+from tests.support.composed import composed_of
 from tests.support.processes import config_of, make_run, stage
 
 ON_SLURM = ("scheduler=slurm", "scheduler.update.cpus_per_task=1")
@@ -92,7 +92,7 @@ ON_SLURM = ("scheduler=slurm", "scheduler.update.cpus_per_task=1")
 def test_keys_that_do_not_go_together_are_refused(models, tmp_path, given, said):
     words = [word.replace("INPUTS", str(models)) for word in given]
     with pytest.raises(ConfigError) as refusal:
-        resolve(compose(tiny.overrides(models, tmp_path / "run", *words)))
+        resolve(composed_of(models, tmp_path / "run", *words))
     (line,) = str(refusal.value).splitlines()
     assert line.startswith(said), line
 
@@ -104,7 +104,7 @@ def test_what_goes_together_is_not_refused(models, tmp_path):
         ["rollout=vllm", "rollout.top_k=5"],
         [*large_reference, "reward.device_map=auto"],
     ):
-        resolve(compose(tiny.overrides(models, tmp_path / "run", *given)))
+        resolve(composed_of(models, tmp_path / "run", *given))
 
 
 # GPUs

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.forecast.shapes import ModelShape
 from pipeline.run.failures import FailureKind
@@ -14,7 +13,7 @@ from stages.attempts.failures import classify, explain
 from stages.context import NumericalError, OutOfMemory
 from stages.ppo.experience import Experience
 from stages.ppo.memory import needs_of, out_of_memory_explained, suggestions
-from tests.support import tiny
+from tests.support.composed import composed_of
 from tests.support.learning import difference, experience, metrics_of, updated, weights, with_scores
 
 GIB = 2**30
@@ -113,7 +112,7 @@ SEVEN_BILLION = ModelShape(
 
 
 def config_of(inputs: Path, tmp_path: Path, *more: str):
-    return resolve(compose(tiny.overrides(inputs, tmp_path / "run", *more)))
+    return resolve(composed_of(inputs, tmp_path / "run", *more))
 
 
 def advised(config, micro_batch: int, num_ranks: int) -> list[str]:

@@ -11,7 +11,6 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.config.compose import compose
 from pipeline.config.schema import Config
 from pipeline.config.update import LoraConfig, Precision
 from stages.context import UserError
@@ -21,7 +20,7 @@ from stages.models.merging import stored_names, write_merged
 from stages.ppo.lora import attach, load_policy, save_adapter
 from stages.ppo.trainer import Trainer
 from stages.ranks import start_distributed
-from tests.support import tiny
+from tests.support.composed import composed_of
 from tests.support.trainers import (
     RATE,
     advance,
@@ -40,7 +39,7 @@ IDS = torch.arange(2, 32).view(2, 15)
 
 
 def config_of(models: Path, case: str = "fp32-zero0", **lora: object) -> Config:
-    config = compose(tiny.overrides(models, models / "no-run"))
+    config = composed_of(models, models / "no-run")
     update = dataclasses.replace(settings(case), lora=LoraConfig(rank=4, alpha=8.0, **lora))
     return dataclasses.replace(config, update=update)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from pipeline.config.compose import compose
 from pipeline.config.model_rules import model_problems
 from pipeline.run.schemas import GREEDY_SAMPLE, FinishReason
 from pipeline.run.tasks import PREPARE
@@ -26,6 +25,7 @@ from stages.rewards.components import component_scores
 from stages.tasks.evaluate import Sampled, evaluation_numbers
 from stages.tasks.reward import num_left_out, reward_table
 from tests.support import tiny
+from tests.support.composed import composed_of
 from tests.support.processes import make_run
 from tests.support.rollouts import reward_table as reward_table_of
 from tests.support.rollouts import rollout_table
@@ -88,7 +88,7 @@ def test_a_reward_model_that_pads_with_an_id_it_does_not_have_is_refused(models,
     judge = tiny.make_reward_model(tmp_path / "judge")
     described = json.loads((judge / "config.json").read_text()) | {"pad_token_id": 259}
     (judge / "config.json").write_text(json.dumps(described))
-    config = compose(tiny.overrides(models, tmp_path / "run", f"reward.components.rm.path={judge}"))
+    config = composed_of(models, tmp_path / "run", f"reward.components.rm.path={judge}")
     (problem,) = model_problems(config)
     assert "pad_token_id=259, which is none of its 259 embeddings" in str(problem)
 

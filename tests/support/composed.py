@@ -18,7 +18,7 @@ from pipeline.config.schema import Config
 from tests.support import tiny
 
 _SETTING = re.compile(
-    r"(?!reward\.components\.|data\.environment|scheduler\.)([a-z_]+(\.[a-z0-9_]+)*)=[^{$~]*"
+    r"(?!reward\.components\.|data\.environment|scheduler\.kind=)([a-z_]+(\.[a-z0-9_]+)*)=[^{$~]*"
 )
 """A word that gives a key of a section another value, which is no mapping."""
 _PLACE = Path("in-its-place")
