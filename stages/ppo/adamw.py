@@ -38,11 +38,15 @@ class AdamWInParts(torch.optim.AdamW):
 def _step(tensor: nn.Parameter, state: dict[str, Any], group: dict[str, Any]) -> None:
     beta1, beta2 = group["betas"]
     assert tensor.grad is not None
-    for whole in zip(*map(_parts, (tensor, tensor.grad, *(state[name] for name in MOMENTS))), strict=True):
+    wholes = (tensor, tensor.grad, *(state[name] for name in MOMENTS))
+    for part, gradient, mean, square in zip(*map(_parts, wholes), strict=True):
         adam(
-            *([part] for part in whole),
-            max_exp_avg_sqs=[],
-            state_steps=[state["step"].clone()],
+            [part],
+            [gradient],
+            [mean],
+            [square],
+            [],
+            [state["step"].clone()],
             foreach=False,
             amsgrad=False,
             beta1=beta1,
