@@ -158,7 +158,8 @@ def publish_state(
     if not is_past and not stands(context.paths, update):
         discard(context.paths, state)
         return "its policy was taken back meanwhile, so its state is not kept"
-    check_sizes(context.paths, state)  # a pass that took this attempt for dead may have removed them
+    if not is_past:
+        check_sizes(context.paths, state)  # a pass that took this attempt for dead may have removed them
     if not publish(context.paths, state, history):
         return "another attempt's state was first"
     size, seconds = sum(entry.bytes for entry in files), state.ended - started
