@@ -32,8 +32,8 @@ def test_on_a_cluster_of_one_gpu_it_is_refused_with_the_reason_and_the_way_out(i
     ((verdict, said),) = judged(inputs, tmp_path, ONE_GPU)
     assert verdict is Verdict.PROBLEM
     assert said.startswith(
-        "rollout.staleness=1: a rollout (4 CPUs, 1 GPUs) and the update (8 CPUs, 1 GPUs) never fit at once on "
-        "gpu1 (16 CPUs, 1 GPUs); stages that take turns"
+        "rollout.staleness=1: a rollout (4 CPUs, 1 GPUs) and the update (8 CPUs, 1 GPUs) never fit at once "
+        "on gpu1 (16 CPUs, 1 GPUs); stages that take turns"
     )
     assert len(f"error: {said}") <= LONGEST_LINE, "all of it is shown"
     assert said.endswith("set it to 0, or give each stage a place of its own")
