@@ -1,6 +1,6 @@
 """AdamW in the host's memory, a part of a tensor at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,8 @@ class AdamWInParts(torch.optim.AdamW):
 def _step(tensor: nn.Parameter, state: dict[str, Any], group: dict[str, Any]) -> None:
     beta1, beta2 = group["betas"]
     assert tensor.grad is not None
-    wholes = (tensor, tensor.grad, *(state[name] for name in MOMENTS))
-    for part, gradient, mean, square in zip(*map(_parts, wholes), strict=True):
+    wholes = (tensor.detach(), tensor.grad, *(state[name] for name in MOMENTS))
+    for part, gradient, mean, square in _parts(wholes):
         adam(
             [part],
             [gradient],
@@ -60,5 +60,8 @@ def _step(tensor: nn.Parameter, state: dict[str, Any], group: dict[str, Any]) ->
     state["step"] += 1
 
 
-def _parts(tensor: Tensor) -> Iterator[Tensor]:
-    return iter(tensor.detach().view(-1).split(_PART))
+def _parts(wholes: Sequence[Tensor]) -> Iterable[Sequence[Tensor]]:
+    """Cut tensors of one shape alike; leave them whole where one of them is not in one piece."""
+    if not all(whole.is_contiguous() for whole in wholes):
+        return [wholes]
+    return zip(*(whole.view(-1).split(_PART) for whole in wholes), strict=True)
