@@ -1,6 +1,5 @@
 """What runs where, and fixtures that are made once: models, prompts, runs, the command line."""
 
-import contextlib
 import gc
 import os
 import shutil
@@ -10,14 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 from filelock import FileLock
 
 from tests.support import ROOT, light, tables, tiny, warm
-from tests.support.warm_client import ADDRESS, TEST_RUNNERS
 
 if TYPE_CHECKING:
     from stages.ppo.training import Learner
@@ -53,7 +51,6 @@ WHOLE_SUITE = "WHOLE_SUITE"
 """A variable that the test runner's own processes find when nobody has named files."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
-_WARM, _ADDRESS = pytest.StashKey[contextlib.ExitStack](), pytest.StashKey[str]()
 
 # Else each of the thousands of processes that tests start would compile every module of ours again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -71,8 +68,6 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     hypothesis.settings.register_profile("busy machine", parent=hypothesis.settings(), deadline=None)
     hypothesis.settings.load_profile("busy machine")
-    if address := getattr(config, "workerinput", {}).get(ADDRESS):
-        os.environ[TEST_RUNNERS] = address
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         os.environ.setdefault(WHOLE_SUITE, "1")
 
@@ -81,19 +76,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_test = collection_path.suffix == ".py" and collection_path.stem.removeprefix("test_") in LEFT_OUT
     is_left_out = collection_path.name == "cluster" or is_test
     return True if config.getoption("--fast") and is_left_out else None
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """The process that runs the tests' workers starts one warm process for all of them."""
-    if _WARM not in node.config.stash:
-        node.config.stash[_WARM] = (stack := contextlib.ExitStack())
-        node.config.stash[_ADDRESS] = stack.enter_context(warm.begun(shell_environment()))
-    node.workerinput[ADDRESS] = node.config.stash[_ADDRESS]
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    config.stash.get(_WARM, contextlib.ExitStack()).close()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -177,10 +159,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    return shell_environment()
-
-
-def shell_environment() -> dict[str, str]:
     """Of the user's shell, without what would point a test at a network or a scheduler."""
     hidden = ("WANDB_", "SLURM_", "HF_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
@@ -189,12 +167,13 @@ def shell_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def warm_commands(environment: dict[str, str], request: pytest.FixtureRequest) -> Iterator[warm.WarmCommands]:
-    """A process that has imported the command line, which the test runner's workers share."""
-    with contextlib.ExitStack() as stack:
-        shared_by_all = getattr(request.config, "workerinput", {}).get(ADDRESS)
-        address = shared_by_all or stack.enter_context(warm.begun(environment))
-        yield warm.WarmCommands(environment, address)
+def warm_commands(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[warm.WarmCommands]:
+    """A process that has imported the command line."""
+    commands = warm.WarmCommands(environment, tmp_path_factory.mktemp("warm"))
+    yield commands
+    commands.close()
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def as_on_cpus(candidate):
 
 @pytest.fixture
 def config(inputs, tmp_path):
-    return config_of(inputs, tmp_path / "run")
+    return config_of(inputs, tmp_path / "run", "update.tokens_per_micro_batch=2048")
 
 
 def test_each_setting_is_varied_from_the_best_so_far(config):

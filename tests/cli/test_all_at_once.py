@@ -78,7 +78,7 @@ def test_a_check_that_stumbles_after_a_problem_is_named_with_what_it_stumbled_ov
 ):
     """Without a problem before it the same is a mistake of the program, and not hidden."""
 
-    def stumble(*_: object) -> None:
+    def stumble(*_: object, **__: object) -> None:
         raise KeyError("blocks")
 
     monkeypatch.setattr(settings, "check_disk", stumble)

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
 from pipeline.run.directory import Run, create_run
-from tests.support import ROOT, warm_client, warm_servers
+from tests.support import ROOT
 from tests.support.composed import composed_of
 
 
@@ -36,8 +36,6 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     llama = "transformers.models.llama.modeling_llama"  # of which all tiny models are
     context.set_forkserver_preload(["stages.preload", "stages.preload.models", llama])
-    if address := os.environ.get(warm_client.TEST_RUNNERS):
-        warm_servers.start_fork_server(address)
     return context
 
 

@@ -18,41 +18,34 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.support import ROOT, warm_client, warm_plugins
-from tests.support.waiting import wait_for
 from tests.support.warm_servers import SIZE, WarmServers, ask_for_fork_servers, load_hooks
 
 _NEVER = ("pipeline.tracking.mirror", "pipeline.tracking.client", "pipeline.tracking.push")
 """Not imported ahead: they import W&B's client, which starts threads."""
 _LATER = ("pandas", "plotext", "plotly.offline")
 """What commands import when they need it: pyarrow the first where it is installed, charts the others."""
-START_SECONDS = 120.0
-
-
-@contextlib.contextmanager
-def begun(environment: Mapping[str, str]) -> Iterator[str]:
-    """Start the warm process, which imports meanwhile. Gives the address that its clients need."""
-    with tempfile.TemporaryDirectory(prefix="warm-") as folder:
-        command = [sys.executable, "-m", "tests.support.warm", address := f"{folder}/commands"]
-        seeded = warm_plugins.SEED | dict(environment)
-        server = subprocess.Popen(command, env=seeded, cwd=ROOT, stdout=subprocess.DEVNULL)
-        try:
-            yield address
-        finally:
-            server.terminate()
-            server.wait(timeout=30)
 
 
 class WarmCommands:
-    """Runs commands as :func:`subprocess.run` does, in forks of the process at an address."""
+    """Runs commands as :func:`subprocess.run` does, in forks."""
 
-    def __init__(self, environment: Mapping[str, str], address: str) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._environment = dict(environment)
-        self.address = address
-        wait_for(Path(address).exists, "the warm process", START_SECONDS)
+        self.address = str(folder / "commands")
+        """For :mod:`tests.support.warm_client`."""
+        command = [sys.executable, "-m", "tests.support.warm", self.address]
+        seeded = warm_plugins.SEED | self._environment
+        self._server = subprocess.Popen(command, env=seeded, cwd=ROOT, stdout=subprocess.PIPE)
+        assert self._server.stdout
+        assert self._server.stdout.readline() == b"ready\n"
+
+    def close(self) -> None:
+        self._server.terminate()
+        self._server.wait(timeout=30)
 
     def fits(self, environment: Mapping[str, str]) -> bool:
         """Whether a fork is the same as a new interpreter."""
@@ -115,9 +108,9 @@ def serve(address: str) -> None:
     )
     gc.freeze()  # as stages.preload does
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listening.bind(f"{address}.new")
+    listening.bind(address)
     listening.listen(64)
-    Path(f"{address}.new").rename(address)  # of that name it can be connected to
+    print("ready", flush=True)
     servers = WarmServers()
     while True:
         connection, _ = listening.accept()

@@ -8,8 +8,6 @@ from pathlib import Path
 
 ADDRESS = "WARM_COMMANDS"
 """Variable that names the warm process to scripts which run commands."""
-TEST_RUNNERS = "WARM_FORK_SERVERS"
-"""Variable that names it to the workers of the test runner, for fork servers of their own."""
 
 
 def connected(address: str) -> socket.socket:

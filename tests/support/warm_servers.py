@@ -25,7 +25,6 @@ from pathlib import Path
 from pipeline.run.environment import TASK_ENVIRONMENT
 from tests.support import ROOT, warm_plugins
 
-Spawn = Callable[[bytes, list[str], list[int]], int]
 SIZE = 2**20
 _SERVER = re.compile(
     r"from multiprocessing\.forkserver import main; main\((\d+), (\d+), (\[.*\]), \*\*(\{.*\})\)"
@@ -35,8 +34,6 @@ _READ_AT_IMPORT = re.compile("(OMP|GOMP|MKL|OPENBLAS|TORCH|PYTORCH|DS|CUDA|VLLM|
 """Variables that modules read when they are imported: a fork would not heed them."""
 _LATER = ("pandas", "pyarrow.pandas_compat", "pydantic.dataclasses", "safetensors.numpy", "tokenizers")
 """What tasks of any kind import when they need it: a fifth of a second, mostly pandas for pyarrow."""
-_OF_TESTS = ("pytest", "hypothesis", "tests.support.updates", "tests.support.trainers")
-"""What forks of a server of models import where a test calls a function of its own in one: half a second."""
 
 
 def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -64,50 +61,28 @@ def ask_for_fork_servers(
     here, heeded = map(read_at_import, (environment, {**environment, **TASK_ENVIRONMENT}))
 
     def spawn_or_ask(path: bytes, arguments: list[str], descriptors: list[int]) -> int:
+        asked = _SERVER.fullmatch(arguments[-1])
         now = read_at_import(os.environ)
         if warm_plugins.is_of_plugin(arguments) and now in (here, heeded):
             return warm_plugins.fork_plugin(arguments, descriptors, end_with)
-        if _SERVER.fullmatch(arguments[-1]) is None or now != heeded:
+        if asked is None or now != heeded:
             return spawn(path, arguments, descriptors)
-        return ask(address, arguments[-1], spawn)
+        request = {
+            "modules": ast.literal_eval(asked[3]),
+            "settings": ast.literal_eval(asked[4]),
+            "environment": dict(os.environ),
+            "folder": str(Path.cwd()),
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+        }
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(address)
+            files = [0, 1, 2, int(asked[1]), int(asked[2])]
+            socket.send_fds(connection, [json.dumps(request).encode()], files)
+            # A fork server is its command's child. This child ends when the server does.
+            script = f"exec cat <&{connection.fileno()} >/dev/null"
+            return spawn(b"/bin/bash", ["bash", "-c", script], [connection.fileno()])  # sh knows one digit
 
     multiprocessing.util.spawnv_passfds = spawn_or_ask
-
-
-def ask(address: str, program: str, spawn: Spawn) -> int:
-    """Have the program of a fork server carried out by a fork. Returns the process id of a child that ends
-    when the server does."""
-    asked = _SERVER.fullmatch(program)
-    assert asked
-    request = {
-        "modules": ast.literal_eval(asked[3]),
-        "settings": ast.literal_eval(asked[4]),
-        "environment": dict(os.environ),
-        "folder": str(Path.cwd()),
-        "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
-    }
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.connect(address)
-        files = [0, 1, 2, int(asked[1]), int(asked[2])]
-        socket.send_fds(connection, [json.dumps(request).encode()], files)
-        # A fork server is its command's child. This child ends when the server does.
-        script = f"exec cat <&{connection.fileno()} >/dev/null"
-        return spawn(b"/bin/bash", ["bash", "-c", script], [connection.fileno()])  # sh knows one digit
-
-
-def start_fork_server(address: str) -> None:
-    """Start the fork server of this process, which is a test runner's."""
-    spawn = multiprocessing.util.spawnv_passfds
-
-    def spawn_or_ask(path: bytes, arguments: list[str], descriptors: list[int]) -> int:
-        is_server = _SERVER.fullmatch(arguments[-1]) is not None
-        return ask(address, arguments[-1], spawn) if is_server else spawn(path, arguments, descriptors)
-
-    multiprocessing.util.spawnv_passfds = spawn_or_ask
-    try:
-        forkserver.ensure_running()
-    finally:
-        multiprocessing.util.spawnv_passfds = spawn
 
 
 # --- in the process that commands are forked from ---
@@ -146,7 +121,7 @@ def start_process(modules: tuple[str, ...]) -> socket.socket:
 def serve(control: socket.socket, modules: list[str]) -> None:
     """Fork a server for each message, until nobody is left who could send one."""
     before = dict(os.environ)
-    for module in (*modules, *_LATER, *(_OF_TESTS if "stages.preload.models" in modules else ())):
+    for module in (*modules, *_LATER):
         with contextlib.suppress(ImportError):  # as a fork server does
             __import__(module)
     added = {name: value for name, value in os.environ.items() if before.get(name) != value}
