@@ -47,9 +47,9 @@ def engine_settings(config: UpdateConfig, num_parameters: int, backend: str = "g
     }
     match config.precision:
         case Precision.BF16:
-            settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
             # Each gradient is added to the fp32 sum as soon as it is there, and freed.
-            settings["bf16"]["immediate_grad_update"] = True
+            at_once = {"immediate_grad_update": True}
+            settings["bf16"] = {"enabled": True, "check_grad_overflow": True, **at_once}
         case Precision.FP16:
             settings["fp16"] = {"enabled": True, "hysteresis": 1}
     if config.precision is not Precision.FP32:
