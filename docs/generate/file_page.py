@@ -120,6 +120,10 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.slurm / "passes" / "000004.json", "the lease of who makes it"),
         (_RUN.log_root / "passes" / "passes.log", "what such passes printed"),
         (
+            _RUN.log_root / "workers" / "local-000001-0000002r0.log",
+            "what a worker of this machine printed between tasks, and of a state that it wrote beside one",
+        ),
+        (
             _RUN.log_root / "00007-rollout" / "worker-1" / "shard-00003.log",
             "what a worker printed between tasks",
         ),

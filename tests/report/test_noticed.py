@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,7 +56,7 @@ class Heard:
 def drive(run: Run, rows: list[dict[str, float]]) -> list[str]:
     """Have a driver write the rows, one by one. Returns what it says."""
     heard = Heard()
-    driver = Driver(run, None, heard, Rows(rows))
+    driver = Driver(run, SimpleNamespace(saving=()), heard, Rows(rows))
     for row in rows:
         driver.keep_books([])
         journal.append(run.paths.metrics, row)
