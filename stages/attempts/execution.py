@@ -162,7 +162,8 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
         background.wait()
         num_bytes = copied_bytes(context, writer)
         if num_bytes is None:
-            write_state(context, writer, update, history)
+            if outcome := write_state(context, writer, update, history):
+                log.info(f"{context.task}: {outcome}")
             background.forget_failure()
         else:
             write_behind(context, writer, update, history, num_bytes)
@@ -190,7 +191,8 @@ def goes_on(context: Context) -> bool:
 def write_behind(
     context: Context, writer: StateWriter, update: Record | None, history: int, num_bytes: float
 ) -> None:
-    """Have a thread write and commit a state that was copied."""
+    """Have a thread write and commit a state that was copied. It says nothing of that: its lines would lie in
+    the log of another task, and the next update's record has its seconds."""
     own = os.dup(history)
     task, patience = context.task, longest_replay(context.config)
     label = background.Label(
@@ -206,12 +208,14 @@ def write_behind(
     background.begin(label, work)
 
 
-def write_state(context: Context, writer: StateWriter, update: Record | None, history: int) -> None:
+def write_state(context: Context, writer: StateWriter, update: Record | None, history: int) -> str | None:
+    """Write and commit a state. Returns what came of it, in words; None on other ranks than the first, and
+    where another attempt was first."""
     started = time.time()
     files = writer.write(is_wanted=update is not None)
-    if update is not None and files:  # else another rank publishes, or another attempt was first
-        outcome = publish_state(context, update, files, started, history)
-        log.info(f"{context.task}: {outcome}")
+    if update is None or not files:
+        return None
+    return publish_state(context, update, files, started, history)
 
 
 def wait_for_inputs(run: Run, task: Task, seconds: float) -> None:
