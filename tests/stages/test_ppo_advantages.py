@@ -127,7 +127,8 @@ def test_each_response_may_have_a_lambda_of_its_own_that_grows_with_its_length(b
     advantages, returns = gae(batch.rewards, batch.values, batch.mask, 0.9, lambdas)
     for row, kept in enumerate(batch.mask):
         one = [each[row : row + 1] for each in (batch.rewards, batch.values, batch.mask)]
-        lam = max(0.0, 1 - 20 / (alpha * max(1, int(kept.sum()))))
+        lam = float(lambdas[row])
+        assert lam == pytest.approx(max(0.0, 1 - 20 / (alpha * max(1, int(kept.sum())))), abs=1e-6)
         for found, expected in zip((advantages, returns), gae(*one, 0.9, lam), strict=True):
             assert_close(found[row][kept], expected[0][kept])
 

@@ -187,7 +187,7 @@ def test_sums_tell_another_state_from_the_same_added_up_otherwise():
 def test_what_lies_in_the_hosts_memory_already_needs_no_room_there(place, needed):
     """The optimizer's part does with update.offload_optimizer, but not what another device has."""
     parts = {kind: torch.empty(3, device=place) for kind in KINDS}
-    assert StatePart("policy", [Slice("a", 0, parts)], MOMENTS).nbytes == needed
+    assert StatePart("policy", [Slice("a", 0, parts)], MOMENTS).num_bytes(of_host=False) == needed
 
 
 def test_a_rank_without_room_for_a_copy_gathers_for_the_others_to_the_end():
@@ -195,7 +195,7 @@ def test_a_rank_without_room_for_a_copy_gathers_for_the_others_to_the_end():
     files = files_for(model)
 
     class TooLarge:
-        def cpu(self) -> None:
+        def to(self, *_: object, **__: object) -> None:
             raise MemoryError
 
     def gather(name: str, is_wanted: bool) -> TooLarge:
