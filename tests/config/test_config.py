@@ -117,7 +117,6 @@ MISTAKES = [
     ("update.betas=[0.9,1.0]", ["update.betas.1", "1.0", "less than 1"]),
     ("reward.components.rm.path=INPUTS/policy", ["reward.components.rm.path", "policy", "2 outputs"]),
     ("update.device_map=auto", ["unknown key 'device_map' in update", "did you mean rollout.device_map"]),
-    ("update.precision=bf16", ["update.precision=bf16", "update.zero_stage to 1, 2 or 3"]),
     ("algorithm=grpo", ["rollout.samples_per_prompt=1", "at least 2"]),
     ("evaluate.every=1", ["evaluate.every=1", "data.heldout=FILE", "0"]),
     ("model.context_length=65", ["model.context_length=65", "64 tokens only"]),
@@ -295,6 +294,12 @@ def test_a_mistake_is_named_with_its_value_and_what_is_legal(inputs, tmp_path, o
     assert len(lines) == 1, lines
     assert [part for part in parts if part not in lines[0]] == [], lines[0]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_half_precision_without_zero_is_refused(inputs, tmp_path):
+    (line,) = refusal(inputs, tmp_path / "run", "update.precision=bf16", "update.zero_stage=0")
+    assert "update.precision=bf16" in line
+    assert "update.zero_stage to 1, 2 or 3" in line
 
 
 @pytest.mark.parametrize("flags", [[], ["-O"]])
