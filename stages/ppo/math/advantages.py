@@ -25,6 +25,8 @@ def gae(
     Returns:
         advantages [B, T] and returns [B, T]; entries outside the mask carry no meaning.
     """
+    if isinstance(lam, Tensor):
+        lam = lam.to(values.dtype)
     advantage = torch.zeros_like(values[:, 0])
     next_value = torch.zeros_like(values[:, 0])
     backwards = []
@@ -42,7 +44,7 @@ def gae(
 def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
     """Return [B] the lambda of each response, 1 - 1 / (alpha * tokens), at least 0: the weights of the errors
     to come then reach over a share of the response, whatever its length (VAPO, arXiv 2504.05118)."""
-    return (1 - 1 / (alpha * mask.sum(dim=1).clamp(min=1))).clamp(min=0)
+    return (1 - 1 / (alpha * mask.sum(dim=1).clamp(min=1).double())).clamp(min=0)
 
 
 def reinforce_plus_plus(rewards: Tensor, mask: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
