@@ -2,12 +2,14 @@
 what is wrong with either. Imports nothing but the standard library, so that the processes start fast.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import functools
 import inspect
 import math
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -90,6 +92,9 @@ def load(plugin: Plugin, folder: str) -> None:
     An import that takes too long ends the process, and the file ``stuck`` gets its traceback. The process's
     own file is empty until the import has ended.
     """
+    # A process that ends as its pipe is closed may be sent SIGTERM as well: while Python takes itself down it
+    # would complain of that.
+    atexit.register(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
     own = Path(folder, str(os.getpid()))
     own.touch()
     with Path(folder, STUCK).open("a") as file:
