@@ -23,8 +23,10 @@ def call(*command: object, **options: object) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    """Built from the source distribution, which is built first."""
     folder = tmp_path_factory.mktemp("dist")
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    assert len(list(folder.glob("*.tar.gz"))) == 1
     (built,) = folder.glob("*.whl")
     return built
 
