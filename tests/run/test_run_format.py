@@ -35,7 +35,7 @@ def run(complete_run, tmp_path) -> Path:
 def test_commands_that_look_read_it(run, slurm_ppo):
     status = json.loads(slurm_ppo("status", run, "--json").stdout)
     assert {key: status[key] for key in EXPECTED} == EXPECTED
-    for words in (["report", run], ["samples", run, "--json"], ["config", run], ["logs", run, "update@1"]):
+    for words in (["report", run], ["samples", run, "--json"], ["plan", run], ["logs", run, "update@1"]):
         done = slurm_ppo(*words)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
