@@ -98,6 +98,20 @@ def test_drawings_are_in_the_page_and_follow_its_colours(site):
     assert ".figure" in (site / "_static/site.css").read_text()
 
 
+def test_commands_have_a_button_that_copies_them(site):
+    assert "copybutton.js" in (site / "tutorial/quickstart.html").read_text()
+
+
+def test_llms_txt_lists_every_page_with_its_source(site):
+    listed = re.findall(r"^- \[.+\]\((\S+)\)$", (site / "llms.txt").read_text(), re.MULTILINE)
+    pages = {path.relative_to(site) for path in site.rglob("*.html")}
+    made = {Path("search.html"), Path("genindex.html")}
+    assert {
+        Path(one.removeprefix("_sources/")).with_suffix("").with_suffix(".html") for one in listed
+    } == pages - made
+    assert all((site / one).is_file() for one in listed)
+
+
 def test_search_works_from_disk(site, tmp_path):
     browser = shutil.which("chromium")
     if not browser:
