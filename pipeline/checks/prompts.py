@@ -83,6 +83,7 @@ def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str
     else:
         yield from lines(files, config)
         yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
+    yield from untemplated(files, Path(config.model.policy))
     check_usable(config, files)
     for judged in files:
         yield from check_all_answers(config, rules, judged)
@@ -172,6 +173,20 @@ def check_chat(key: str, path: str, found: Prompts, policy: Path) -> None:
             f"{key}={path} holds chat messages in {chats} rows, but the tokenizer of model.policy={policy} "
             "has no chat template; add chat_template to the tokenizer, or give prompts as plain text"
         )
+
+
+def untemplated(files: Sequence[Judged], policy: Path) -> Iterator[str]:
+    """Yield a warning for each file of text alone, where the policy has a chat template: a model that follows
+    instructions would be trained outside of its format, while a base model may have a template that it was
+    never trained with."""
+    if not has_chat_template(policy):
+        return
+    for judged in files:
+        if not judged.is_made and all(isinstance(row.prompt, str) for row in judged.found.rows):
+            yield (
+                f"warning: {judged.key}={judged.path} holds text, which the policy reads without its chat "
+                'template; for an Instruct model write {"prompt": [{"role": "user", "content": ...}]}'
+            )
 
 
 def scorers_tokenizer(key: str, directory: str) -> FileTokenizer | None:
