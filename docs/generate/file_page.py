@@ -110,7 +110,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.slurm / "workers" / "4711_3r0.gone", "says that its job has ended, as Slurm knows"),
         (_RUN.slurm / "places.json", "workers that make place for others once they have nothing to do"),
         (_RUN.slurm / "nodes.json", "nodes of the run's partitions, as sinfo showed them last"),
-        (_RUN.slurm / "silent.json", "workers that passes have not heard of for minutes, and since when"),
+        (_RUN.slurm / "silent.json", "workers that have sent no heartbeat for minutes, and since when"),
         (_TASK.record.with_name("shard-00003.claim-1.json"), "says which worker has taken the task"),
         (_PREPARE.record.with_name("prompts.claim-1.json"), "the same of the task that prepares"),
         (_RUN.slurm / "passes" / "wanted", "asks for a pass"),

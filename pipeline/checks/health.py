@@ -115,7 +115,7 @@ def check_troubles(run: Run) -> list[Finding]:
     lacks_rows = frontier.is_committed(run.plan) and newest < run.plan.iterations
     if not found and lacks_rows and not holder_of(run.paths.locks):
         found = [f"everything is committed, but {run.plan.iterations - newest} rows are not written"]
-    advice = f"mend that; the next driver tries again, or: {to_resume(run)}"
+    advice = f"fix that; the next driver tries again, or: {to_resume(run)}"
     fine = ok("troubles", "every driver did what it had to do")
     return [problem("troubles", words, advice) for words in found] or [fine]
 
@@ -163,7 +163,7 @@ def check_journals(run: Run) -> Iterator[Finding]:
         if is_there(path):
             yield judge_journal(path.name, read_newest(path), rewrites)
     if wrong := differing(run.paths, run.plan.start + 1):
-        facts = f"row {in_words(wrong)} is not what was published in rows/, or that is spoilt"
+        facts = f"row {in_words(wrong)} is not what was published in rows/, or that is corrupt"
         yield problem("rows", facts, f"it is written again by: {to_resume(run)}")
 
 
@@ -222,7 +222,7 @@ def check_state(run: Run) -> Finding:
         try:
             check_sizes(paths, update if update.holds_state else require_record(paths, state_of(newest)))
         except CorruptData as error:
-            advice = f"it is moved aside, and learnt again by the next update, after: {to_resume(run)}"
+            advice = f"it is moved aside, and learned again by the next update, after: {to_resume(run)}"
             return warning(title, str(error), advice)
         return ok(title, f"that of iteration {newest} stands")
     facts = NOT_DUE if update.skips_state else fate(run)

@@ -63,7 +63,9 @@ def take_over(run: Run) -> None:
     """
     slurm_settings(run)
     if (found := standpoint(run.paths, run.who_acts)) is None:
-        print("nobody else has submitted the run: there is nothing to take over", file=sys.stderr)
+        print(
+            "no other user or cluster has submitted the run: there is nothing to take over", file=sys.stderr
+        )
         return
     check_may_write(run.paths)
     check_jobs_are_taken(run)

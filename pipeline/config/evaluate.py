@@ -97,5 +97,5 @@ def placeholders_in(words: Sequence[str]) -> list[str]:
 
 def filled_in(words: Sequence[str], values: dict[str, str]) -> list[str]:
     """Return a command's words with values in place of ``{NAME}``. A value never becomes several words, and
-    what it holds is not looked at again."""
+    what it holds is not checked again."""
     return [_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words]

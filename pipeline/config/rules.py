@@ -298,7 +298,7 @@ def _notify_problems(config: Config) -> Iterator[ConfigIssue]:
         )
         for host in found:
             why = (
-                "whoever knows this address may post to it, and settings are written to config.yaml; keep it "
+                "this address is a secret, and settings are written to config.yaml; keep it "
                 "in a file that the command reads: see docs/howto/notifications.md"
             )
             yield ConfigIssue("notify.command", f"...{host}/...", why)

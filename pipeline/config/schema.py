@@ -179,8 +179,8 @@ class StorageConfig:
     """The filesystem that the run directory is on."""
 
     purge_days: Days | None = None
-    """Days without use after which the site removes files there. ``status`` and ``doctor`` then tell of files
-    of the run that are about to go. Default: nothing is removed."""
+    """Days without use after which the site removes files there. ``status`` and ``doctor`` then report files
+    of the run that are about to be removed. Default: nothing is removed."""
 
 
 # Unknown keys are errors, in the dataclasses within it too.

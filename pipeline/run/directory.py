@@ -74,7 +74,7 @@ def slurm_settings(run: Run) -> SlurmConfig:
     """
     if not isinstance(run.config.scheduler, SlurmConfig):
         raise RunError(
-            f"scheduler={run.config.scheduler.kind} has no queue to submit to; type slurm-ppo run, or "
+            f"scheduler={run.config.scheduler.kind} has no queue to submit to; use slurm-ppo run, or "
             "resume RUN, and slurm-ppo plan to see what it would do; for jobs choose scheduler=slurm"
         )
     return run.config.scheduler
@@ -209,7 +209,7 @@ def check_can_be_made(root: Path) -> None:
 
 
 def _is_seen(path: Path) -> bool:
-    """Whether something is there; false in a folder that may not be looked into."""
+    """Whether something is there; false in a folder that may not be read."""
     with contextlib.suppress(PermissionError):
         return path.exists()
     return False

@@ -56,7 +56,7 @@ BY_EVIDENCE = {
     Evidence.BEAT: "by its worker's word",
     Evidence.SILENCE: "by its worker's silence",
     Evidence.CANCELLATION: "as all jobs of the run were cancelled",
-    Evidence.RETRACTION: "as its commit was taken back",
+    Evidence.RETRACTION: "as its commit was retracted",
     Evidence.LOG: "by the end of its log",
 }
 """Evidence in words, after a judgement."""

@@ -87,7 +87,7 @@ marks, one for each shard        keys
   ↻ tried again                               reward, update, evaluate
   · waiting in the queue           l          end of its failed or newest log
   ✗ failed, and not tried again    p          pause: the screen stays as it is
-  - nobody is at it yet            q          quit; the run goes on
+  - not started                    q          quit; the run goes on
 More shards than fit are drawn in    ?        this page
 proportion; the counts are exact.
 
