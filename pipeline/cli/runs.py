@@ -179,7 +179,7 @@ def clean(
         ),
     ] = None,
 ) -> None:
-    """Remove what resume does not need: superseded folders, old states, leftovers, caches, logs. Asks first."""
+    """Remove what resume does not need: superseded folders, old states, leftovers, caches, logs. Asks."""
     from pipeline.cli.clean import clean_runs
 
     raise typer.Exit(clean_runs(folder, yes, only or []))

@@ -214,8 +214,8 @@ def run_step(command: Sequence[str]) -> int:
 
 
 def _pass_signals_on(step: "subprocess.Popen[bytes]") -> None:
-    """Warn the step's processes when this one is asked to end, and notify them: srun passes SIGUSR1 and SIGUSR2
-    on, and SIGTERM not."""
+    """Warn the step's processes when this one is asked to end, and notify them: srun passes
+    SIGUSR1 and SIGUSR2 on, and SIGTERM not."""
     passed = {signal.SIGTERM: signal.SIGUSR2, signal.SIGUSR2: signal.SIGUSR2, signal.SIGUSR1: signal.SIGUSR1}
 
     def pass_on(number: int, frame: FrameType | None) -> None:

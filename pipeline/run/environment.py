@@ -2,8 +2,8 @@
 tasks notify their parent (:mod:`stages.process.parent`).
 """
 
-from slurm.tasklist import PARENT_PIPE as PARENT_PIPE
 from slurm.tasklist import COMMITTED as COMMITTED
+from slurm.tasklist import PARENT_PIPE as PARENT_PIPE
 from slurm.tasklist import RELEASED as RELEASED
 
 FAILED, WAITS = b"f", b"w"

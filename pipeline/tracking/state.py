@@ -117,8 +117,8 @@ _LONGEST = 60
 
 
 def place_of(run: Run, environment: Mapping[str, str]) -> WandbPlace:
-    """Return the place that the run went to or ``sync --new-run`` chose, else that of the making; where neither
-    was noted, as the run was made without W&B, what the environment says now."""
+    """Return the place that the run went to or ``sync --new-run`` chose, else that of the making;
+    where neither was noted, as the run was made without W&B, what the environment says now."""
     kept = read_state(run.paths).place or run.identity.wandb
     return kept or _settled_here(run, environment)
 

@@ -16,7 +16,7 @@ from pipeline.config.types import Linger
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
-from pipeline.run.environment import PARENT_PIPE, FAILED, WAITS
+from pipeline.run.environment import FAILED, PARENT_PIPE, WAITS
 from pipeline.run.pass_requests import PassRunner, read_last, request_pass
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker

@@ -30,8 +30,8 @@ from stages.logs import log
 from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
 from stages.models.passes import counted_passes, forget_passes
 from stages.process import background
-from stages.process.parent import notify_parent, policy_is_there
 from stages.process.heap import give_back_freed
+from stages.process.parent import notify_parent, policy_is_there
 from stages.training import publish_state
 
 _POLL_SECONDS = 0.5

@@ -39,13 +39,13 @@ from pipeline.workers.handover import must_leave
 from pipeline.workers.outside import WorkerHost
 from stages.attempts.arguments import Arguments
 from stages.logs import log
-from stages.process.parent import hear_of_policy, hear_of_release
 from stages.process.imported import OwnCode
+from stages.process.parent import hear_of_policy, hear_of_release
 from stages.workers.kept_trainer import has_kept_trainer, is_writing_state
 from stages.workers.limit import TaskLimit
 from stages.workers.measuring import Besides, release_scorer
 from stages.workers.pulse import Pulse
-from stages.workers.surroundings import Wakeup, Output, control_of, is_called_off
+from stages.workers.surroundings import Output, Wakeup, control_of, is_called_off
 from stages.workers.waiting import Waiting
 
 _BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0

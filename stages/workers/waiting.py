@@ -23,7 +23,7 @@ from pipeline.workers.outside import WorkerHost
 from stages.workers.kept_trainer import seconds_to_save_trainer
 from stages.workers.noticing import FolderEvents
 from stages.workers.pulse import Pulse
-from stages.workers.surroundings import Asking, Wakeup, Package
+from stages.workers.surroundings import Asking, Package, Wakeup
 
 _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which one who waits looks at everything again, and not only at what it waits for."""

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.run.environment import PARENT_PIPE, COMMITTED, RELEASED
+from pipeline.run.environment import COMMITTED, PARENT_PIPE, RELEASED
 
 
 def main(words: list[str]) -> int:
