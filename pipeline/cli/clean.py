@@ -148,7 +148,7 @@ def _listed(found: Sequence[RunLeftovers]) -> Iterator[str]:
 def _is_agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise RunError(
-            "nothing was removed: standard input is no terminal to ask on; to remove without asking: --yes"
+            "nothing was removed: standard input is not a terminal to ask on; to remove without asking: --yes"
         )
     try:
         return input(question).strip().lower() in ("y", "yes")

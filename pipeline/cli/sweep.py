@@ -79,7 +79,7 @@ def _no_sweep(word: str) -> UserError:
     root = Path(word)
     if is_run(root):
         return no_setting(word)
-    what = "holds no sweep" if root.exists() else "is no sweep: nothing is there"
+    what = "holds no sweep" if root.exists() else "is not a sweep: nothing is there"
     near = near_runs(root, is_sweep)
     return SweepError(f"{shown(root)} {what}{near}; give the folder of a sweep, or settings as KEY=A,B")
 

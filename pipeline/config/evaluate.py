@@ -59,7 +59,7 @@ class EvaluateConfig:
     solved_at: FiniteFloat = 1.0
     """Least reward of a response that counts as solved, for pass@k."""
     command: Words | None = None
-    """Program that measures a policy, a list or one text; no shell sees it. {policy} becomes the policy's
+    """Program that measures a policy, a list or one text, without a shell. {policy} becomes the policy's
     directory and {output} the file to write, a JSON object of numbers; {iteration} and {seed} may be used."""
     command_every: PositiveInt | None = None
     """Measure policy 0, every this many iterations, and the last one with the program. Default: as every."""

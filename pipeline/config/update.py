@@ -72,7 +72,7 @@ class UpdateConfig:
     """Training of the policy and the critic."""
 
     engine: TrainerName = TrainingEngine.DEEPSPEED
-    """Trainer: deepspeed, or module:function of one of your own; see docs/howto/own_engine.md."""
+    """Trainer: deepspeed, or ``module:function`` of your own; see docs/howto/own_engine.md."""
     epochs: PositiveInt = 1
     """Passes over an iteration's responses."""
     minibatches: PositiveInt = 4

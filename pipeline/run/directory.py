@@ -238,7 +238,7 @@ def no_setting(word: str) -> RunError:
             f"{shown(root)} holds a run, and settings are wanted here, as KEY=VALUE; to continue the run: "
             f"slurm-ppo resume {place}"
         )
-    what = "holds no run" if root.exists() else "is no run directory: nothing is there"
+    what = "holds no run" if root.exists() else "is not a run directory: nothing is there"
     return RunError(
         f"{shown(root)} {what}{near_runs(root)}; give the directory of a run, or settings as KEY=VALUE"
     )
