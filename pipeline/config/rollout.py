@@ -31,8 +31,8 @@ class MultiTurnConfig:
     max_turns: PositiveInt = 8
     """Limit on the policy's turns in one conversation."""
     max_turn_tokens: PositiveInt | None = None
-    """Limit on the tokens of one turn of the policy. Default: what is left of rollout.max_new_tokens, which counts
-    all turns and what came between them."""
+    """Limit on the tokens of one turn. Default: what is left of rollout.max_new_tokens, which counts all
+    turns and what came between them."""
     step_seconds: PositiveFloat = 60.0
     """Limit on the seconds of one call of the scheduler; a longer one is an error that names the prompt."""
     workers: PositiveInt = 8

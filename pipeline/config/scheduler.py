@@ -214,7 +214,7 @@ _ONE_TASK = ("prepare", "driver")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Tasks as elements of Slurm array jobs, which continue with the next task, or start before it is ready."""
+    """Tasks as elements of Slurm array jobs, which continue with the next task, or start early for it."""
 
     kind: Literal["slurm"] = "slurm"
     """Array jobs of a Slurm cluster."""
@@ -259,7 +259,7 @@ class SlurmConfig:
     Default: none. A stage's own: in its options, {mail-type: END} or {mail-type: NONE}. Driver jobs, of which
     there is one every few minutes, are left out, unless driver.options asks for it."""
     linger_max: PositiveInt = 3600
-    """Limit on the seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
+    """Limit on the seconds that a job waits with linger=auto: sites may cancel jobs whose GPUs are idle."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
     lost nodes and missing inputs are not counted, up to five times as many."""

@@ -335,7 +335,8 @@ def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
     if stage.reason:
         parts.append(f"{stage.reason} ({stage.helps})" if stage.helps else stage.reason)
     if stage.resubmitted:
-        parts.append(f"{stage.attempts} attempts, {stage.resubmitted} of them retries")
+        retries = "1 retry" if stage.resubmitted == 1 else f"{stage.resubmitted} retries"
+        parts.append(f"{stage.attempts} attempts, {retries}")
     return parts
 
 
