@@ -58,7 +58,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("sweep SWEPE", "did you mean"),
     ("sweep FOLDER", "holds no sweep"),
     ("sweep SWEEP", "its runs are whole"),
-    ("sweep SWEEP seed=1,2", "to extend it type its settings again"),
+    ("sweep SWEEP seed=1,2", "to extend it give its settings again"),
     ("sweep SWEEP --seeds 3", "--seeds goes with settings"),
     ("cancel SWEEP", "its runs are whole"),
     ("sweep FEW", "nothing to sweep: give a key several values"),
@@ -82,7 +82,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("ls FILE", "a file; give a run directory, or a folder that holds runs"),
     ("clean NEW", "no such folder; give a run directory, or a folder that holds runs"),
     ("clean FOLDER", "holds no runs"),
-    ("clean RUN", "there is nobody to ask; to remove it say --yes"),
+    ("clean RUN", "standard input is not a terminal to ask on; to remove without asking: --yes"),
     ("clean RUN --only policies", "--only policies: no such kind; legal: superseded, states"),
     # settings; tests/config/test_config.py has a table of what is wrong with values
     ("config FEW sed=1", "did you mean 'seed'"),

@@ -172,7 +172,7 @@ def test_without_anybody_to_tell_there_is_nothing_to_try(complete_run, slurm_ppo
         ),
         (
             [f"notify.command='sh -c \"curl https://hooks.slack.com{SECRET}\"'"],
-            "notify.command=...hooks.slack.com/...: whoever knows this address may post to it",
+            "notify.command=...hooks.slack.com/...: this address is a secret",
         ),
     ],
 )

@@ -169,8 +169,8 @@ driver jobs: 46 when jobs end, 61 at work
 
 iter  stage    done  running  waiting  failed     waited      ran  again
    2  rollout  9/16        4        2       1  1 h 6 min  1 d 1 h      4
-      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 4 of
-      them again
+      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 4
+      retries
    2  reward   0/16        -       16       -          -        -      -
       job 37; waiting for the jobs it depends on
    2  update    0/1        -        -       -          -        -      -

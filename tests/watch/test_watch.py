@@ -618,7 +618,7 @@ def test_a_person_looks_at_a_run_presses_keys_and_resizes(running, environment, 
     terminal.wait_for("iteration 1/500  reward", 120)
     assert max(map(len, terminal.frame)) <= 80
     terminal.press("?")
-    terminal.wait_for("tried again")
+    terminal.wait_for("retried")
     terminal.press("?u")
     terminal.wait_for("q quit")
     terminal.press("l")
