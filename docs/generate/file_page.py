@@ -66,7 +66,7 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (archives(_RUN, 7)[1], "shards, records, logs and submissions of an old iteration: a plain zip"),
         (next_log_archive(_RUN, 7), "logs of its shards, where there are many, once it has its row"),
         (_TASK.log(1), "what the first attempt printed"),
-        (_TASK.failure(1), "why it failed, by its own word"),
+        (_TASK.failure(1), "why it failed, by its own report"),
         (_RUN.endings(7), "how attempts at the iteration's tasks ended without a commit that stands"),
         (both_of(_RUN.endings(7))[1], "the other copy"),
     ],

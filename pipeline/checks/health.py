@@ -102,7 +102,7 @@ def check_identity(run: Run) -> Finding:
 def check_inputs(run: Run) -> Finding:
     missing = list(missing_paths(run.config))
     if not missing:
-        return ok("inputs", "models, prompts and whatever else the settings name are there")
+        return ok("inputs", "models, prompts and other files of the settings are there")
     facts = "; ".join(f"{p.key}={p.value} {p.why}" for p in missing[:_MOST_NAMED])
     return problem("inputs", facts, "put them back where they were: settings of a run are frozen")
 
@@ -306,7 +306,7 @@ def check_attempts(run: Run) -> Finding:
 def judge_attempts(failed: Sequence[Ending]) -> Finding:
     """Say how attempts at the tasks at hand failed. Pure."""
     if not failed:
-        return ok("attempts", "of what is at hand none is known to have failed")
+        return ok("attempts", "no attempt of current tasks is known to have failed")
     counts = ", ".join(
         f"{count} {kind}" for kind, count in Counter(str(e.kind) for e in failed).most_common()
     )
@@ -314,4 +314,4 @@ def judge_attempts(failed: Sequence[Ending]) -> Finding:
     by = f", {BY_EVIDENCE[last.evidence]}" if last.evidence else ""
     task = f"{parse_task(last.task)}, attempt {last.number} ({last.kind}{by})"
     said = printable(" ".join(last.message.split()))
-    return ok("attempts", f"{len(failed)} at what is at hand failed: {counts}; the last: {task}: {said}")
+    return ok("attempts", f"failed attempts of current tasks: {counts}; the last: {task}: {said}")
