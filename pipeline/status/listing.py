@@ -50,7 +50,7 @@ class Entry:
     run: str
     """Run directory."""
     state: str
-    """State as ``slurm-ppo status`` has it; also "not begun" (of a sweep) and "spoilt"."""
+    """State as ``slurm-ppo status`` has it; also "not begun" (of a sweep) and "corrupt"."""
     name: str | None = None
     iteration: int | None = None
     """Newest iteration that has a row."""
