@@ -56,7 +56,7 @@ def next_commands(run: Run) -> str:
     root = shlex.quote(str(run.paths.root))
     return "\n".join(
         (
-            "submitted; the run goes on by itself, you may log out",
+            "submitted; the run continues by itself, you may log out",
             f"  status:           slurm-ppo status {root}",
             f"  watch:            slurm-ppo watch {root}",
             f"  logs:             slurm-ppo logs {root} --follow",
