@@ -89,7 +89,7 @@ def memory(name: str) -> int:
 def measured(call: Callable[[], Any]) -> dict[str, float]:
     """Return by how much memory grew in a call, at most and at its end, in bytes; and seconds."""
     before, start = memory("VmRSS"), time.perf_counter()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     kept = call()
     seconds = time.perf_counter() - start
     assert kept is not None

@@ -3,7 +3,7 @@
     python benchmarks/iteration_cost.py [--storage 2] [--queue 2] [--start-rollout 60] ...
 
 Bytes per parameter are those that ``benchmarks/state.py`` measures for bf16; rates and start-up times are
-arguments, since they belong to a site. Cold jobs: each stage of each iteration starts anew. A gang allocation
+arguments, since they belong to a site. Cold jobs: each stage of each iteration starts cold. A gang allocation
 holds all GPUs all the time, keeps engines and optimizer states, and hands weights over in memory.
 """
 

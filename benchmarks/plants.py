@@ -3,7 +3,7 @@
     python -m benchmarks.plants --count 500
     python -m benchmarks.plants --count 20 --overlap     staleness, with places for all stages
 
-The seed is the commit that is checked out, unless another is given: nobody can have fitted rules to it.
+The seed is the commit that is checked out, unless another is given: no rule can have been fitted to it.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def summary(found: list[PlantVerdict]) -> str:
         f"{slow} over {MOST_TIMES}\n"
         f"starts without a task: {in_vain} of {starts} ({in_vain / starts:.1%}; at most {MOST_IN_VAIN:.0%})\n"
         f"not ended: {sum(not v.result.is_complete for v in found)}, "
-        f"books that do not add up: {sum(not v.result.adds_up for v in found)}"
+        f"runs whose hours do not add up: {sum(not v.result.adds_up for v in found)}"
     )
 
 

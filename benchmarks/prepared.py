@@ -12,7 +12,7 @@ from pipeline.run.tasks import PREPARE, Task
 
 
 def prepared_run(folder: Path, prompts: int, settings: Iterable[str]) -> Run:
-    """Make a run in ``folder``, which has the model of its policy. A rule that nobody calls rewards."""
+    """Make a run in ``folder``, with its policy's model. Its reward is a rule that is never called."""
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps({"id": i, "prompt": "x"}) + "\n" for i in range(prompts)))
     common = [

@@ -23,7 +23,7 @@ turn, of:
 An iteration lasts from one policy's commit to the next; the first two are left out. What is not compute is
 the share of it in which no model computed in any task. Calls of Slurm's commands are counted by wrappers on
 PATH, which jobs inherit. ``--noop`` takes light tasks that compute nothing; ``--foreign-jobs`` leaves so many
-jobs of others pending for a node that one of them holds; with ``--foreign-every`` one of somebody else comes
+jobs of others pending for a node that one of them holds; with ``--foreign-every`` one of another user comes
 every so many seconds for a GPU of the rollouts or rewards. ``--six-runs`` is benchmarks/slurm_six_runs.py;
 ``--gaps`` takes light tasks with a start-up of 10 s and gaps of 30 s, and compares workers that may leave
 with workers that never do.
@@ -84,7 +84,7 @@ start-up and so many seconds."""
 
 @dataclass(frozen=True)
 class Setup:
-    """A cluster, and what the runs on it are told besides."""
+    """A cluster, and further settings of the runs on it."""
 
     name: str
     """Name after that of the variant, such as ``/2``; empty for this machine."""

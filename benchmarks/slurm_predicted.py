@@ -4,11 +4,11 @@
 
 Eight configurations, that differ in shards, places, how workers stay, staleness, failures, the queue, and of
 which two are of real models (the quickstart's); the others are light tasks that sleep. What tasks, start-ups
-and the queue take is read from the runs of the others of its sort; then a configuration is simulated, by the
-rules that passes and workers go by. Compared are the seconds of an iteration (the mean, from the third on)
-and the GPU-seconds that Slurm gave jobs of each stage. Two things are told of a configuration itself: which
-share of its attempts fails, and how long jobs wait in the queue of its cluster. With ``--runs`` runs stay
-there, and what is there is not run again.
+and the queue take is read from the runs of the other configurations of its kind (light, or real); then a
+configuration is simulated, by the rules of passes and workers. It compares the seconds of an iteration (the
+mean, from the third on) and the GPU-seconds that Slurm gave jobs of each stage. Two facts come from the
+configuration itself: which share of its attempts fails, and how long jobs wait in the queue of its cluster.
+With ``--runs`` run directories are kept in a folder, and those that are there are not repeated.
 """
 
 import argparse
@@ -180,7 +180,7 @@ def gpu_seconds(cluster: PracticeCluster, run: Run) -> dict[str, float]:
 
 
 def predict(one: Measured, others: Sequence[Measured]) -> SimulationResult:
-    """Simulate a run by what others of its sort took."""
+    """Simulate a run by what the other runs of its kind took."""
     given, run, settings = one.configuration, one.run, slurm_settings(one.run)
     needs = needs_of(settings, ["prepare", *run.plan.job_kinds, "driver"])
     beats = [beat for other in others for beat in other.beats]

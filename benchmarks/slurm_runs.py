@@ -137,7 +137,7 @@ def fill_queue(cluster: PracticeCluster, count: int) -> None:
 
 @contextlib.contextmanager
 def others(cluster: PracticeCluster, every: float) -> Iterator[None]:
-    """While it lasts have a job of somebody else come every so many seconds, for a GPU of the rollouts and of
+    """While it lasts have a job of another user come every so many seconds, for a GPU of the rollouts and of
     the rewards in turn; 0: none comes."""
     ended = threading.Event()
 

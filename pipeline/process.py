@@ -93,7 +93,7 @@ def wait_or_kill(process: "Popen[bytes]", seconds: float) -> int | None:
 def joined_within(process: "BaseProcess", seconds: float) -> bool:
     """Wait for a child of multiprocessing that was killed. Returns whether it has ended.
 
-    One that hangs in the kernel, as where a driver or a filesystem does, is left behind, for good: Python
+    One that hangs in the kernel, as where a driver or a filesystem does, is left behind: Python
     waits for each child that it knows of, without a limit, when this process exits.
     """
     from multiprocessing import process as module

@@ -50,7 +50,7 @@ def read_tasks(path: Path, environment: Mapping[str, str]) -> TaskList:
         return TaskList.of(unsealed(read_shared(path)))
     except ValueError as error:
         sys.exit(
-            f"{path} is spoilt: {error}. Nothing was run: the run's next driver job submits its tasks "
+            f"{path} is corrupt: {error}. Nothing was run: the run's next driver job submits its tasks "
             "again, and slurm-ppo submit RUN does where none is left"
         )
     except OSError as error:

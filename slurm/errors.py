@@ -1,8 +1,8 @@
-"""Base classes of errors that end a command with one readable message: the user's to mend, or a service's."""
+"""Base classes of errors that end a command with one readable message: the user's to fix, or a service's."""
 
 
 class UserError(Exception):
-    """Mistake that the user can mend. Exit code 2."""
+    """Mistake that the user can fix. Exit code 2."""
 
 
 class ServiceError(Exception):

@@ -251,7 +251,7 @@ def way_to_release(waiting: Iterable[Element]) -> str | None:
     own = sorted((job for job, reason in held.items() if reason in _BY_USER), key=int)
     others = sorted((job for job, reason in held.items() if reason in _BY_ADMIN), key=int)
     message = [f"to let it start: scontrol release {_some(own)}"] if own else []
-    message += [f"to let it start an administrator types: scontrol release {_some(others)}"] if others else []
+    message += [f"to let it start, an administrator runs: scontrol release {_some(others)}"] if others else []
     return "; ".join(message) or None
 
 

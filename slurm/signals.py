@@ -105,7 +105,7 @@ class Errands:
 
     def ring(self, elements: Sequence[str]) -> None:
         """Have workers look at once: SIGUSR1 to running elements like ``12_3``."""
-        self.signal("USR1", elements, "workers were not rung")
+        self.signal("USR1", elements, "workers were not notified")
 
     def end_gently(self, elements: Sequence[str]) -> None:
         """Ask running elements to end by themselves, as Slurm warns them (SIGUSR2). One that has begun

@@ -14,7 +14,7 @@ from slurm.element import rank_variables
 
 def main(argv: list[str]) -> None:
     """Run the module in this process."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a hint that comes before anybody waits ends nothing
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # one that comes before the worker waits must not end it
     if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
         os.environ.update(rank_variables(os.environ, Path(argv[0])))
     sys.argv = argv[1:]

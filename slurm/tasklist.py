@@ -6,8 +6,9 @@ from typing import Any
 
 ATTEMPT = "{attempt}"
 """Word among the arguments that stands for the attempt's id."""
-BELL = "SLURM_PPO_BELL"
-"""Variable that names the file descriptor to which a running task may write the bytes below."""
+PARENT_PIPE = "SLURM_PPO_PARENT_PIPE"
+"""Variable that names the file descriptor of a pipe to the parent process, into which a running task may
+write the bytes below."""
 ELIGIBLE = "SLURM_PPO_ELIGIBLE"
 """Variable that tells a worker since when it could have started (unix time)."""
 KNOWN = "SLURM_PPO_KNOWN"

@@ -311,8 +311,8 @@ class Context:
         return files.base
 
     def newest_state(self, version: int) -> int:
-        """Return the newest version, at most ``version``, that has a trainer's state which was not thinned
-        out; 0 needs none.
+        """Return the newest version, at most ``version``, that has a trainer's state which was not pruned;
+        0 needs none.
 
         Iterations after it, up to ``version``, have to be learnt again from their shards, which gives the
         state that was lost. Raises as :meth:`read`; CorruptData for a state's record too, so that it is moved

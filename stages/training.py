@@ -157,7 +157,7 @@ def publish_state(
     is_past = is_of_the_past(context.paths, state.task, history)
     if not is_past and not stands(context.paths, update):
         discard(context.paths, state)
-        return "its policy was taken back meanwhile, so its state is not kept"
+        return "its policy was retracted meanwhile, so its state is not kept"
     if not is_past:
         check_sizes(context.paths, state)  # a pass that took this attempt for dead may have removed them
     if not publish(context.paths, state, history):

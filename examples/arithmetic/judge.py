@@ -54,7 +54,7 @@ def main() -> int:
     print(f"the curve: {file}")
     if rise >= LEAST_RISE:
         return 0
-    print(f"the run has not learnt: the share was to rise by {LEAST_RISE}", file=sys.stderr)
+    print(f"the run has not learned: the share was to rise by {LEAST_RISE}", file=sys.stderr)
     return 1
 
 

@@ -75,7 +75,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; type the command again", file=sys.stderr)
+        print("interrupted; run the command again", file=sys.stderr)
         return 130
     return 0
 

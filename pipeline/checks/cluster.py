@@ -94,7 +94,7 @@ def check_cluster(config: Config) -> list[Finding]:
 def cluster_at_hand(given: SlurmConfig) -> ClusterFacts | ConfigIssue:
     """Ask the cluster what it offers. Returns why that cannot be asked where it cannot."""
     if missing := [program for program in PROGRAMS if shutil.which(program) is None]:
-        why = f"{', '.join(missing)} not found; type this on a login node"
+        why = f"{', '.join(missing)} not found; run this on a login node"
         return ConfigIssue("scheduler", given.kind, why)
     try:
         return read_cluster()
@@ -286,7 +286,7 @@ def judge_commands(paths: Mapping[str, str | None]) -> Finding:
     missing = [name for name in PROGRAMS if paths[name] is None]
     without = [name for name in OPTIONAL if paths[name] is None]
     if missing:
-        advice = "type this on a login node, or put Slurm's bin folder on PATH (module load slurm)"
+        advice = "run this on a login node, or put Slurm's bin folder on PATH (module load slurm)"
         return problem("commands", f"not found: {', '.join([*missing, *without])}", advice)
     if without:
         lost = "; ".join(f"without {name} {OPTIONAL[name]} not known" for name in without)

@@ -96,7 +96,7 @@ class Check:
 
 
 Grouped = tuple[CheckGroup, Finding]
-_BEGINNINGS = {Verdict.WARNING: "warning: ", Verdict.SKIPPED: "not looked at: "}
+_BEGINNINGS = {Verdict.WARNING: "warning: ", Verdict.SKIPPED: "not checked: "}
 
 
 def line(finding: Finding) -> str:

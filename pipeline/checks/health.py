@@ -102,7 +102,7 @@ def check_identity(run: Run) -> Finding:
 def check_inputs(run: Run) -> Finding:
     missing = list(missing_paths(run.config))
     if not missing:
-        return ok("inputs", "models, prompts and whatever else the settings name are there")
+        return ok("inputs", "models, prompts and other files of the settings are there")
     facts = "; ".join(f"{p.key}={p.value} {p.why}" for p in missing[:_MOST_NAMED])
     return problem("inputs", facts, "put them back where they were: settings of a run are frozen")
 
@@ -115,7 +115,7 @@ def check_troubles(run: Run) -> list[Finding]:
     lacks_rows = frontier.is_committed(run.plan) and newest < run.plan.iterations
     if not found and lacks_rows and not holder_of(run.paths.locks):
         found = [f"everything is committed, but {run.plan.iterations - newest} rows are not written"]
-    advice = f"mend that; the next driver tries again, or: {to_resume(run)}"
+    advice = f"fix that; the next driver tries again, or: {to_resume(run)}"
     fine = ok("troubles", "every driver did what it had to do")
     return [problem("troubles", words, advice) for words in found] or [fine]
 
@@ -163,7 +163,7 @@ def check_journals(run: Run) -> Iterator[Finding]:
         if is_there(path):
             yield judge_journal(path.name, read_newest(path), rewrites)
     if wrong := differing(run.paths, run.plan.start + 1):
-        facts = f"row {in_words(wrong)} is not what was published in rows/, or that is spoilt"
+        facts = f"row {in_words(wrong)} is not what was published in rows/, or that is corrupt"
         yield problem("rows", facts, f"it is written again by: {to_resume(run)}")
 
 
@@ -222,7 +222,7 @@ def check_state(run: Run) -> Finding:
         try:
             check_sizes(paths, update if update.holds_state else require_record(paths, state_of(newest)))
         except CorruptData as error:
-            advice = f"it is moved aside, and learnt again by the next update, after: {to_resume(run)}"
+            advice = f"it is moved aside, and learned again by the next update, after: {to_resume(run)}"
             return warning(title, str(error), advice)
         return ok(title, f"that of iteration {newest} stands")
     facts = NOT_DUE if update.skips_state else fate(run)
@@ -306,7 +306,7 @@ def check_attempts(run: Run) -> Finding:
 def judge_attempts(failed: Sequence[Ending]) -> Finding:
     """Say how attempts at the tasks at hand failed. Pure."""
     if not failed:
-        return ok("attempts", "of what is at hand none is known to have failed")
+        return ok("attempts", "no attempt of current tasks is known to have failed")
     counts = ", ".join(
         f"{count} {kind}" for kind, count in Counter(str(e.kind) for e in failed).most_common()
     )
@@ -314,4 +314,4 @@ def judge_attempts(failed: Sequence[Ending]) -> Finding:
     by = f", {BY_EVIDENCE[last.evidence]}" if last.evidence else ""
     task = f"{parse_task(last.task)}, attempt {last.number} ({last.kind}{by})"
     said = printable(" ".join(last.message.split()))
-    return ok("attempts", f"{len(failed)} at what is at hand failed: {counts}; the last: {task}: {said}")
+    return ok("attempts", f"failed attempts of current tasks: {counts}; the last: {task}: {said}")

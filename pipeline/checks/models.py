@@ -43,6 +43,6 @@ def try_models(config: Config) -> Iterator[str]:
 
 def _not_tried(why: str) -> str:
     return (
-        "warning: not looked at: whether the models can be loaded, and their numbers: the process that does "
+        "warning: not checked: whether the models can be loaded, and their numbers: the process that does "
         f"so {why}; the run's first task does"
     )

@@ -28,7 +28,7 @@ PROBE_SECONDS = 120.0
 _LATE_SECONDS = 5.0
 _TOO_LATE_SECONDS = 60.0
 _MEND_NODE = "install there what is missing, bind it into the image, or use a shared filesystem"
-_MEND_JOB = "see what the job said, and mend scheduler.setup, the image or the paths"
+_MEND_JOB = "see what the job said, and fix scheduler.setup, the image or the paths"
 _LEFT_OUT = (
     *("time", "mem", "cpus-per-task", "nodes", "ntasks-per-node", "signal"),
     *("mail-type", "mail-user"),
@@ -102,7 +102,7 @@ def judge_node(name: str, aim: Aim, answer: Answer) -> Iterator[Finding]:
     yield from (problem(title, str(issue), advice) for issue in issues)
     if isinstance(answer, ProbeTimeout):
         if answer.is_late:
-            advice = "type the command again when the queue is shorter"
+            advice = "run the command again when the queue is shorter"
             yield warning(title, f"its job had to wait too long ({answer.why})", advice)
         return
     if not issues:
@@ -217,7 +217,7 @@ def judge(aim: Aim, answer: Answer) -> Iterator[ConfigIssue]:
 def _unanswered(aim: Aim, answer: ProbeTimeout) -> ConfigIssue:
     """Report a job that was refused, or ended without an answer. Images most often lack the interpreter."""
     if answer.failed_setup:
-        why = f"{answer.failed_setup}; mend it, or let it fail with || true"
+        why = f"{answer.failed_setup}; fix it, or let it fail with || true"
         return ConfigIssue(f"{key_of(aim.stages[0])}.setup", "; ".join(aim.given.setup or ()), why)
     if image_of(aim.given) and answer.has_spoken:
         return _of_image(aim, aim.stages, f"{answer.why}; does this image have {aim.given.python}?")

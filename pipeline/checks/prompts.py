@@ -82,7 +82,7 @@ def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str
         yield from lines(files, config, tokenizer, tokenizer.special, known_ends(config, tokenizer))
     else:
         yield from lines(files, config)
-        yield f"not looked at: lengths in tokens ({why_not}); the run's first task does"
+        yield f"not checked: lengths in tokens ({why_not}); the run's first task does"
     yield from untemplated(files, Path(config.model.policy))
     check_usable(config, files)
     for judged in files:

@@ -175,7 +175,7 @@ def in_place(aim: Aim, answer: Answer, folder: Path) -> Iterator[Finding]:
         yield skipped(f"{where}: job", f"not shown here: its job did not end in time ({answer.why})")
     else:
         yield problem(
-            f"{where}: job", answer.why, "see what the job said, and mend partition, setup or python"
+            f"{where}: job", answer.why, "see what the job said, and fix partition, setup or python"
         )
 
 

@@ -17,7 +17,7 @@ from pipeline.run.durable import replace_durably
 from pipeline.text import duration
 from pipeline.workers.looking import cache_home
 
-_AGAIN = "mend it, and type slurm-ppo rehearse again with the same words"
+_AGAIN = "fix it, and run slurm-ppo rehearse again with the same words"
 
 
 def record_path() -> Path | None:

@@ -33,7 +33,7 @@ def run_checks(checks: Sequence[Check]) -> Iterator[Grouped]:
             if check.place:
                 closed[check.place] = f"{check.place} does not answer"
             where = f" from {check.place}" if check.place else ""
-            advice = "it hangs: try the same by hand, and tell the administrators"
+            advice = "it hangs: try the same by hand, and report it to the administrators"
             found = [problem(check.title, f"no answer{where} in {check.limit:g} s", advice)]
         if check.gate and any(finding.verdict is not Verdict.OK for finding in found):
             closed[check.gate] = f"needs {check.gate}, see above"
@@ -79,7 +79,7 @@ def _findings(check: Check) -> list[Finding]:
         return list(findings_of(check.look))
     except Exception as error:  # whatever a check meets, the others are made, and this is a finding
         words = " ".join(str(error).split()) or "no message"
-        advice = "mend what the message names, and type the command again"
+        advice = "fix what the message names, and run the command again"
         if isinstance(error, PermissionError):
             advice = "change the folder's permissions, or choose another one"
         return [problem(check.title, f"{type(error).__name__}: {words}", advice)]

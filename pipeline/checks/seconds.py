@@ -177,10 +177,10 @@ def prompt_lengths_of(config: Config) -> tuple[list[PromptLengths], list[str]]:
     try:
         files, _, why_not = judged_files(config)
     except UserError as error:
-        return [], [f"not looked at: lengths of prompts ({error})"]
+        return [], [f"not checked: lengths of prompts ({error})"]
     measured = [judged for judged in files if prompt_lengths(judged)]
     if not measured:
-        return [], [f"not looked at: lengths of prompts ({why_not or 'no prompt can be used'})"]
+        return [], [f"not checked: lengths of prompts ({why_not or 'no prompt can be used'})"]
     lengths = [found for judged in measured if (found := prompt_lengths(judged))]
     return lengths, [f"{judged.key}: {lengths_in_words(judged, config)}" for judged in measured]
 

@@ -256,7 +256,7 @@ def next_command(patient: Subject, found: list[Grouped]) -> str:
     """Say which command to type next."""
     root = shlex.quote(patient.subject)
     if count(found, Verdict.PROBLEM):
-        return f"mend the problems, then slurm-ppo doctor {root}" if patient.exists else "mend the problems"
+        return f"fix the problems, then slurm-ppo doctor {root}" if patient.exists else "fix the problems"
     if patient.exists:
         return f"slurm-ppo status {root}"
     return "slurm-ppo validate ..., then submit or run" if patient.run else "slurm-ppo run experiment=..."

@@ -49,15 +49,16 @@ def judge_workers(beats: Sequence[Beat], elements: Sequence[Element], now: float
     silent = [b for b in beats if b.worker in running and is_silent(b, now)]
     unsaid = [e for name, e in running.items() if name not in known and is_old(e, now)]
     for beat in silent[:_MOST_NAMED]:
-        message = (
-            f"{beat.worker} ({beat.job_kind}) on {beat.host} has said nothing for {duration(now - beat.beat)}"
-        )
+        silence = duration(now - beat.beat)
+        message = f"{beat.worker} ({beat.job_kind}) on {beat.host} has sent no heartbeat for {silence}"
         again = "and its task is tried again in another one"
         advice = f"see its log; if it hangs: scancel {running[beat.worker].job_id}, {again}"
         yield problem("workers", message, advice)
     for element in unsaid[:_MOST_NAMED]:
         since = duration(now - (element.started or now))
-        message = f"job {element.job_id} on {element.node} has run for {since}, and no worker has said a word"
+        message = (
+            f"job {element.job_id} on {element.node} has run for {since} without a heartbeat of a worker"
+        )
         advice = "see its log: setup lines, a container or imports may hang; or it cannot write to the run"
         yield warning("workers", message, advice)
     if not silent and not unsaid:

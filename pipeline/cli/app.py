@@ -70,7 +70,7 @@ def main() -> None:
         say_error(str(error))
         sys.exit(EXIT_FAILED)
     except ServiceError as error:
-        say_error(f"{error}; nothing is lost, ask again later")
+        say_error(f"{error}; nothing is lost; run the command again later")
         sys.exit(EXIT_FAILED)
     except BrokenPipeError:  # the reader of our output has gone, e.g. `| head`
         sys.stderr.close()

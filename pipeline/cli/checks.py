@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GpuMemory = Annotated[
     float | None,
     typer.Option(
-        min=1, help="GiB of each GPU. Default: by the types of the cluster's GPUs, or the driver here."
+        min=1, help="GiB per GPU. Default: from the types of the cluster's GPUs, or the driver here."
     ),
 ]
 
@@ -39,10 +39,10 @@ def plan(
     config_dir: ConfigDir = None,
     gpu_memory: GpuMemory = None,
     all_: Annotated[
-        bool, typer.Option("--all", help="Every task and why, on Slurm also the batch scripts that are due.")
+        bool, typer.Option("--all", help="Every task and why; on Slurm also the batch scripts that are due.")
     ] = False,
 ) -> None:
-    """Say what would run and why, what is due now, and what a new run will take; run nothing.
+    """Show what would run and why, what is due now, and what a new run will take; run nothing.
 
     Takes overrides, or one run directory.
     """
@@ -85,10 +85,10 @@ def validate(
     config_dir: ConfigDir = None,
     probe: Annotated[
         bool,
-        typer.Option(help="On Slurm: look at compute nodes by a tiny job each, for two minutes at most."),
+        typer.Option(help="On Slurm: check compute nodes with a tiny job each, two minutes at most."),
     ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object with the keys of doctor's, problems first.")
+        bool, typer.Option("--json", help="One JSON object with the keys of doctor --json, problems first.")
     ] = False,
     gpu_memory: GpuMemory = None,
 ) -> None:
@@ -113,27 +113,23 @@ def try_(
     prompts: Annotated[
         int | None,
         typer.Option(
-            "--prompts", min=1, help="Prompts to sample from. Default: for 32 responses, 4 at least."
+            "--prompts", min=1, help="Number of prompts. Default: enough for 32 responses, at least 4."
         ),
     ] = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.1, help="On Slurm: cancel the jobs after so many minutes.")
+        float, typer.Option("--minutes", min=0.1, help="On Slurm: cancel the jobs after this many minutes.")
     ] = 30.0,
-    full: Annotated[bool, typer.Option("--full", help="Every response, and all of each text.")] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the small run's directory, and its logs.")
-    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every response, with its whole text.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the small run's directory and logs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
     candidates: Annotated[
         bool,
-        typer.Option(
-            "--time-candidates", help="Time settings of the update here as well, and print the best."
-        ),
+        typer.Option("--time-candidates", help="Also time settings of the update here, and print the best."),
     ] = False,
 ) -> None:
-    """Sample and train on a few prompts by the run's own tasks: show responses, and what a run would take.
+    """Sample and train on a few prompts with the run's own tasks: show responses, and what a run would take.
 
-    Takes the words of run. Leaves nothing behind. Exit code 1 if there is a problem.
+    Takes the overrides of run. Leaves no files. Exit code 1 if there is a problem.
     """
     from pipeline.cli.try_run import TryOptions, try_run
 
@@ -144,11 +140,11 @@ def try_(
 def doctor(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN|OVERRIDES", help="A run directory, or settings. Default: here."),
+        typer.Argument(metavar="RUN|OVERRIDES", help="A run directory, or settings. Default: this machine."),
     ] = None,
     config_dir: ConfigDir = None,
     probe: Annotated[
-        bool, typer.Option(help="On Slurm: look at compute nodes by a tiny job each, two minutes at most.")
+        bool, typer.Option(help="On Slurm: check compute nodes with a tiny job each, two minutes at most.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
     candidates: Annotated[
@@ -161,7 +157,7 @@ def doctor(
 ) -> None:
     """Check what a run needs, by trying it: packages, disk, filesystem, Slurm, W&B, the run itself.
 
-    Leaves nothing behind. Exit code 1 if there is a problem; warnings do not count.
+    Leaves no files. Exit code 1 if there is a problem; warnings do not count.
     """
     if candidates:
         return _time_candidates(overrides, config_dir)
@@ -188,25 +184,25 @@ def _time_candidates(overrides: list[str] | None, config_dir: Path | None) -> No
 def rehearse(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="RUN|OVERRIDES", help="A run directory, or settings. Default: this machine alone."
-        ),
+        typer.Argument(metavar="RUN|OVERRIDES", help="A run directory, or settings. Default: this machine."),
     ] = None,
     config_dir: ConfigDir = None,
     short: Annotated[
         bool,
-        typer.Option("--short", help="Processes, storage, one engine, ZeRO 0 and 3: minutes on two cores."),
+        typer.Option(
+            "--short", help="Only processes, storage, one engine, ZeRO 0 and 3: minutes on two cores."
+        ),
     ] = False,
     only: Annotated[
-        str, typer.Option(metavar="CHECKS", help="Names of checks, with commas between them. Default: all.")
+        str, typer.Option(metavar="CHECKS", help="Names of checks, separated by commas. Default: all.")
     ] = "",
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object with the keys of doctor's, failures first.")
+        bool, typer.Option("--json", help="One JSON object with the keys of doctor --json, failures first.")
     ] = False,
 ) -> None:
-    """Compute on tiny models what tasks will: engines, ranks, storage, here or on each stage's partition.
+    """Run engines, ranks and storage on tiny models, on this machine or on each stage's partition.
 
-    Leaves nothing behind. Exit code 1 if a check failed; what cannot be shown here does not count.
+    Leaves no files. Exit code 1 if a check failed; what cannot be shown here does not count.
     """
     from pipeline.checks.rehearsal_places import RehearsalOptions
     from pipeline.checks.suites import rehearsed

@@ -147,7 +147,9 @@ def _listed(found: Sequence[RunLeftovers]) -> Iterator[str]:
 
 def _is_agreed(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise RunError("nothing was removed: there is nobody to ask; to remove it say --yes")
+        raise RunError(
+            "nothing was removed: standard input is not a terminal to ask on; to remove without asking: --yes"
+        )
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:  # Ctrl-D
@@ -216,7 +218,7 @@ def _check_beats(run: Run) -> None:
     if heard := [beat for beat in live if now - beat.beat <= SILENT_SECONDS]:
         beat = max(heard, key=lambda beat: beat.beat)
         raise RunError(
-            f"worker {beat.worker} of {run.paths.root}, on {beat.host}, was heard of "
+            f"worker {beat.worker} of {run.paths.root}, on {beat.host}, sent a heartbeat "
             f"{max(0.0, now - beat.beat):.0f} s ago; wait for the run; if its jobs were just ended, for "
             f"{SILENT_SECONDS:.0f} s"
         )

@@ -9,12 +9,12 @@ import typer
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="The W&B workspace of a project: sections and panels for every metric, made from code.",
+    help="Create the W&B workspace of a project: sections and panels for every metric.",
 )
 
 RunDir = Annotated[
     Path | None,
-    typer.Argument(metavar="RUN", help="Its project, with it and what it was forked from kept in view."),
+    typer.Argument(metavar="RUN", help="Use this run's project, and keep it and its parent in view."),
 ]
 Project = Annotated[str | None, typer.Option(help="Default: the run's, else WANDB_PROJECT, else slurm-ppo.")]
 Entity = Annotated[
@@ -31,9 +31,9 @@ def push(
         int, typer.Option("--timeout", min=1, max=86_400, help="Seconds for each answer.")
     ] = 15,
 ) -> None:
-    """Create the workspace, or bring it up to date, and print its address. Needs an API key.
+    """Create or update the workspace, and print its address. Needs an API key.
 
-    What people have added to it or set in it stays.
+    Panels and settings that users have added are kept.
     """
     from pipeline.run.directory import load_run
     from pipeline.tracking.push import push as carry

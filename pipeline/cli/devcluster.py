@@ -12,15 +12,15 @@ from pipeline.cli.arguments import EXIT_FAILED
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Bring a real Slurm up and down on this machine, to develop and test on.",
+    help="Start and stop a real Slurm on this machine, for development and tests.",
 )
 
 DEFAULT_FOLDER = Path(".slurm-ppo-devcluster")
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="As ``sinfo`` calls it.")]
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as in sinfo.")]
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="DIR", help="Holds everything the cluster has: configuration, logs, sockets."),
+    typer.Argument(metavar="DIR", help="Folder for all files of the cluster: configuration, logs, sockets."),
 ]
 
 
@@ -28,33 +28,33 @@ Folder = Annotated[
 def up(
     folder: Folder = DEFAULT_FOLDER,
     accounting: Annotated[
-        bool, typer.Option(help="With slurmdbd and MariaDB, so that sacct answers. Needs two packages more.")
+        bool,
+        typer.Option(help="Run slurmdbd and MariaDB too, so that sacct answers. Needs two more packages."),
     ] = False,
     network_filesystem: Annotated[
         bool,
         typer.Option(
             "--network-filesystem",
-            help="With a GlusterFS volume in DIR/shared, mounted by each node for itself. Needs root.",
+            help="Make a GlusterFS volume in DIR/shared, which each node mounts. Needs root.",
         ),
     ] = False,
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NODE=NAME",
-            help="Host name of a node, which is then a machine of its own to its jobs: its process ids and "
-            "boot are its own, even where another has the same name. May be repeated. Needs root.",
+            help="Host name of a node. Its jobs then see it as a separate machine, with its own process ids "
+            "and boot id, even if another node has the same name. May be repeated. Needs root.",
         ),
     ] = None,
     clock: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NODE=SECONDS",
-            help="Seconds by which the clock is ahead that jobs on a node see. May be repeated. Needs a C "
-            "compiler.",
+            help="Seconds by which jobs on a node see the clock ahead. May be repeated. Needs a C compiler.",
         ),
     ] = None,
 ) -> None:
-    """Start a cluster in a new folder: four nodes with pretended GPUs."""
+    """Start a cluster in a new folder: four nodes with simulated GPUs."""
     from slurm.devcluster import Layout, start
 
     began = time.monotonic()
@@ -67,7 +67,7 @@ def up(
         typer.echo(f"put runs below:        {cluster.shared}")
     where = "" if folder == DEFAULT_FOLDER else f" {shlex.quote(str(folder))}"
     typer.echo(f'use it in this shell:  eval "$(slurm-ppo devcluster env{where})"; sinfo')
-    typer.echo(f"look at its daemons:   slurm-ppo devcluster status{where}")
+    typer.echo(f"show its daemons:      slurm-ppo devcluster status{where}")
     typer.echo(f"remove it:             slurm-ppo devcluster down{where}")
 
 
@@ -88,7 +88,7 @@ def kill(node: NodeName, folder: Folder = DEFAULT_FOLDER) -> None:
 
     attach(folder).kill_node(node)
     where = "" if folder == DEFAULT_FOLDER else f" {shlex.quote(str(folder))}"
-    typer.echo(f"{node} is dead; the controller finds that out within half a minute")
+    typer.echo(f"{node} is down; the controller notices within half a minute")
     typer.echo(f"bring it back:  slurm-ppo devcluster revive {node}{where}")
 
 

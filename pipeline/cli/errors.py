@@ -12,11 +12,11 @@ _PASSING = frozenset(
 )
 """Errors of a file server that is away, and of a machine that is short of something."""
 _REMEDIES = {
-    errno.EROFS: "the filesystem is mounted read-only here: type the command where it can be written",
-    errno.EACCES: "change its permissions, or type the command as its owner",
-    errno.EPERM: "change its permissions or attributes, or type the command as its owner",
-    errno.ENOSPC: "free some space there, and type the command again",
-    errno.EDQUOT: "free some space there, and type the command again",
+    errno.EROFS: "the filesystem is mounted read-only here: run the command where it can be written",
+    errno.EACCES: "change its permissions, or run the command as its owner",
+    errno.EPERM: "change its permissions or attributes, or run the command as its owner",
+    errno.ENOSPC: "free some space there, and run the command again",
+    errno.EDQUOT: "free some space there, and run the command again",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "allow this shell more open files: ulimit -n",
 }
@@ -56,9 +56,9 @@ def system_error(error: OSError) -> str:
     what = error.strerror or " ".join(str(error).split()) or type(error).__name__
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     short = [name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..." for name in names]
-    way_out = _REMEDIES.get(error.errno or 0, "mend that, and type the command again")
+    way_out = _REMEDIES.get(error.errno or 0, "fix that and run the command again")
     if is_passing(error):
-        way_out = "nothing that was committed is lost; type the command again later"
+        way_out = "nothing that was committed is lost; run the command again later"
     return f"{' -> '.join(short)}{': ' if short else ''}{what}; {way_out}"
 
 

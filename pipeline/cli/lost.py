@@ -45,7 +45,7 @@ def cancel_whatever_is_left(root: Path) -> str:
     try:
         run = load_run(root)
     except RunError:
-        # Another trouble than that its files are gone is the user's to mend.
+        # Another trouble than that its files are gone is the user's to fix.
         configs = {RunPaths(root).config_yaml.name, RunPaths(root).config_copy.name}
         if (is_run(root) and configs & names_in(root)) or not (left := _left_of(root)):
             raise
@@ -64,7 +64,7 @@ def cancel_whatever_is_left(root: Path) -> str:
             control = read_control(paths)
             write_control(paths, replace(control, cancelled=True, emptied=control.invocation))
     what_is_left = f"what is left of it: ls {shlex.quote(str(root))}"
-    return f"{shown(root)} cannot be opened any more; {done}; {what_is_left}"
+    return f"{shown(root)} cannot be opened; {done}; {what_is_left}"
 
 
 def _cluster_of(paths: RunPaths) -> str:
@@ -97,7 +97,7 @@ def _cancel_everywhere(run_id: str, cluster: str) -> str:
             message.append(f"cluster {name} was asked")
         except SlurmError as error:
             message.append(
-                f"cluster {name} cannot be asked from here ({error}): type this on one of its machines"
+                f"cluster {name} cannot be asked from here ({error}): run this on one of its machines"
             )
             if cluster:
                 raise RunError(message[-1]) from None

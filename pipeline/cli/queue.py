@@ -91,7 +91,7 @@ def cancel_run(run: Run) -> str:
     check_is_no_copy(run, "cancel")
     check_is_the_only_one(run)
     check_may_cancel(run)
-    # Until a spoilt lease is free takes minutes, in which jobs would go on.
+    # Until a corrupt lease is free takes minutes, in which jobs would go on.
     count = _end_jobs(run) if is_spoilt(run.paths.locks) else 0
     with patient_hold(run):
         has_ended = is_complete(run)
@@ -113,9 +113,9 @@ def _end_jobs(run: Run) -> int:
         return cancel_all(run)
     except SlurmError as error:
         raise UnfinishedError(
-            "the run is cancelled: nothing more is submitted, and workers end after their tasks; but Slurm "
-            "does not answer, so its jobs are in the queue until they start and end, or until this is typed "
-            f"again: slurm-ppo cancel {shlex.quote(str(run.paths.root))} ({error})"
+            "the run is cancelled: nothing more is submitted, and workers exit after their tasks; but Slurm "
+            f"does not answer ({error}), so its jobs stay in the queue until they start and exit; to cancel "
+            f"them, retry later: slurm-ppo cancel {shlex.quote(str(run.paths.root))}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Commands that make, continue or fork a run: what is checked and mended before it goes on."""
+"""Commands that make, continue or fork a run: what is checked and fixed before it goes on."""
 
 import importlib.util
 import json
@@ -85,7 +85,7 @@ def executor_of(config: Config, watch: bool) -> Processes | None:
     if executor and not watch:
         kind = config.scheduler.kind
         raise ConfigError(
-            f"scheduler={kind} has no queue to submit to; type slurm-ppo run, or of a run directory "
+            f"scheduler={kind} has no queue to submit to; use slurm-ppo run, or for a run directory "
             "slurm-ppo resume; for jobs choose scheduler=slurm"
         )
     return executor

@@ -44,7 +44,7 @@ def submit(
         bool, typer.Option("--dry-run", help="Print the batch scripts; submit nothing.")
     ] = False,
 ) -> None:
-    """Start a run on Slurm and return at once: it goes on by itself. Takes overrides, or a run directory."""
+    """Submit a run to Slurm and return: the run continues by itself. Takes overrides, or a run directory."""
     from pipeline.cli.run import resume_run, start
 
     existing = existing_run(overrides)
@@ -72,8 +72,8 @@ def resume(
         bool,
         typer.Option(
             "--take-over",
-            help="Of a run that another user or cluster has submitted: make it yours first. Jobs of its "
-            "owner's do nothing more.",
+            help="Take over a run that another user or cluster has submitted; jobs of the former owner do no "
+            "more work for it.",
         ),
     ] = False,
 ) -> None:
@@ -84,10 +84,10 @@ def resume(
 
 
 def cancel(run_dir: RunDir) -> None:
-    """Cancel the run's jobs on Slurm, and only these; of a sweep those of all its runs.
+    """Cancel the Slurm jobs of a run, or of all runs of a sweep, and no others.
 
-    Nothing that was committed is lost. Of a run whose directory is gone, its id does: squeue shows it in the
-    jobs' names.
+    What was committed is kept. If the run directory is gone, give the run's id, which squeue shows in the
+    names of its jobs.
     """
     if is_sweep(run_dir):
         from pipeline.cli.sweep import cancel_sweep
@@ -101,10 +101,10 @@ def cancel(run_dir: RunDir) -> None:
 def advance(
     run_dir: RunDir,
     asked: Annotated[
-        bool, typer.Option("--asked", help="As a worker's child: whenever workers ask for it.")
+        bool, typer.Option("--asked", help="As a child of a worker: whenever workers request it.")
     ] = False,
 ) -> None:
-    """What driver jobs do: look once, submit what is due, repair what failed."""
+    """The work of driver jobs: one pass, which submits what is due and retries what failed."""
     from pipeline.cli.queue import asked_passes, driver_job
 
     raise typer.Exit((asked_passes if asked else driver_job)(run_dir))
@@ -116,7 +116,7 @@ def fork(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
 ) -> None:
-    """Make a new run that goes on from a policy of another, with settings of its own."""
+    """Make a new run that continues from a policy of another run, with its own settings."""
     from pipeline.cli.run import fork_run
     from pipeline.cli.sweep_views import of_one_run
 
@@ -133,27 +133,27 @@ def sweep(
     ] = None,
     config_dir: ConfigDir = None,
     seeds: Annotated[
-        int | None, typer.Option("--seeds", min=1, help="Runs of each setting, with seeds from seed= on.")
+        int | None, typer.Option("--seeds", min=1, help="Runs per setting, with seeds counted from seed= on.")
     ] = None,
     at_once: Annotated[
         int | None, typer.Option("--at-once", min=1, help="Runs at once on this machine. Default: 1.")
     ] = None,
     point: Annotated[
-        str | None, typer.Option("--point", metavar="NAME", help="Of a sweep's folder: this run only, here.")
+        str | None,
+        typer.Option(
+            "--point", metavar="NAME", help="With a sweep's folder: only this run, on this machine."
+        ),
     ] = None,
     drop: Annotated[
         str | None,
-        typer.Option("--drop", metavar="NAME", help="Of a sweep's folder: leave this run out from now on."),
+        typer.Option("--drop", metavar="NAME", help="With a sweep's folder: remove this run from the sweep."),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs there would be; start nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; start nothing.")] = False,
 ) -> None:
-    """Start a run for every combination of values: one after the other here, all through Slurm's queue there.
+    """Start a run for each combination of values: in turn on this machine, or all at once in Slurm's queue.
 
-    The same command again, or with the sweep's folder alone, goes on where it stopped; with further values it
-    adds runs. Exit code 0 all complete (on Slurm: submitted), 1 some failed, 3 interrupted, or
-    some are at work elsewhere.
+    The same command again, or one with the sweep's folder alone, continues it; with more values it adds runs.
+    Exit code 0: all complete (on Slurm: submitted), 1: some failed, 3: interrupted, or some run elsewhere.
     """
     from pipeline.cli.sweep import Asked, carry_out, drop_point, list_points
 
@@ -169,11 +169,11 @@ def sweep(
 def ls(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Folder with runs, or one of a sweep. Default: runs, else here."),
+        typer.Argument(metavar="DIR", help="Folder with runs, or of a sweep. Default: runs, else this one."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
 ) -> None:
-    """List runs: state, iteration, reward, GPU hours, age, size. Reads little of each."""
+    """List runs: state, iteration, reward, GPU hours, age, size."""
     from pipeline.cli.listing import list_runs
 
     typer.echo(list_runs(folder, as_json))
@@ -189,7 +189,7 @@ def clean(
         ),
     ] = None,
 ) -> None:
-    """Remove what no resume needs: superseded folders, old states, leftovers, caches, logs. Asks first."""
+    """Remove what resume does not need: superseded folders, old states, leftovers, caches, logs. Asks."""
     from pipeline.cli.clean import clean_runs
 
     raise typer.Exit(clean_runs(folder, yes, only or []))

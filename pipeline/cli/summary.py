@@ -18,7 +18,7 @@ from pipeline.text import printable
 
 
 def announce(run: Run) -> None:
-    """Say what begins, and where to look on: the first iteration may take long."""
+    """Say what begins, and how to watch it: the first iteration may take long."""
     left = run.plan.iterations - max(find_frontier(run.plan, run.paths).updated, run.plan.start)
     print(f"run directory: {run.paths.root}", file=sys.stderr)
     size = f"{run.config.responses_per_iteration} responses"
@@ -56,11 +56,11 @@ def next_commands(run: Run) -> str:
     root = shlex.quote(str(run.paths.root))
     return "\n".join(
         (
-            "submitted; the run goes on by itself, you may log out",
-            f"  where it stands:  slurm-ppo status {root}",
-            f"  look on:          slurm-ppo watch {root}",
+            "submitted; the run continues by itself, you may log out",
+            f"  status:           slurm-ppo status {root}",
+            f"  watch:            slurm-ppo watch {root}",
             f"  logs:             slurm-ppo logs {root} --follow",
-            f"  stop its jobs:    slurm-ppo cancel {root}",
+            f"  cancel:           slurm-ppo cancel {root}",
             f"  continue:         {resume_command(run)}",
         )
     )

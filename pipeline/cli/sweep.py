@@ -65,10 +65,12 @@ class Asked:
             return None
         if len(self.words) == 1 and is_sweep(root := Path(named[0])):
             if self.num_seeds is not None:
-                raise SweepError("--seeds goes with settings: type the sweep's words again, with more seeds")
+                raise SweepError(
+                    "--seeds goes with settings: give the sweep's settings again, with more seeds"
+                )
             return root.absolute()
         if is_sweep(Path(named[0])):
-            raise SweepError(f"{named[0]} is a sweep; to extend it type its settings again, with more values")
+            raise SweepError(f"{named[0]} is a sweep; to extend it give its settings again, with more values")
         raise _no_sweep(named[0])
 
 
@@ -77,7 +79,7 @@ def _no_sweep(word: str) -> UserError:
     root = Path(word)
     if is_run(root):
         return no_setting(word)
-    what = "holds no sweep" if root.exists() else "is no sweep: nothing is there"
+    what = "holds no sweep" if root.exists() else "is not a sweep: nothing is there"
     near = near_runs(root, is_sweep)
     return SweepError(f"{shown(root)} {what}{near}; give the folder of a sweep, or settings as KEY=A,B")
 
@@ -193,7 +195,7 @@ def _check_inputs(root: Path, drafts: Sequence[Draft]) -> None:
 
 def _config_of_all(root: Path, sweep: Sweep) -> Config:
     if not sweep.points:
-        raise SweepError(f"the sweep in {root} has no runs left; type its settings again")
+        raise SweepError(f"the sweep in {root} has no runs left; give its settings again")
     return config_of(root, sweep.points[0])
 
 
@@ -303,9 +305,9 @@ def _summary(root: Path, entries: Sequence[Entry], ends: Sequence[PointRun], on_
         if end.code not in (0, NOT_COMPLETE):
             lines.append(f"{end.point.name} failed: {end.said}; log: {end.log}")
     is_over = all(entry.state == "complete" for entry in entries)
-    again = f"  go on:     slurm-ppo sweep {place}"
-    more = f"  look on:   slurm-ppo ls {place}"
-    stop = f"  stop all:  slurm-ppo cancel {place}"
+    again = f"  continue:  slurm-ppo sweep {place}"
+    more = f"  list:      slurm-ppo ls {place}"
+    stop = f"  cancel:    slurm-ppo cancel {place}"
     report = f"  compare:   slurm-ppo report {place}"
     lines += [*([more, stop] if on_slurm else []), *([] if is_over else [again]), report]
     return "\n".join(lines)

@@ -63,7 +63,9 @@ def take_over(run: Run) -> None:
     """
     slurm_settings(run)
     if (found := standpoint(run.paths, run.who_acts)) is None:
-        print("nobody else has submitted the run: there is nothing to take over", file=sys.stderr)
+        print(
+            "no other user or cluster has submitted the run: there is nothing to take over", file=sys.stderr
+        )
         return
     check_may_write(run.paths)
     check_jobs_are_taken(run)
@@ -118,8 +120,8 @@ def _end_jobs(run: Run, found: Elsewhere) -> Iterator[str]:
             cancel_jobs([elements], only_pending=False)
     except (SlurmError, UnknownState) as error:
         yield (
-            f"jobs of {former} cannot be ended from here ({error}); they end by themselves: what waits when "
-            "it starts, what computes with the task at hand"
+            f"jobs of {former} cannot be ended from here ({error}); they exit by themselves: waiting "
+            "ones when they start, running ones after their task"
         )
     until, crew = time.monotonic() + _PATIENCE, LiveWorkers(run.paths)
     while any(beat.doing is not Doing.BUSY for beat in _heard(crew)) and time.monotonic() < until:

@@ -141,7 +141,7 @@ class _Shown:
         return min(shutil.get_terminal_size((80, 24)).columns, _WIDEST)
 
     def finding(self, one: Finding) -> None:
-        """Show a finding that is a warning or worse, or says what was not looked at."""
+        """Show a finding that is a warning or worse, or says what was not checked."""
         if one.verdict is Verdict.OK:
             return
         self._found.append(one)
@@ -181,7 +181,7 @@ class _Shown:
                 sys.stdout.flush()
 
     def end(self) -> None:
-        """Say how much there is to mend."""
+        """Say how much there is to fix."""
         if self.options.is_json:
             print(
                 json.dumps(

@@ -192,8 +192,8 @@ def _reservation(result: TryResult, took: TryOutlook) -> str:
     if is_scaled_down(result.config, result):
         texts.insert(
             0,
-            f"From {len(result.samples)} responses: the longer time if a fuller batch is no faster and each "
-            "task loads its model, the shorter if it takes no longer and workers keep what they have.",
+            f"From {len(result.samples)} responses. Longer time: fuller batches are no faster and each task "
+            "loads its model. Shorter time: fuller batches take no longer and workers keep their models.",
         )
     if update.seconds is None:
         texts.append("No response had a gradient, so that the update took no step to measure.")

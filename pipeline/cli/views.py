@@ -13,10 +13,10 @@ def status(
     run_dir: RunDir,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object with stable keys.")] = False,
     cost: Annotated[
-        bool, typer.Option("--cost", help="Hours of GPUs and CPUs per stage, from Slurm's accounting.")
+        bool, typer.Option("--cost", help="GPU and CPU hours per stage, from Slurm's accounting.")
     ] = False,
 ) -> None:
-    """Where a run stands, or each run of a sweep. Exit code 0 complete, 1 failed, 3 incomplete."""
+    """Show the state of a run, or of each run of a sweep. Exit code 0 complete, 1 failed, 3 incomplete."""
     if is_sweep(run_dir):
         from pipeline.cli.sweep_views import show_status
 
@@ -32,10 +32,10 @@ def status(
 def watch(
     run_dir: RunDir,
     interval: Annotated[
-        float, typer.Option("--interval", min=1, max=86_400, help="Seconds between two questions to Slurm.")
+        float, typer.Option("--interval", min=1, max=86_400, help="Seconds between two queries of Slurm.")
     ] = 5.0,
 ) -> None:
-    """Look at a run, or a sweep, until it has ended or you press q. Exit codes as of status."""
+    """Show a run, or a sweep, on screen until it ends or you press q. Exit codes are those of status."""
     if is_sweep(run_dir):
         from pipeline.cli.sweep_views import watch as look_on_all
 
@@ -53,11 +53,11 @@ def logs(
             metavar="[STAGE[@ITERATION]]", help="E.g. rollout, reward@3 or driver. Default: newest."
         ),
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Of failed attempts, newest first.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only failed attempts, newest first.")] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Show what is written until the run has ended, or Ctrl-C.")
+        bool, typer.Option("--follow", help="Print new lines until the run ends, or Ctrl-C.")
     ] = False,
-    lines: Annotated[int, typer.Option("--lines", min=0, help="Last lines of each log.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", min=0, help="Number of last lines of each log.")] = 20,
 ) -> None:
     """Show the logs of a run's tasks and driver jobs."""
     from pipeline.status.logs import show_logs
@@ -72,9 +72,11 @@ def samples(
             metavar="RUN[@ITERATION]", help="Run directory and iteration. Default: the newest with rewards."
         ),
     ],
-    best: Annotated[int, typer.Option("--best", min=0, help="So many of the highest rewards.")] = 0,
-    worst: Annotated[int, typer.Option("--worst", min=0, help="So many of the lowest.")] = 0,
-    at_random: Annotated[int, typer.Option("--random", min=0, help="So many others, by chance.")] = 0,
+    best: Annotated[
+        int, typer.Option("--best", min=0, help="Number of responses with the highest rewards.")
+    ] = 0,
+    worst: Annotated[int, typer.Option("--worst", min=0, help="Number with the lowest rewards.")] = 0,
+    at_random: Annotated[int, typer.Option("--random", min=0, help="Number of others, at random.")] = 0,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -83,14 +85,18 @@ def samples(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", help="Of the random ones. Default: by run and iteration."),
+        typer.Option(
+            "--seed", metavar="N", help="Seed of the random choice. Default: from run and iteration."
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Long texts whole.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, with stable keys.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per line, with stable keys.")
+    ] = False,
 ) -> None:
     """Show responses of an iteration, with rewards and KL. Default: two best, two worst, two others.
 
-    Of a sweep: those of its best run, which is named.
+    For a sweep: those of its best run, which is named.
     """
     from pipeline.cli.samples import show_samples
     from pipeline.cli.sweep_views import of_one_run
@@ -106,17 +112,17 @@ def samples(
 
 def report(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run directories, and folders of sweeps.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders of sweeps.")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to write it. Default: report.html in RUN; of several report-compare.html."),
+        typer.Option(help="Output file. Default: report.html in RUN; for several runs report-compare.html."),
     ] = None,
 ) -> None:
     """Write a page about a run, one HTML file that needs no network, and print its path.
 
-    Of several runs: one page that compares them, of a sweep among them its runs. Of a sweep alone: mean and
-    spread over seeds.
+    For several runs: one page that compares them; a sweep among them counts as its runs. For a sweep alone:
+    mean and spread over seeds.
     """
     from pipeline.cli.sweep_views import runs_of
     from pipeline.report import write_comparison, write_report, write_sweep_report
@@ -130,27 +136,31 @@ def report(
 
 def sync(
     run_dir: RunDir,
-    anew: Annotated[
+    new_run: Annotated[
         bool,
-        typer.Option("--anew", help="Send every row to a new W&B run, where this shell's W&B variables say."),
+        typer.Option(
+            "--new-run", help="Send every row to a new W&B run, as this shell's W&B variables name it."
+        ),
     ] = False,
-    project: Annotated[str | None, typer.Option(help="With --anew: the project of the new W&B run.")] = None,
-    entity: Annotated[str | None, typer.Option(help="With --anew: its user or team.")] = None,
+    project: Annotated[
+        str | None, typer.Option(help="With --new-run: the project of the new W&B run.")
+    ] = None,
+    entity: Annotated[str | None, typer.Option(help="With --new-run: its user or team.")] = None,
     offline: Annotated[
         Path | None,
         typer.Option(
-            "--offline", metavar="DIR", help="Write an offline run of W&B to carry away, send nothing."
+            "--offline", metavar="DIR", help="Write an offline W&B run to upload elsewhere; send nothing."
         ),
     ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, max=604_800, help="Seconds after which to give up.")
     ] = 600,
 ) -> None:
-    """Bring every row to W&B exactly once, after a crash, an outage or days offline."""
-    from pipeline.tracking.sync import Anew
+    """Send every row to W&B exactly once, after a crash, an outage or days offline."""
+    from pipeline.tracking.sync import NewWandbRun
     from pipeline.tracking.sync import sync as bring_up_to_date
 
-    new = Anew.asked(anew, project, entity)
+    new = NewWandbRun.asked(new_run, project, entity)
     run = load(run_dir)
     typer.echo(bring_up_to_date(run, timeout, new, lambda text: typer.echo(text, err=True), offline))
 
@@ -159,12 +169,12 @@ def export(
     source: Source,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder, or an empty one.")],
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="The LoRA adapter instead of the whole model.")
+        bool, typer.Option("--adapter", help="Copy the LoRA adapter instead of the whole model.")
     ] = False,
 ) -> None:
     """Copy a policy out of a run as a plain model directory, verified. Default: the newest.
 
-    Of a sweep: of its best run, which is named; by default that run's best policy.
+    For a sweep: from its best run, which is named; by default that run's best policy.
     """
     from pipeline.cli.sweep_views import of_one_run
     from pipeline.run.export import export as copy_out

@@ -207,7 +207,7 @@ class AlgorithmConfig:
 
     estimator: Estimator = Estimator.GAE
     """Advantage estimator. Only gae needs a critic; grpo, rloo and reinforce++-baseline need
-    rollout.samples_per_prompt > 1; remax generates a greedy response more per prompt."""
+    rollout.samples_per_prompt > 1; remax generates one more, greedy response per prompt."""
     gamma: Fraction = 1.0
     """Discount per token (gae, reinforce++, remax)."""
     lam: Fraction = 0.95
@@ -219,7 +219,7 @@ class AlgorithmConfig:
     """Take 1 - 1 / (lam_alpha * tokens of the response) instead of lam, for advantages only if critic_lam is
     given (arXiv 2504.05118, which takes 0.05). Default: lam for all."""
     policy_loss: PolicyLoss = PolicyLossName.PPO
-    """Loss of the policy by name, or module:function of yours, which is given log_probs, old_log_probs,
+    """Loss of the policy by name, or module:function, which gets log_probs, old_log_probs,
     advantages and mask, all [B, T], and returns the loss of each token [B, T]."""
     old_log_probs: OldLogProbs = OldLogProbs.TRAINER
     """Source of the old policy's log-probabilities. rollout saves a forward pass over all responses; the
@@ -232,7 +232,7 @@ class AlgorithmConfig:
     dual_clip: Annotated[float, Field(gt=1)] = 3.0
     """Bound of the loss for negative advantages (arXiv 1912.09729); of policy_loss=ppo."""
     gate_positive: PositiveFloat = 1.0
-    """How sharply policy_loss=sapo turns down tokens of positive advantage whose ratio is far from 1."""
+    """How sharply policy_loss=sapo attenuates tokens of positive advantage whose ratio is far from 1."""
     gate_negative: PositiveFloat = 1.05
     """The same for tokens of negative advantage, which make training unstable sooner."""
     value_clip_range: PositiveFloat = 0.2
@@ -244,8 +244,8 @@ class AlgorithmConfig:
     normalize_group_std: bool = True
     """GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."""
     mask_truncated: bool = False
-    """Leave responses that were cut (finish_reason length) out of the update and out of what others of their
-    prompt are compared with: their reward may say more of the limit than of them (arXiv 2503.14476)."""
+    """Leave responses that were cut (finish_reason length) out of the update and out of the baseline of their
+    prompt: their reward may reflect the limit more than the text (arXiv 2503.14476)."""
     loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
     """Aggregation of per-token losses to one number."""
     entropy_coef: NonNegativeFloat = 0.0

@@ -116,7 +116,7 @@ def misplaced(files: Iterable[GroupFile]) -> Iterator[Mistake]:
     for file in files:
         keys = {key: value for key, value in file.content.items() if key != "defaults"}
         if file.package is None and file.group not in sections:
-            why = f"its keys lie below {file.group!r}, as its first line is not {GLOBAL!r}; add that line"
+            why = f"its keys are below {file.group!r}, as its first line is not {GLOBAL!r}; add that line"
             yield Mistake(file.name, f"{file.name}: {why}", _leaves(keys))
             continue
         own = fields_of(sections.get(file.group))
@@ -132,8 +132,8 @@ def misplaced(files: Iterable[GroupFile]) -> Iterator[Mistake]:
 def _why_below(key: str, group: str) -> str:
     """Say why a section's key within a file of a group is no section."""
     if key == group:
-        return f"its keys lie below {group!r} already; leave {key!r} out around them"
-    return f"its keys lie below {group!r}, so that {key!r} does too; let its first line be {GLOBAL!r}"
+        return f"its keys are below {group!r} already; leave {key!r} out around them"
+    return f"its keys are below {group!r}, so that {key!r} does too; let its first line be {GLOBAL!r}"
 
 
 def _leaves(keys: Mapping[str, Any]) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ def _is_no_config_dir(folder: Path) -> str | None:
     keys = [key for key, hint in hints if not (dataclasses.is_dataclass(hint) or alternatives(hint))]
     if wrong := next((key for key in keys if (folder / key).is_dir()), None):
         groups = f"give a folder of groups, such as {', '.join(known_groups(None))}"
-        return f"its folder {wrong} has the name of a key that is no group; {groups}"
+        return f"its folder {wrong} has the name of a key that is not a group; {groups}"
     return None
 
 

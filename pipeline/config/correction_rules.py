@@ -33,7 +33,7 @@ def old_log_probs_problems(config: Config) -> Iterator[ConfigIssue]:
     groups, level = ", ".join(sorted(GROUP_ESTIMATORS)), algorithm.correction.level
     if algorithm.estimator not in GROUP_ESTIMATORS:
         yield _refused(
-            config, f"is of the estimators {groups}, and algorithm.estimator={algorithm.estimator}; use one"
+            config, f"is for the estimators {groups}, and algorithm.estimator={algorithm.estimator}; use one"
         )
     if level is not CorrectionLevel.NONE:
         twice = "the ratio is to the policy that wrote the responses, so a correction would weigh them twice"

@@ -49,7 +49,7 @@ class VllmConfig:
     kv_cache_gib: PositiveFloat | None = None
     """GiB for the key-value cache. Default: what gpu_memory_utilization leaves; 1 on a CPU."""
     max_model_len: PositiveInt | None = None
-    """Most tokens of one sequence. Default: model.context_length for generation, what the model has positions
+    """Longest sequence in tokens. Default: model.context_length for generation, what the model has positions
     for when scoring."""
     max_num_seqs: PositiveInt = 256
     """Sequences that are computed at once."""

@@ -24,7 +24,7 @@ def source_problems(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue.at(config, f"data.{key}", why)
     for key in _OF_FILES:
         if getattr(data, key) != DataConfig.__dataclass_fields__[key].default:
-            why = "is of prompt files, and data.environment makes the prompts; leave it out"
+            why = "is for prompt files, and data.environment makes the prompts; leave it out"
             yield ConfigIssue.at(config, f"data.{key}", why)
     yield from _weight_problems(config, data.environment)
 

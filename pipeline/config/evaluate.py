@@ -59,7 +59,7 @@ class EvaluateConfig:
     solved_at: FiniteFloat = 1.0
     """Least reward of a response that counts as solved, for pass@k."""
     command: Words | None = None
-    """Program that measures a policy, a list or one text; no shell sees it. {policy} becomes the policy's
+    """Program that measures a policy, a list or one text, without a shell. {policy} becomes the policy's
     directory and {output} the file to write, a JSON object of numbers; {iteration} and {seed} may be used."""
     command_every: PositiveInt | None = None
     """Measure policy 0, every this many iterations, and the last one with the program. Default: as every."""
@@ -97,5 +97,5 @@ def placeholders_in(words: Sequence[str]) -> list[str]:
 
 def filled_in(words: Sequence[str], values: dict[str, str]) -> list[str]:
     """Return a command's words with values in place of ``{NAME}``. A value never becomes several words, and
-    what it holds is not looked at again."""
+    what it holds is not checked again."""
     return [_PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word) for word in words]

@@ -65,7 +65,7 @@ def _command_problems(config: Config) -> Iterator[ConfigIssue]:
         return
     shown = " ".join(given.command)
     if not given.measured_every:
-        why = "says not how often to run it; give evaluate.command_every=N"
+        why = "does not say how often to run it; give evaluate.command_every=N"
         yield ConfigIssue("evaluate.command", shown, why)
     found = placeholders_in(given.command)
     for name in dict.fromkeys(name for name in found if name not in PLACEHOLDERS):
@@ -99,7 +99,7 @@ def _best_problems(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue.at(config, "evaluate.best", "is a number of evaluate.command; give that too")
     elif not best.startswith("evaluate/"):
         legal = f"{HELDOUT_REWARD}, evaluate/NAME/reward, or {COMMAND_PREFIX}NAME of evaluate.command"
-        yield ConfigIssue.at(config, "evaluate.best", f"is no metric of an evaluation; legal: {legal}")
+        yield ConfigIssue.at(config, "evaluate.best", f"is not a metric of an evaluation; legal: {legal}")
     elif best != HELDOUT_REWARD and not given.every:
         why = "nothing is evaluated; give data.heldout=FILE and evaluate.every=N"
         yield ConfigIssue.at(config, "evaluate.best", why)

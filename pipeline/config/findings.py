@@ -16,7 +16,7 @@ EXPERIMENT = "experiment"
 
 
 class Findings:
-    """Problems in the order in which they are to be mended.
+    """Problems in the order in which they are to be fixed.
 
     Checks go on after a problem, with what is left of the configuration. What they say of a key that was
     named before, or in view of its value, is a consequence, and is left out.
@@ -76,7 +76,7 @@ class Findings:
             self._errors += [error] if len(self._lines) + len(self._last) > before else []
         except Exception as error:
             # A configuration with holes, filled by defaults, is not the user's: what a check finds wrong
-            # there may be gone when the holes are mended.
+            # there may be gone when the holes are fixed.
             if not self:
                 raise
             self._skip(what, error)
@@ -89,7 +89,7 @@ class Findings:
         is_named = isinstance(error, FileNotFoundError | NotADirectoryError)
         if not (is_said or is_named or self._follows(said)):
             reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
-            self._skipped.append(f"not looked at: {what}: {reason}")
+            self._skipped.append(f"not checked: {what}: {reason}")
 
     def refuse(self) -> None:
         """Raise a ConfigError with all problems, or the one error that has them all."""

@@ -69,9 +69,7 @@ class Gpus:
         if not self.has_bf16 or self.is_seen or _is_named(_NEWER, self.card):
             return ""
         which = (
-            f"{self.card} is no card known here, and is"
-            if self.card
-            else "their type is not said, so they are"
+            f"{self.card} is an unknown card, and is" if self.card else "their type is not given, so they are"
         )
         return f"{which} taken to have bf16"
 

@@ -35,10 +35,10 @@ Words = Annotated[tuple[Text, ...], Field(min_length=1), BeforeValidator(_split_
 
 @dataclass(frozen=True, kw_only=True)
 class NotifyConfig:
-    """A command of the user's that is notified how a run fares."""
+    """A command that is notified of events of the run."""
 
     command: Words | None = None
-    """Program and arguments, a list or one text; no shell sees it. It gets the event as JSON on standard
+    """Program and arguments, a list or one text, without a shell. It gets the event as JSON on standard
     input and as SLURM_PPO_* variables."""
     on: tuple[Occasion, ...] = tuple(Occasion)
     """Occasions to notify of: failed, complete, stalled, trouble."""

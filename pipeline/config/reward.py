@@ -250,7 +250,7 @@ def template_problem(template: str) -> str | None:
         return f"{error}; braces that stand for nothing are doubled: {{{{ }}}}"
     if wrong := [field for field in fields if not field.isidentifier()]:
         legal = "{prompt}, {response} or {COLUMN}"
-        return f"{{{wrong[0]}}} is no name; write {legal}, and {{{{ }}}} for braces of its own"
+        return f"{{{wrong[0]}}} is not a name; write {legal}, and {{{{ }}}} for braces of its own"
     return None if "response" in fields else "has no {response}, so every response would be judged alike"
 
 
@@ -267,4 +267,4 @@ def unknown_field(remote: RemoteConfig, columns: Sequence[str]) -> str | None:
     """Return which field of a judge's message is no column of the prompts, as a problem, if any."""
     known = ["prompt", "response", "response_messages", *columns]
     unknown = [field for field in template_fields(remote.template or "") if field not in known]
-    return f"{{{unknown[0]}}} is no column of the prompts; known: {', '.join(known)}" if unknown else None
+    return f"{{{unknown[0]}}} is not a column of the prompts; known: {', '.join(known)}" if unknown else None

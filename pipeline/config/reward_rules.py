@@ -63,7 +63,7 @@ def _rule_problems(key: str, rule: RuleConfig) -> Iterator[ConfigIssue]:
             yield ConfigIssue.at(rule, name, why, key)
     for name in ("error_score", "max_failed") if rule.on_error is OnError.STOP else ():
         if getattr(rule, name) != RuleConfig.__dataclass_fields__[name].default:
-            why = f"is of {key}on_error=score, and it is stop; set that too, or leave it out"
+            why = f"is for {key}on_error=score, and that is stop; set that too, or leave this out"
             yield ConfigIssue.at(rule, name, why, key)
     if rule.prefill is not None and not rule.prefill.strip():
         why = "is blank; write what prompts end with, such as <think>, or leave it out"
@@ -93,7 +93,7 @@ def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
     for api, names in _KEYS_OF.items():
         for name in names:
             if remote.api is not api and getattr(remote, name) is not None:
-                why = f"is of {key}api={api}, and it is {remote.api}; leave it out"
+                why = f"is for {key}api={api}, and that is {remote.api}; leave this out"
                 yield ConfigIssue.at(remote, name, why, key)
     if remote.api is RemoteApi.CHAT:
         yield from _chat_problems(key, remote)
@@ -110,7 +110,7 @@ def _remote_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
     except ValueError:
         is_complete = False
     if not is_complete:
-        yield ConfigIssue.at(remote, "url", "is no address; write e.g. http://gpu07:8000/classify", key)
+        yield ConfigIssue.at(remote, "url", "is not an address; write e.g. http://gpu07:8000/classify", key)
 
 
 def _chat_problems(key: str, remote: RemoteConfig) -> Iterator[ConfigIssue]:
@@ -129,5 +129,5 @@ def _pattern_problem(pattern: str) -> str | None:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        return f"is no regular expression: {error}"
+        return f"is not a regular expression: {error}"
     return None if groups == 1 else f"has {groups} groups; one is wanted, around the number"

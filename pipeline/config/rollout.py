@@ -29,12 +29,12 @@ class MultiTurnConfig:
     continue with, or None to stop. See docs/howto/multi_turn.md. environment: what the environment says that
     made the prompt (data.environment)."""
     max_turns: PositiveInt = 8
-    """Most turns of the policy in one conversation."""
+    """Limit on the policy's turns in one conversation."""
     max_turn_tokens: PositiveInt | None = None
-    """Most tokens of one turn of the policy. Default: what is left of rollout.max_new_tokens, which counts
-    all turns and what came between them."""
+    """Limit on the tokens of one turn. Default: what is left of rollout.max_new_tokens, which counts all
+    turns and what came between them."""
     step_seconds: PositiveFloat = 60.0
-    """Most seconds of one call of the scheduler; a longer one is an error that names the prompt."""
+    """Limit on the seconds of one call of the scheduler; a longer one is an error that names the prompt."""
     workers: PositiveInt = 8
     """Calls of the scheduler that may run at once, each in a thread of its own."""
 

@@ -134,7 +134,7 @@ def _kl_problems(config: Config) -> Iterator[ConfigIssue]:
         why = "with algorithm.kl.coef=0 there is no reference; give a coef, or set it to reward"
         yield ConfigIssue.at(config, "algorithm.kl.reference_in", why)
     if kl.straight_through and kl.placement is not KLPlacement.LOSS:
-        why = "is of a KL in the loss: needs algorithm.kl.placement=loss"
+        why = "is for a KL in the loss: needs algorithm.kl.placement=loss"
         yield ConfigIssue.at(config, "algorithm.kl.straight_through", why)
     if kl.placement is KLPlacement.LOSS and kl.per_token is KLEstimator.K1 and not kl.straight_through:
         why = (
@@ -162,7 +162,7 @@ def _shaping_problems(config: Config) -> Iterator[ConfigIssue]:
     for key in ("whiten_rewards", "critic_lam", "lam_alpha"):
         is_given = getattr(algorithm, key) != getattr(AlgorithmConfig, key)
         if is_given and algorithm.estimator is not Estimator.GAE:
-            why = f"is of algorithm.estimator=gae only, and it is {algorithm.estimator}"
+            why = f"is for algorithm.estimator=gae only, and that is {algorithm.estimator}"
             yield ConfigIssue.at(config, f"algorithm.{key}", why)
 
 
@@ -298,7 +298,7 @@ def _notify_problems(config: Config) -> Iterator[ConfigIssue]:
         )
         for host in found:
             why = (
-                "whoever knows this address may post to it, and settings are written to config.yaml; keep it "
+                "this address is a secret, and settings are written to config.yaml; keep it "
                 "in a file that the command reads: see docs/howto/notifications.md"
             )
             yield ConfigIssue("notify.command", f"...{host}/...", why)

@@ -39,7 +39,7 @@ class LocalStageConfig:
     """This machine's share for one stage."""
 
     slots: Slots = "auto"
-    """Processes of this stage that may be there at once, each with one task. auto: on a machine with GPUs as
+    """Processes of this stage that may exist at once, each with one task. auto: on a machine with GPUs as
     many as find theirs free; without, two of rollout and reward, and one of every other stage."""
     gpus: Count = "auto"
     """GPUs of each task, which no other task sees. auto: one if it computes with a model, or as many as its
@@ -70,8 +70,8 @@ class LocalConfig(DrivenConfig):
     """Processes on this machine."""
     gpus: LocalGpus = "auto"
     """GPUs that tasks are given, each task its own. auto: those that CUDA_VISIBLE_DEVICES names where it is
-    set, else all of this machine. A number: the first so many of them. A list: these, as nvidia-smi or
-    CUDA_VISIBLE_DEVICES name them; they are not looked for, so tests may name some that do not exist.
+    set, else all of this machine. A number: the first N of them. A list: these, as nvidia-smi or
+    CUDA_VISIBLE_DEVICES name them; whether they exist is not checked.
     shared: every task sees all, and none is given any."""
     slots: Slots = "auto"
     """Tasks of all stages that may run at once; processes that wait for a task take no slot, and of those
@@ -172,9 +172,9 @@ class ResourcesConfig(StepConfig):
     scheduler.container. For pyxis: "srun --container-image=..."."""
     linger: Linger = "auto"
     """Seconds for which a job waits for the next task of its stage after one, with its model loaded; auto: as
-    long as coming back costs, at most linger_max; 0: not at all. Not for prepare and driver."""
+    long as a new start would take, at most linger_max; 0: not at all. Not for prepare and driver."""
     start_early: bool = True
-    """Submit the next job of a stage that has left so early that it has started when its input is there.
+    """Submit a stage's next job so early that it has started when its input is there.
     false, with linger 0: each task has a job of its own, even if another is ready. Not for prepare and
     driver."""
     task_time: TimeLimit | None = None
@@ -214,7 +214,7 @@ _ONE_TASK = ("prepare", "driver")
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig:
-    """Tasks as elements of Slurm array jobs, which go on with the next task, or start before it is there."""
+    """Tasks as elements of Slurm array jobs, which continue with the next task, or start early for it."""
 
     kind: Literal["slurm"] = "slurm"
     """Array jobs of a Slurm cluster."""
@@ -230,9 +230,9 @@ class SlurmConfig:
     """Evaluate jobs, where rollout jobs that ask for the same do not evaluate while they wait. Training does
     not wait for them, so that none starts before its input is there."""
     benchmark: ResourcesConfig = ResourcesConfig(linger=0, start_early=False)
-    """Jobs of evaluate.command, which has nothing to gain from a job that stays."""
+    """Jobs of evaluate.command, which does not benefit from a job that stays."""
     driver: ResourcesConfig = ResourcesConfig(time="0:15:00")
-    """The small jobs that submit what comes next and repair what failed; they need no GPU."""
+    """Small jobs that submit what comes next and retry what failed; they need no GPU."""
     pools: dict[PoolName, ResourcesConfig] = field(default_factory=dict)
     """Jobs of the reward components that name a pool, by that name."""
     account: SbatchWord | None = None
@@ -259,7 +259,7 @@ class SlurmConfig:
     Default: none. A stage's own: in its options, {mail-type: END} or {mail-type: NONE}. Driver jobs, of which
     there is one every few minutes, are left out, unless driver.options asks for it."""
     linger_max: PositiveInt = 3600
-    """Most seconds that a job waits where linger is auto: sites may cancel jobs whose GPUs are idle."""
+    """Limit on the seconds that a job waits with linger=auto: sites may cancel jobs whose GPUs are idle."""
     max_attempts: PositiveInt = 3
     """Tries per task and per call of submit, run or resume, before the run stops as failed. Preemption,
     lost nodes and missing inputs are not counted, up to five times as many."""
@@ -267,7 +267,7 @@ class SlurmConfig:
     """Array elements of this run's stages in the queue at once, those that run among them. Default: what the
     cluster's limits allow."""
     check_minutes: PositiveInt = 15
-    """Most minutes between two driver jobs, even if every other one was lost."""
+    """Limit on the minutes between two driver jobs, even if every other one was lost."""
 
     @property
     def cluster(self) -> str:

@@ -73,19 +73,19 @@ class ModelConfig:
     """Directory the critic starts from, of the policy's vocabulary: a critic, a reward model, whose head it
     takes, or a language model, which gets a value head of zeros. Default: the policy's."""
     context_length: PositiveInt | None = None
-    """Most tokens of prompt and response together. Default: the policy's max_position_embeddings."""
+    """Limit on the tokens of prompt and response together. Default: the policy's max_position_embeddings."""
     tokenizer: PluginName | None = None
     """``module:function`` that makes a model directory's tokenizer. Default: transformers' AutoTokenizer."""
     chat_template_arguments: ChatArguments = field(default_factory=dict)
     """Values by name that the policy's chat template is given for each prompt, such as
     ``{enable_thinking: false}``."""
     trust_remote_code: bool = False
-    """Run Python code that lies in a model directory. Leave off unless you wrote that code."""
+    """Run the Python code in a model directory. Leave off unless you trust that code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Source of the prompts, and their dealing to iterations."""
+    """Source of the prompts, and their order."""
 
     prompts: Text | None = None
     """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory: written by save_to_disk, or laid out
@@ -117,7 +117,7 @@ class DataConfig:
     long_prompts: LongPrompts = LongPrompts.DROP
     """Prompts that are too long: drop, or truncate (on the left)."""
     shuffle: bool = True
-    """Deal prompts in a new order each epoch, derived from the run's seed. Off: the file's order."""
+    """Shuffle the prompts in each epoch, by the run's seed. Off: the file's order."""
 
     @property
     def has_heldout(self) -> bool:
@@ -179,8 +179,8 @@ class StorageConfig:
     """The filesystem that the run directory is on."""
 
     purge_days: Days | None = None
-    """Days without use after which the site removes files there. ``status`` and ``doctor`` then tell of files
-    of the run that are about to go. Default: nothing is removed."""
+    """Days without use after which the site removes files there. ``status`` and ``doctor`` then report files
+    of the run that are about to be removed. Default: nothing is removed."""
 
 
 # Unknown keys are errors, in the dataclasses within it too.
@@ -192,9 +192,9 @@ class Config:
     name: Name = NO_NAME
     """Name of the run; also its name on W&B."""
     run_dir: Text = "runs/${name}"
-    """Directory that holds everything the run has; it must not exist yet."""
+    """Directory for all files of the run; it must not exist yet."""
     seed: Seed = 0
-    """Number that every random choice derives from, together with the name of what is being done."""
+    """Seed that every random choice derives from, together with the name of what is drawn."""
     iterations: PositiveInt = 100
     """PPO iterations: rollout, reward, update."""
     model: ModelConfig

@@ -72,7 +72,7 @@ class UpdateConfig:
     """Training of the policy and the critic."""
 
     engine: TrainerName = TrainingEngine.DEEPSPEED
-    """Trainer: deepspeed, or module:function of one of your own; see docs/howto/own_engine.md."""
+    """Trainer: deepspeed, or ``module:function`` of your own; see docs/howto/own_engine.md."""
     epochs: PositiveInt = 1
     """Passes over an iteration's responses."""
     minibatches: PositiveInt = 4
@@ -122,8 +122,8 @@ class UpdateConfig:
     and one is due as soon as the updates since the last took a quarter of their time limit. A fork of
     another iteration begins by learning its state again."""
     keep_last: PositiveInt | None = 3
-    """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and thin older
-    ones out as keep_every says. The best policy is always kept. null: keep all."""
+    """Keep policy, critic and trainer state of the newest this many iterations, at least 2, and prune
+    older ones as keep_every says. The best policy is always kept. null: keep all."""
     keep_every: PositiveInt | None = None
     """Interval of older iterations to keep: those that it divides. Needs keep_last. Default: none."""
     keep_shards_last: PositiveInt | None = 20

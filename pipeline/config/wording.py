@@ -131,10 +131,10 @@ def _wrong_kind(problem: Any, key: str, location: Sequence[str]) -> str | None:
         is_component = location[:2] == ["reward", "components"]
         return with_legal(f"{key}.kind={tag}: no such kind", tag, KINDS) if is_component else None
     if key == "scheduler":
-        return f"scheduler: says no kind; choose {_options('scheduler')}"
+        return f"scheduler: has no kind; choose {_options('scheduler')}"
     named = (", ".join(map(str, given)) if isinstance(given, dict) else repr(given))[:LONGEST_VALUE]
     return (
-        f"{key}: says no kind, only {named}; add {key}.kind=model (with path), "
+        f"{key}: has no kind, only {named}; add {key}.kind=model (with path), "
         "kind=rule (with function) or kind=remote (with url), or choose reward=model, rule or remote"
     )
 

@@ -28,7 +28,7 @@ FILE_KEY = "data.prompts"
 """Key that messages call the prompts to train on by, where they are of a file."""
 _MOST_QUOTED = 80
 _WAYS_OUT = {
-    RejectReason.BAD_ANSWER: "mend the answers",
+    RejectReason.BAD_ANSWER: "fix the answers",
     RejectReason.TOO_LONG: "lower rollout.max_new_tokens, set data.long_prompts=truncate",
 }
 
@@ -277,7 +277,7 @@ def too_few(config: Config, judged: Judged, by_example: bool) -> str:
     if not usable:
         return f" has no usable row{because}"
     if judged.share_dropped > config.data.max_dropped:
-        way_out = "make fewer tasks, or more different ones" if judged.is_made else "mend them"
+        way_out = "make fewer tasks, or more different ones" if judged.is_made else "fix them"
         way_out = _WAYS_OUT.get(_commonest(judged), way_out)
         return f": {judged.portion_dropped} cannot be used{because}; {way_out}, or set data.max_dropped=1"
     return ""

@@ -36,7 +36,7 @@ def fit_warnings(config: Config, tokenizer: Any, has_chats: bool) -> Iterator[st
         yield (
             f"warning: model.policy={policy}: its chat template has no generation prompt: an answer stands "
             f"behind {header!r}, which prompts then lack, so that the policy would have to write that first; "
-            "mend its chat_template: add_generation_prompt has to write it"
+            "fix its chat_template: add_generation_prompt has to write it"
         )
 
 

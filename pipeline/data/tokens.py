@@ -234,7 +234,7 @@ def end_warnings(ends: Ends, tokenizer: Any, policy: str) -> Iterator[str]:
         numbers = ", ".join(map(str, sorted(unknown)))
         yield (
             f"warning: model.policy={policy}: responses cannot end at {numbers}, which is no token's id "
-            "in its tokenizer; mend eos_token_id of its config.json and generation_config.json, or "
+            "in its tokenizer; fix eos_token_id of its config.json and generation_config.json, or "
             "rollout.stop_token_ids"
         )
     named = {
@@ -246,7 +246,7 @@ def end_warnings(ends: Ends, tokenizer: Any, policy: str) -> Iterator[str]:
             yield (
                 f"warning: model.policy={policy}: {what} ({_shown(tokenizer, [id_])}) is none of the model's "
                 f"end-of-sequence ids ({_shown(tokenizer, ends.model)}); responses end at any of "
-                f"{_shown(tokenizer, ends.ids)}; if that is wrong, mend eos_token_id in its "
+                f"{_shown(tokenizer, ends.ids)}; if that is wrong, fix eos_token_id in its "
                 "generation_config.json, or its tokenizer"
             )
 

@@ -125,7 +125,7 @@ FAULTS = (
         r"uncorrectable (NVLink |ECC )*error (was )?(encountered|detected)|ECC error encountered"
         r"|fallen off the bus|GPU is lost|NVRM: Xid|hardware stack error|CUDA error: unknown error",
         "the GPU is broken, or needs a reset",
-        "tell the cluster's administrators; scheduler.STAGE.exclude leaves its node out",
+        "report it to the cluster's administrators; scheduler.STAGE.exclude leaves its node out",
     ),
     FaultRow(
         DeviceFault.MISMATCH,
@@ -151,7 +151,7 @@ FAULTS = (
         Helps.ELSEWHERE,
         r"Error 802:|CUDA error: system not yet initialized",
         "the node's fabric manager, which connects its GPUs, does not run",
-        "tell the cluster's administrators; scheduler.STAGE.exclude leaves its node out",
+        "report it to the cluster's administrators; scheduler.STAGE.exclude leaves its node out",
     ),
     FaultRow(
         DeviceFault.NO_DEVICE,

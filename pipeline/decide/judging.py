@@ -116,7 +116,7 @@ def judge(signs: Signs) -> Judgement:
     verdict = _of_both(signs, _from_outside(signs))
     element = signs.element
     if signs.is_taken_back and (element is None or element.state is SlurmState.COMPLETED):
-        return Judgement(FailureKind.INPUTS, "its commit was taken back", Evidence.RETRACTION)
+        return Judgement(FailureKind.INPUTS, "its commit was retracted", Evidence.RETRACTION)
     if signs.is_emptied and verdict.kind in _OF_ITS_JOB:
         return Judgement(FailureKind.CANCELLED, "cancelled with the run's jobs", Evidence.CANCELLATION)
     return verdict
@@ -199,7 +199,7 @@ def _from_outside(signs: Signs) -> Judgement:
         words = "Slurm says COMPLETED, but nothing was committed"
         return Judgement(FailureKind.KILLED, words, Evidence.SLURM)
     if element.state is SlurmState.CANCELLED and signs.is_silenced:
-        words = "its worker was not heard of for minutes, and was cancelled"
+        words = "its worker sent no heartbeat for minutes, and was cancelled"
         return Judgement(FailureKind.KILLED, words, Evidence.SILENCE)
     if element.state is SlurmState.CANCELLED and not element.node:
         return Judgement(FailureKind.LOST, _BEFORE_ITS_START, Evidence.SLURM)

@@ -230,5 +230,5 @@ def reason_to_launch(failures: Sequence[Failure]) -> str:
         return "not committed"
     last = failures[-1]
     if last.attempt == 0:
-        return f"its commit was taken back: {last.message}"
+        return f"its commit was retracted: {last.message}"
     return f"attempt {last.attempt} ended without a commit ({last.kind}: {last.message})"

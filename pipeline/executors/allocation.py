@@ -30,7 +30,7 @@ from slurm.limits import parse_memory
 
 _MODULES = ("pipeline.executors.allocation", "pipeline.cli.app")
 _LOOK_SECONDS = 1.0
-"""Seconds after which the driver looks again: steps on other nodes cannot ring."""
+"""Seconds after which the driver looks again: steps on other nodes cannot notify it."""
 
 
 def allocation_executor(config: Config, environment: Mapping[str, str] = os.environ) -> Processes:
@@ -60,7 +60,7 @@ def describe_allocation(config: Config, environment: Mapping[str, str] = os.envi
         return
     job = allocation_id(environment)
     if job is None:
-        yield "not looked at: whether tasks fit, as this is not inside an allocation"
+        yield "not checked: whether tasks fit, as this is not inside an allocation"
         return
     nodes = read_allocation(job)
     limits = allocation_limits(config, job, nodes)
@@ -200,7 +200,7 @@ def run_step(command: Sequence[str]) -> int:
     with subprocess.Popen(
         [word.replace(NODES, nodes) for word in command],
         env=clean_environment(os.environ),
-        start_new_session=True,  # srun would take SIGTERM for the wish to kill the step
+        start_new_session=True,  # srun would take SIGTERM for a request to kill the step
         preexec_fn=lambda: end_with_parent(signal.SIGTERM),  # of which srun ends its step
     ) as step:
         _pass_signals_on(step)
@@ -214,8 +214,8 @@ def run_step(command: Sequence[str]) -> int:
 
 
 def _pass_signals_on(step: "subprocess.Popen[bytes]") -> None:
-    """Warn the step's processes when this one is asked to end, and ring them: srun passes SIGUSR1 and SIGUSR2
-    on, and SIGTERM not."""
+    """Warn the step's processes when this one is asked to end, and notify them: srun passes
+    SIGUSR1 and SIGUSR2 on, and SIGTERM not."""
     passed = {signal.SIGTERM: signal.SIGUSR2, signal.SIGUSR2: signal.SIGUSR2, signal.SIGUSR1: signal.SIGUSR1}
 
     def pass_on(number: int, frame: FrameType | None) -> None:

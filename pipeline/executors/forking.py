@@ -21,7 +21,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from pipeline.process import end_with_parent, joined_within
-from pipeline.run.environment import BELL
+from pipeline.run.environment import PARENT_PIPE
 from pipeline.text import exit_in_words
 from slurm.errors import UnfinishedError
 
@@ -46,7 +46,7 @@ class Rank:
 
 def fork(entry: str, ranks: Sequence[Rank]) -> tuple[list[ForkServerProcess], Connection]:
     """Start a process for each rank, from another server where the one that runs ends meanwhile. Returns
-    them, and the end of a pipe with what they ring.
+    them, and the end of a pipe that has what they write.
 
     Raises:
         UnfinishedError: each server has ended before its processes were there.
@@ -60,7 +60,7 @@ def fork(entry: str, ranks: Sequence[Rank]) -> tuple[list[ForkServerProcess], Co
     raise UnfinishedError(
         f"{os.uname().nodename}: the server that workers are forked from (by process {os.getpid()}) was "
         f"{ended}, {_MOST_SERVERS} times, before one was there: what it imports fails (see above), or memory "
-        "ran out (see dmesg); mend that and type slurm-ppo resume with the run directory: nothing that was "
+        "ran out (see dmesg); fix that and run slurm-ppo resume with the run directory: nothing that was "
         "committed is lost"
     )
 
@@ -82,20 +82,20 @@ def _fork_all(entry: str, ranks: Sequence[Rank]) -> tuple[list[ForkServerProcess
     """Start a process for each rank; where one cannot be started, none is left. Raises what is in _GONE."""
     context = multiprocessing.get_context("forkserver")
     processes = []
-    bell, ringer = context.Pipe(duplex=False)
-    with ringer:
+    pipe, writer = context.Pipe(duplex=False)
+    with writer:
         try:
             for rank in ranks:
-                process = context.Process(target=_run_entry, args=(entry, rank, ringer), daemon=False)
+                process = context.Process(target=_run_entry, args=(entry, rank, writer), daemon=False)
                 process.start()
                 processes.append(process)
         except _GONE:
-            bell.close()
+            pipe.close()
             for process in processes:
                 signal_group(process, signal.SIGKILL)
                 joined_within(process, KILLED_SECONDS)
             raise
-    return processes, bell
+    return processes, pipe
 
 
 def preload(modules: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ def signal_group(process: ForkServerProcess, number: signal.Signals) -> None:
         process.kill()
 
 
-def _run_entry(entry: str, rank: Rank, bell: Connection) -> None:
+def _run_entry(entry: str, rank: Rank, pipe: Connection) -> None:
     os.setsid()
     threading.Thread(target=_end_with_driver, daemon=True).start()
     end_with_parent(signal.SIGKILL)
@@ -133,7 +133,7 @@ def _run_entry(entry: str, rank: Rank, bell: Connection) -> None:
     _redirect(os.open(os.devnull, os.O_RDONLY), 0)
     _redirect(os.open(rank.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), 1, 2)
     os.environ.clear()
-    os.environ.update({**rank.environment, BELL: str(bell.fileno())})
+    os.environ.update({**rank.environment, PARENT_PIPE: str(pipe.fileno())})
     # As in a process that was not forked from a server; that server's locks are reported as leaked when a
     # process that has some is signalled.
     multiprocessing.set_start_method(None, force=True)

@@ -34,7 +34,7 @@ class Started:
     folder: str = "."
     """Folder that the run was started from."""
     stays: bool = True
-    """Whether it keeps its devices from task to task. Else they are free once it has rung RELEASED."""
+    """Whether it keeps its devices from task to task. Else they are free once it has written RELEASED."""
     since: float = field(default_factory=time.time)
     """Unix time of its start."""
 
@@ -105,7 +105,7 @@ class Limits:
     grace: float = 5.0
     """Seconds that processes may take to end once they are asked to, or after another rank has failed."""
     look_seconds: float = HEARTBEAT_SECONDS
-    """Seconds after which one looks for what no process has rung for."""
+    """Seconds after which the driver looks for what no process has signalled."""
 
     def most(self, job_kind: str) -> int | None:
         return self.workers.get(job_kind)

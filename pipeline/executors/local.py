@@ -39,9 +39,9 @@ def drive(
     with leased as lease, interruptible(signal.SIGUSR2):
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
         run = settle(run)
-        books = Publisher(run, open_tracker(run, watcher.note), tidying=Tidying(is_beside=True))
+        publisher = Publisher(run, open_tracker(run, watcher.note), tidying=Tidying(is_beside=True))
         workers = ProcessWorkers(run, processes, begin_invocation(run.paths).invocation, lease.number)
-        driver = Driver(run, Jobs(run, workers, watcher.note), watcher, books)
+        driver = Driver(run, Jobs(run, workers, watcher.note), watcher, publisher)
         done = Pass(Outcome.FAILED)
         try:
             done = _loop(driver, workers, lease)
@@ -50,8 +50,8 @@ def drive(
         finally:
             workers.close()
             with driver.never_in_the_way():
-                books.close(done.outcome is Outcome.COMPLETE)
-                for text in books.tidying.said():
+                publisher.close(done.outcome is Outcome.COMPLETE)
+                for text in publisher.tidying.said():
                     watcher.note(text)
             journal.event(run.paths.events, "driver_ended", outcome=done.outcome)
         return done

@@ -269,7 +269,7 @@ class ProcessWorkers:
         return Posting(
             name=worker.name,
             linger=linger,
-            # An update that does not stay gives its GPUs back before it has ended: for good.
+            # An update that does not stay gives its GPUs back before it has ended.
             does_one_task=kind in limits.of_one_task or (not worker.stays and kind == Stage.UPDATE),
             task_seconds=limits.time_limit,
             known=known,

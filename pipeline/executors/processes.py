@@ -24,8 +24,8 @@ from pipeline.run.environment import RELEASED
 from pipeline.run.paths import rank_log
 from pipeline.text import exit_in_words
 
-_MOST_RUNG = 4096
-"""Bytes read from a bell at once; the ranks of a worker ring one or two for each task."""
+_MOST_BYTES = 4096
+"""Bytes read from a pipe at once; the ranks of a worker write one or two for each task."""
 
 _ENDING_SECONDS = 0.05
 """Seconds for which the end of a worker is awaited that has committed: it takes less, and a pass that begins
@@ -40,10 +40,10 @@ class Team:
     grant: Grant
     rendezvous: Path
     processes: Sequence[ForkServerProcess]
-    bell: Connection
-    """End of a pipe to read what the ranks ring."""
+    pipe: Connection
+    """End from which the bytes that ranks write are read."""
     released: int = 0
-    """Number of ranks that have given their devices back, for good."""
+    """Number of ranks that have released their devices."""
     failed_rank: int | None = None
     """Rank that failed first; the others cannot go on without it."""
     deadline: float = float("inf")
@@ -68,12 +68,12 @@ class Team:
         return () if self.released >= len(self.processes) else self.grant
 
     def listen(self) -> None:
-        """Hear the bell."""
-        while not self.bell.closed and self.bell.poll():
-            rung = os.read(self.bell.fileno(), _MOST_RUNG)
-            self.released += rung.count(RELEASED) if not self.started.stays else 0
-            if not rung:  # all its processes are gone
-                self.bell.close()
+        """Read what the ranks have written."""
+        while not self.pipe.closed and self.pipe.poll():
+            written = os.read(self.pipe.fileno(), _MOST_BYTES)
+            self.released += written.count(RELEASED) if not self.started.stays else 0
+            if not written:  # all its processes are gone
+                self.pipe.close()
 
     def check(self, grace: float) -> None:
         """Note which rank failed first, and give the others ``grace`` seconds. Where several failed since the
@@ -103,7 +103,7 @@ class Team:
         for process in self.processes:
             if process.exitcode is not None:
                 process.close()
-        self.bell.close()
+        self.pipe.close()
         self.rendezvous.unlink(missing_ok=True)
         rank = self.failed_rank or 0
         note = f"rank {rank} of {ranks} {exit_in_words(codes[rank])}" if ranks > 1 and codes[rank] else ""
@@ -153,9 +153,9 @@ class Processes:
             for n in range(size)
         ]
         began = time.monotonic()
-        processes, bell = fork(self._entry, ranks)
+        processes, pipe = fork(self._entry, ranks)
         self.starting_seconds += time.monotonic() - began
-        self._teams[worker.name] = Team(worker, grant, rendezvous, processes, bell)
+        self._teams[worker.name] = Team(worker, grant, rendezvous, processes, pipe)
         return True
 
     def collect_ended(self) -> Mapping[str, WorkerEnd]:
@@ -170,25 +170,25 @@ class Processes:
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Return when a worker rings or one of its ranks ends, or after ``seconds``. What has rung and does
-        not stay is about to end: where nothing can start before, wait a moment for that too."""
-        rung, until = self._wait_for_any(seconds), time.monotonic() + _ENDING_SECONDS
-        while rung and not any(team.started.stays for team in rung) and self._is_full():
-            rung = self._wait_for_any(until - time.monotonic())
+        """Return when a rank writes or ends, or after ``seconds``. A worker that has written and does not
+        stay is about to end: where nothing can start before, wait a moment for that too."""
+        heard, until = self._wait_for_any(seconds), time.monotonic() + _ENDING_SECONDS
+        while heard and not any(team.started.stays for team in heard) and self._is_full():
+            heard = self._wait_for_any(until - time.monotonic())
 
     def _wait_for_any(self, seconds: float) -> Sequence[Team]:
-        """Wait as :meth:`wait`. Return those that rang; none if anything has ended, or nothing has come."""
+        """Wait as :meth:`wait`. Return those that wrote; none if anything has ended, or nothing has come."""
         now = time.monotonic()
         until = min(
             [now + min(seconds, self.limits.look_seconds), *(t.deadline for t in self._teams.values())]
         )
-        bells = {t.bell: t for t in self._teams.values() if not t.bell.closed}
+        pipes = {t.pipe: t for t in self._teams.values() if not t.pipe.closed}
         ends = [sentinel for team in self._teams.values() for sentinel in team.sentinels]
-        ready = wait_for_any([*bells, *ends], timeout=max(0.0, until - now))
+        ready = wait_for_any([*pipes, *ends], timeout=max(0.0, until - now))
         for team in self._teams.values():
             team.listen()
-        rung = [bells[one] for one in ready if isinstance(one, Connection)]
-        return rung if len(rung) == len(ready) else ()
+        heard = [pipes[one] for one in ready if isinstance(one, Connection)]
+        return heard if len(heard) == len(ready) else ()
 
     def _is_full(self) -> bool:
         """Whether no worker of a kind that needs a place would find one, and all that follow need one."""

@@ -104,7 +104,7 @@ def constant_component(evidence: AdviceInput) -> Findings:
 def never_met(name: str) -> str:
     """Return the way out where a component gives every response the same."""
     return (
-        f"if it looks for a form that none has, say that form in the prompts, or mend "
+        f"if it looks for a form that none has, say that form in the prompts, or fix "
         f"reward.components.{name}.arguments; if it has nothing to add, leave it out"
     )
 

@@ -235,7 +235,7 @@ def first_ratio(evidence: AdviceInput) -> Findings:
         what = f"{found.name}: median {number(found.middle)} in {found.span}; 0 is right"
         remedy = (
             "set update.attention=eager and update.remove_padding=false to see whether kernels are to blame, "
-            "or update.precision=fp32; if it stays, please report it"
+            "or update.precision=fp32; if that does not help, please report it"
         )
         title = "the first ratio is not 1"
         yield Advice(Severity.PROBLEM, Rule.FIRST_RATIO, title, what, remedy, (found.name,))

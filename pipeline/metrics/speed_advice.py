@@ -159,9 +159,9 @@ def idle_workers(evidence: AdviceInput) -> Findings:
             key = key_of(job_kind)
             what = f"{percent(found.middle)} of the time that they hold their resources, in {found.span}"
             remedy = (
-                "have stages or runs share a partition, where workers make room for whoever needs their "
-                f"place; or lower {key}.linger: with 0 they leave at once, and each task pays for a start. "
-                "Where GPUs stand idle anyway, leave it"
+                "have stages or runs share a partition, where workers make room for jobs that need their "
+                f"place; or lower {key}.linger: with 0 they exit at once, and each task pays for a start. "
+                "Where the GPUs would be idle anyway, leave it"
             )
             title = f"workers of {job_kind} wait for much of their time"
             yield Advice(Severity.NOTE, Rule.IDLE_WORKERS, title, what, remedy, (found.name,))
@@ -244,7 +244,7 @@ def slow_node(evidence: AdviceInput) -> Findings:
                 f"its {job_kind} tasks take {median(found.values()):.1f} times as long as those elsewhere "
                 f"(median of {len(found)} iterations, {min(found)} to {max(found)})"
             )
-            remedy = f"set {key_of(job_kind)}.exclude={node}, and tell the administrators"
+            remedy = f"set {key_of(job_kind)}.exclude={node}, and report it to the administrators"
             title, names = f"node {node} is slow", (f"seconds/{job_kind}",)
             yield Advice(Severity.WARNING, Rule.SLOW_NODE, title, what, remedy, names)
 

@@ -45,7 +45,7 @@ _REMEDIES: Mapping[Change, str] = {
     Change.PARALLEL: "lower {key}.array_parallelism to as many as find a place at once, or give the stage a "
     "{key}.partition of its own",
     Change.EARLY: "set {key}.start_early=false: workers come before there is work for them",
-    Change.LINGER: "raise {key}.linger, so that who has started up waits for its input",
+    Change.LINGER: "raise {key}.linger, so that workers that have started wait for their input",
     Change.TIME: "raise {key}.time, or set {key}.task_time: no task fits into what is left of their time",
     Change.PARTITION: "name another {key}.partition, which has places for it and does not preempt",
 }

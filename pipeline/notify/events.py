@@ -108,7 +108,7 @@ def pass_failed(run: Run, why: str, begun: float) -> Event:
 
 def pause(run: Run, why: str, begun: float) -> Event:
     """Make the event that the run rests, as its jobs were cancelled by hand. Sent once per call."""
-    message = f"{why}, so it pauses until somebody resumes it, or cancels it"
+    message = f"{why}, so it pauses until it is resumed or cancelled"
     return _event(run, Occasion.TROUBLE, message, f"paused in call {begun}")
 
 
@@ -217,7 +217,7 @@ def _was_told(run: Run, key: str) -> bool:
 
 def _record(run: Run, event: Event, trouble: str, note: Note) -> None:
     if trouble:
-        note(f"notify.command was not told that the run is {event.event}: {trouble}")
+        note(f"notify.command got no notification that the run is {event.event}: {trouble}")
     outcome = trouble or "sent"
     try:
         journal.event(run.paths.events, "notified", of=event.event, key=event.key, command=outcome)

@@ -1,4 +1,4 @@
-"""The driver's pass: observe, reconcile, act, keep books. It may be killed at any moment."""
+"""The driver's pass: observe, reconcile, act, publish. It may be killed at any moment."""
 
 import contextlib
 import math
@@ -101,7 +101,7 @@ class Driver:
     run: Run
     jobs: Jobs
     watcher: Watcher
-    books: Publisher
+    publisher: Publisher
     records: Records = field(init=False)
     frontier: Frontier = field(init=False)
     advised: set[Rule] = field(default_factory=set)
@@ -123,7 +123,7 @@ class Driver:
     def __post_init__(self) -> None:
         self._read_anew()
         with self.never_in_the_way():
-            self.books.open()
+            self.publisher.open()
 
     def _read_anew(self) -> None:
         self.records = Records(self.run.paths)
@@ -135,15 +135,15 @@ class Driver:
         return without_stale(self.run.plan, self.records, find_frontier(self.run.plan, self.run.paths))
 
     def one_pass(self) -> Actions:
-        """Observe the disk and the executor, decide, act, and keep books. Idempotent."""
+        """Observe the disk and the executor, decide, act, and publish. Idempotent."""
         seen = self.observe()
         config = self.run.config
         attempts = config.scheduler.max_attempts, config.attempts_of(Stage.BENCHMARK)
         actions = reconcile(self.run.plan, seen, *attempts)
-        if actions.retract and self.books.tidying.finish():
+        if actions.retract and self.publisher.tidying.finish():
             return self.one_pass()  # what was seen may have gone since
         self.act(actions, seen)
-        self.keep_books(seen.tasks)
+        self.publish(seen.tasks)
         self.watcher.progress(self.frontier, self.records, tuple(seen.tasks))
         return actions
 
@@ -177,22 +177,22 @@ class Driver:
         if not actions.give_up:
             self.jobs.launch(actions.launch, seen)
 
-    def keep_books(self, tasks: Sequence[Task]) -> None:
+    def publish(self, tasks: Sequence[Task]) -> None:
         """Write the rows that are due, remove what is not to be kept, and pack old iterations."""
-        books, note = self.books, self.watcher.note
+        publisher, note = self.publisher, self.watcher.note
         with self.never_in_the_way():
-            for row in books.write_rows(self.records, self.frontier, note, self.jobs.saving):
+            for row in publisher.write_rows(self.records, self.frontier, note, self.jobs.saving):
                 self.watcher.row(row)
                 self._tell_advice(int(row["iteration"]))
-            for text in books.note_benchmarks(self.frontier):
+            for text in publisher.note_benchmarks(self.frontier):
                 note(text)
-            for text in books.tidy(self.frontier):
+            for text in publisher.tidy(self.frontier):
                 note(text)
             self._keep_identity()
             if not self.has_recovered:
                 note_recovery(self.run.paths, Trouble.ROWS)
             self.trouble, self.has_recovered = "", True
-        self.records.keep_only({*around(self.run.plan, tasks), *books.wanted(self.frontier)})
+        self.records.keep_only({*around(self.run.plan, tasks), *publisher.wanted(self.frontier)})
 
     @contextlib.contextmanager
     def never_in_the_way(self) -> Iterator[None]:
@@ -211,7 +211,7 @@ class Driver:
 
     @property
     def is_complete(self) -> bool:
-        return self.frontier.is_complete(self.run.plan, self.books.newest)
+        return self.frontier.is_complete(self.run.plan, self.publisher.newest)
 
     @property
     def writes_state(self) -> bool:
@@ -235,15 +235,15 @@ class Driver:
         one that was not is taken back with everything after it, and the run goes on from there.
 
         Raises:
-            RunError: it cannot be made again: what it would be made from was thinned out.
+            RunError: it cannot be made again: what it would be made from was pruned.
         """
         run = self.run
-        self.books.tidying.finish()
+        self.publisher.tidying.finish()
         found = find_break(run.plan, run.paths, self.frontier.updated)
         if found is None:
             return True
         self.watcher.note(f"{found.why}; it is moved aside, with all that came of it, and made again")
-        self.books.close_rows()
+        self.publisher.close_rows()
         take_history_back(run, Point(Stage.UPDATE, found.iteration))
         self._read_anew()
         return False
@@ -258,7 +258,7 @@ class Driver:
         if waited > self.rows_patience:
             raise RunError(
                 f"everything is committed, but its rows could not be written for {self.rows_patience:.0f} s: "
-                f"{self.trouble}; mend that, then: {resume_command(self.run)}"
+                f"{self.trouble}; fix that, then: {resume_command(self.run)}"
             )
         if waited < _ROWS_REST:
             self.watcher.note(
@@ -360,14 +360,14 @@ class Driver:
         if gone := keep(self.run):
             journal.event(self.run.paths.events, "identity_kept", files=gone)
             self.watcher.note(
-                f"{' and '.join(gone)}: gone or spoilt, and written again from what is kept twice"
+                f"{' and '.join(gone)}: gone or corrupt, and written again from what is kept twice"
             )
         self.kept = time.monotonic()
 
     def _tell_advice(self, iteration: int) -> None:
         """Report findings that the newest row is the first to show, each once in the life of a driver, and
         keep them for the report."""
-        for advice in first_shown(AdviceInput(self.books.rows, self.run.config)):
+        for advice in first_shown(AdviceInput(self.publisher.rows, self.run.config)):
             if advice.rule not in self.advised:
                 self.watcher.note(in_a_line(advice))
                 self.advised.add(advice.rule)

@@ -66,7 +66,7 @@ def _separate(run: Run, original: Path) -> Run:
 
 def _forget_jobs(run: Run) -> None:
     """Mark what the original has submitted as none of the copy's; that it leaves no commit is no failure."""
-    with contextlib.suppress(ValueError):  # one that cannot be read is written anew by what comes
+    with contextlib.suppress(ValueError):  # one that cannot be read is written again by what comes
         before = read_control(run.paths).invocation
         write_control(run.paths, Control(before, emptied=before))
     ledger, done = Ledger(run.paths), find_frontier(run.plan, run.paths).updated

@@ -1,4 +1,4 @@
-"""The driver's books: metrics rows, spans, best policy, links to policies, trackers, thinning, packing."""
+"""What follows from commits: metrics rows, spans, best policy, links, trackers, pruning, packing."""
 
 import functools
 import math
@@ -302,6 +302,6 @@ class Publisher:
 
 
 def note_mended(run: Run, iteration: int | None) -> None:
-    """Note in the journal the first row whose line differed from what was published, and was mended."""
+    """Note in the journal the first row whose line differed from what was published, and was fixed."""
     if iteration is not None:
         journal.event(run.paths.events, "rows_mended", iteration=iteration)

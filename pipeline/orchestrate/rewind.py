@@ -80,7 +80,7 @@ def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
 
     Raises:
         RunError: the run has not reached that point, begins after it, has no such pool, or what it would go
-            on from was thinned out.
+            on from was pruned.
         LeaseHeld: a driver is at work.
     """
     with hold(run.paths.locks, patience):
@@ -189,8 +189,8 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
         gone = [v for v in due if iteration <= v <= updated and v not in kept]
         if gone:
             raise Thinned(
-                f"policy {in_words(gone)} was thinned out on purpose (update.keep_last), so it cannot be "
-                f"evaluated again; evaluations of later ones than {gone[-1]} can be taken back"
+                f"policy {in_words(gone)} was pruned on purpose (update.keep_last), so it cannot be "
+                f"evaluated again; evaluations of later ones than {gone[-1]} can be retracted"
             )
     elif iteration > 1:
         check_can_go_on(run, iteration - 1)
@@ -198,14 +198,14 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
             raise Thinned(
                 f"responses of iteration {iteration} and those after it are of policies "
                 f"{in_words(range(plan.policy_of(iteration), iteration))} (rollout.staleness), of which one "
-                f"was thinned out or is gone; {way_back(run)}; or keep the responses: "
+                f"was pruned or is gone; {way_back(run)}; or keep the responses: "
                 f"--from {Stage.REWARD}@{iteration}"
             )
 
 
 def check_can_go_on(run: Run, version: int) -> None:
     """Raise RunError where the iteration after a committed version cannot be learnt again: its policy was
-    thinned out or its record is spoilt, or there is no trainer's state from which learning can get to it."""
+    pruned or its record is spoilt, or there is no trainer's state from which learning can get to it."""
     try:
         record = require_record(run.paths, policy_maker(version))
     except BadCommit as error:
@@ -216,7 +216,7 @@ def check_can_go_on(run: Run, version: int) -> None:
         there = sorted(versions_with_state(run.paths))
         named = f"iteration {in_words(there)} {'has' if len(there) == 1 else 'have'} one" if there else ""
         raise Thinned(
-            f"iteration {version} has no trainer's state, nor has any from which it could be learnt again; "
+            f"iteration {version} has no trainer's state, nor has any from which it could be learned again; "
             f"{named or 'no iteration has one'}; {way_back(run)}"
         )
 

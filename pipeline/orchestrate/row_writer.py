@@ -157,7 +157,7 @@ def _open_file(paths: RunPaths) -> int:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise NotAFile(f"{paths.metrics} is no file; move it away, and rows are written anew")
+    raise NotAFile(f"{paths.metrics} is not a file; move it away, and the next pass writes it again")
 
 
 def _read(descriptor: int) -> bytes:

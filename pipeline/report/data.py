@@ -135,7 +135,7 @@ def check_rows(run: Run, rows: Sequence[Mapping[str, object]]) -> None:
         wrong = wrong or ("iteration" if not isinstance(row.get("iteration"), int) else None)
         if wrong is not None:
             raise RunError(
-                f"{run.paths.metrics}: row {count} cannot be read: {wrong} is no number, but "
+                f"{run.paths.metrics}: row {count} cannot be read: {wrong} is not a number, but "
                 f"{row.get(wrong)!r}; take the line out, and slurm-ppo resume writes it again"
             )
 

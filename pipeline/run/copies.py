@@ -77,4 +77,4 @@ def _as_committed(paths: RunPaths) -> Iterator[None]:
     try:
         yield
     except (CorruptData, FileNotFoundError) as error:
-        raise RunError(f"{paths.root} holds no longer what was committed: {error}") from None
+        raise RunError(f"{paths.root} no longer holds what was committed: {error}") from None

@@ -74,7 +74,7 @@ def slurm_settings(run: Run) -> SlurmConfig:
     """
     if not isinstance(run.config.scheduler, SlurmConfig):
         raise RunError(
-            f"scheduler={run.config.scheduler.kind} has no queue to submit to; type slurm-ppo run, or "
+            f"scheduler={run.config.scheduler.kind} has no queue to submit to; use slurm-ppo run, or "
             "resume RUN, and slurm-ppo plan to see what it would do; for jobs choose scheduler=slurm"
         )
     return run.config.scheduler
@@ -209,7 +209,7 @@ def check_can_be_made(root: Path) -> None:
 
 
 def _is_seen(path: Path) -> bool:
-    """Whether something is there; false in a folder that may not be looked into."""
+    """Whether something is there; false in a folder that may not be read."""
     with contextlib.suppress(PermissionError):
         return path.exists()
     return False
@@ -238,7 +238,7 @@ def no_setting(word: str) -> RunError:
             f"{shown(root)} holds a run, and settings are wanted here, as KEY=VALUE; to continue the run: "
             f"slurm-ppo resume {place}"
         )
-    what = "holds no run" if root.exists() else "is no run directory: nothing is there"
+    what = "holds no run" if root.exists() else "is not a run directory: nothing is there"
     return RunError(
         f"{shown(root)} {what}{near_runs(root)}; give the directory of a run, or settings as KEY=VALUE"
     )

@@ -49,14 +49,14 @@ class Evidence(StrEnum):
 
 
 BY_EVIDENCE = {
-    Evidence.FAILURE_FILE: "by its own word",
+    Evidence.FAILURE_FILE: "by its own report",
     Evidence.EXIT_CODE: "by its exit code",
     Evidence.SLURM: "by Slurm's state",
     Evidence.MISSING: "as Slurm does not know its job",
-    Evidence.BEAT: "by its worker's word",
+    Evidence.BEAT: "by its worker's report",
     Evidence.SILENCE: "by its worker's silence",
     Evidence.CANCELLATION: "as all jobs of the run were cancelled",
-    Evidence.RETRACTION: "as its commit was taken back",
+    Evidence.RETRACTION: "as its commit was retracted",
     Evidence.LOG: "by the end of its log",
 }
 """Evidence in words, after a judgement."""

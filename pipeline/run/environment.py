@@ -1,9 +1,9 @@
-"""Environment variables that every process of slurm-ppo gets, and the bell of tasks
-(:mod:`stages.process.bell`).
+"""Environment variables that every process of slurm-ppo gets, and the pipe by which
+tasks notify their parent (:mod:`stages.process.parent`).
 """
 
-from slurm.tasklist import BELL as BELL
 from slurm.tasklist import COMMITTED as COMMITTED
+from slurm.tasklist import PARENT_PIPE as PARENT_PIPE
 from slurm.tasklist import RELEASED as RELEASED
 
 FAILED, WAITS = b"f", b"w"

@@ -57,7 +57,7 @@ FREE_KINDS = frozenset(
 NOT_BEGUN = frozenset({FailureKind.UNSTARTED, FailureKind.SETUP})
 """Failures of jobs whose task did not begin: the next attempt comes later, each time after twice as long."""
 FOR_PEOPLE = frozenset({FailureKind.CONFIG, FailureKind.SETUP})
-"""Failures for which people have to mend something before the run can go on."""
+"""Failures for which people have to fix something before the run can go on."""
 DISK_EXIT = 6
 """Exit code of a task that failed with kind DISK: known even where its failure file cannot be written."""
 _OF_DISKS = PASSING | {errno.ENOSPC, errno.EDQUOT, errno.EROFS}

@@ -238,7 +238,7 @@ def _held_because(path: Path) -> str | None:
     age = time.time() - holder.acquired
     return (
         f"a driver is at work on this run: host {holder.host}, process {holder.pid}, "
-        f"since {age:.0f} s, last heard of {max(0.0, beat_age):.0f} s ago ({path}); wait for it or stop it"
+        f"since {age:.0f} s, last heartbeat {max(0.0, beat_age):.0f} s ago ({path}); wait for it or stop it"
     )
 
 
@@ -262,7 +262,7 @@ def _held_by_the_unknown(path: Path, beat_age: float, error: ValueError) -> str 
     if beat_age > EXPIRY_SECONDS:
         return None
     return (
-        f"the lease {path} cannot be read ({error}); unless somebody renews it, the next driver takes it "
+        f"the lease {path} cannot be read ({error}); unless it is renewed, the next driver takes it "
         f"over in {EXPIRY_SECONDS - beat_age:.0f} s"
     )
 

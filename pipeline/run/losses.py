@@ -96,7 +96,7 @@ def why_not_whole(paths: RunPaths, version: int) -> str | None:
         if record is None:
             return f"the commit record of policy {version} is gone"
         if not has_policy(paths, version):
-            return f"policy {version} was thinned out"
+            return f"policy {version} was pruned"
         check_sizes(paths, record)
     except CorruptData as error:
         return str(error)
@@ -114,7 +114,7 @@ def _has_whole_state(paths: RunPaths, version: int) -> bool:
 
 
 def in_sentences(run: Run, loss: Loss) -> str:
-    """Say in lines for people what is lost for good, what is left, and the way out."""
+    """Say in lines for people what is lost, what is left, and the way out."""
     rows = newest_row(journal.read_tail(run.paths.metrics), run.plan.start)
     policies = [version for version in list_folders(run.paths) if why_not_whole(run.paths, version) is None]
     left = [f"rows up to iteration {rows}"] if rows > run.plan.start else []
@@ -127,7 +127,7 @@ def in_sentences(run: Run, loss: Loss) -> str:
     )
     return (
         f"{shown(run.paths.root)} cannot go on: of its {loss.updated - loss.start} iterations nothing is "
-        f"left that the next could be learnt from ({loss.why})\n"
+        f"left that the next could be learned from ({loss.why})\n"
         f"what is left: {' and '.join(left) or 'settings and journals'}; {way_out}"
     )
 

@@ -21,7 +21,7 @@ def find_original(known: str, here: Path, run_id: str) -> Path | None:
     there = Path(known)
     try:
         return there if _holds(there, run_id) and not is_one(there, here) else None
-    except PermissionError:  # it is there, and somebody else's: a colleague's copy
+    except PermissionError:  # it is there, and another user's: a colleague's copy
         return there
     except (FileNotFoundError, NotADirectoryError):
         return None

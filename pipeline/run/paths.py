@@ -90,7 +90,7 @@ class RunPaths:
 
 def holds_identity(root: Path) -> bool:
     """Whether a directory holds a run's identity or the copy of it, as this machine remembers. Raises
-    PermissionError in one that may not be looked into."""
+    PermissionError in one that may not be read."""
     return RunPaths(root).run_json.exists() or RunPaths(root).run_copy.exists()
 
 

@@ -1,4 +1,4 @@
-"""Retention: policies and trainers' states of old iterations are thinned out, and readers can tell.
+"""Retention: policies and trainers' states of old iterations are pruned, and readers can tell.
 
 A commit record stays, so its iteration stays done. A marker beside it, written before anything is removed,
 names the folders that went: what it names is gone on purpose, anything else that is missing is lost. A driver
@@ -27,7 +27,7 @@ from pipeline.run.tasks import Task
 from slurm.sharedfiles import from_json, is_there, make_folder, names_in, read_newest
 
 _PARENTS = ("state", "trainer", "critic", "policy")
-"""Folders that are thinned out, in the order in which they go."""
+"""Folders that are pruned, in the order in which they go."""
 
 
 class Thinned(RunError):
@@ -81,7 +81,7 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
             try:
                 remove_folders(run.paths, version, going)
             except (OSError, CorruptData) as error:  # a reader on NFS may still hold a file open
-                yield f"{', '.join(going)} could not be thinned out yet: {error}"
+                yield f"{', '.join(going)} could not be pruned yet: {error}"
 
 
 def remove_folders(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
@@ -182,7 +182,7 @@ def check_is_kept(paths: RunPaths, record: Record, *parents: str) -> None:
     gone = sorted({folder.split("/")[0] for folder in thinned_folders(paths, record.task)} & set(parents))
     if gone:
         raise Thinned(
-            f"iteration {record.task.iteration} was thinned out on purpose (update.keep_last), its "
+            f"iteration {record.task.iteration} was pruned on purpose (update.keep_last), its "
             f"{', '.join(gone)} is gone; {way_back(load_run(paths.root))}"
         )
 

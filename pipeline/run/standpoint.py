@@ -51,7 +51,7 @@ class Elsewhere:
     @property
     def as_owner(self) -> str:
         """Who may type a command, and where, in words."""
-        who = f"ask {self.owner.user} to type this" if self.is_other_user else "type this"
+        who = f"ask {self.owner.user} to run this" if self.is_other_user else "run this"
         return f"{who} on a machine of {self.owner.cluster}" if self.is_on_another_cluster else who
 
 
@@ -140,7 +140,7 @@ def check_may_write(paths: RunPaths) -> None:
     owner, me = owner_by_id(status.st_uid).user, owner_by_id(os.getuid()).user
     whose = "yours" if owner == me else f"{owner}'s"
     raise RunError(
-        f"{me} may not write {found} ({whose}, mode {status.st_mode & 0o7777:o}); let {owner} type: "
+        f"{me} may not write {found} ({whose}, mode {status.st_mode & 0o7777:o}); ask {owner} to run: "
         f"chmod -R g+rwX {shlex.quote(str(paths.root))}"
     )
 

@@ -24,7 +24,7 @@ FOLDER = re.compile(r"(\d{5,})\..+")
 
 def state_record(paths: RunPaths, version: int) -> Record | None:
     """Return the record that a version's state was committed with, behind its policy or with it; None where
-    there is none, or its files were thinned out.
+    there is none, or its files were pruned.
 
     Raises:
         CorruptData: a record cannot be read; names its task.
@@ -45,12 +45,12 @@ def has_state(paths: RunPaths, version: int) -> bool:
 
 
 def has_policy(paths: RunPaths, version: int) -> bool:
-    """Whether the policy is committed, and was not thinned out. Version 0 is the user's."""
+    """Whether the policy is committed, and was not pruned. Version 0 is the user's."""
     return version == 0 or _stands(paths, policy_maker(version), "policy") is not None
 
 
 def _stands(paths: RunPaths, task: Task, parent: str) -> Record | None:
-    """Return the task's record if it can be read and nothing of it below ``parent`` was thinned out."""
+    """Return the task's record if it can be read and nothing of it below ``parent`` was pruned."""
     try:
         return _kept_record(paths, task, parent)
     except CorruptData:
@@ -58,7 +58,7 @@ def _stands(paths: RunPaths, task: Task, parent: str) -> Record | None:
 
 
 def _kept_record(paths: RunPaths, task: Task, parent: str) -> Record | None:
-    """Return the task's record unless something of it below ``parent`` was thinned out."""
+    """Return the task's record unless something of it below ``parent`` was pruned."""
     record = read_record(paths, task)
     if record is None:
         return None

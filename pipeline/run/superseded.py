@@ -117,7 +117,7 @@ def move_history(target: Path, paths: RunPaths, tasks: Sequence[Task]) -> None:
 def move_folder(folder: Path, target: Path, paths: RunPaths) -> None:
     """Move a folder away, and make an empty one in its place, so that other machines notice the move.
 
-    Else a client that remembers the old folder under this name, and looks into it, would go on finding it.
+    Else a client that remembers the old folder under this name, and lists it, would go on finding it.
     """
     if is_there(folder):
         _move(folder, target, paths)

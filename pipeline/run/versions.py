@@ -33,7 +33,7 @@ class Version:
 
 
 def find_version(text: str, needed: str, *parents: str) -> Version:
-    """Find the version that ``text`` names, of which nothing below ``parents`` was thinned out.
+    """Find the version that ``text`` names, of which nothing below ``parents`` was pruned.
 
     Args:
         needed: name of what ``parents`` hold, for messages.
@@ -81,7 +81,7 @@ def _why_absent(run: Run, number: int, updated: int) -> str:
         return f"is the model that it began with, {run.config.model.policy}"
     if number in kept_versions(run.paths):
         return "was not due (update.save_every), was lost, or is still being saved (its policy is there)"
-    return "was thinned out on purpose (update.keep_last)"
+    return "was pruned on purpose (update.keep_last)"
 
 
 def split(text: str) -> tuple[Path, str]:

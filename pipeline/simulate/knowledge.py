@@ -69,7 +69,7 @@ class Knowledge:
         return [*self.past.get(job_kind, ()), *live]
 
     def task_seconds(self, job_kind: str) -> float | None:
-        """Return what a task of a kind takes; asked anew once a few more are done."""
+        """Return what a task of a kind takes; asked again once a few more are done."""
         number, seconds = self._seconds.get(job_kind, (-1, None))
         done = self.done[job_kind] // (1 if job_kind == MEASURED else _FEW)
         if number != done:

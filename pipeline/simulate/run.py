@@ -329,7 +329,7 @@ class SimulatedRun:
             self.clock.at(at, self._leave_places)
 
     def _leave_places(self) -> None:
-        """Waiting workers are rung; each looks at everything each second in any case."""
+        """Waiting workers are notified; each looks at everything each second in any case."""
         for worker in [w for idle in self.idle.values() for w in idle if self.is_to_leave(w)]:
             self.look(worker)
 

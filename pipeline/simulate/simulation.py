@@ -22,7 +22,7 @@ _MOST_OTHERS = 20
 _OTHERS_SPREAD = 0.7
 _LEAST_PATIENCE = 43_200.0
 _PATIENCE_FACTOR = 20
-"""A run stands still after so many times what its longest steps take without a commit."""
+"""A run is stalled after so many times what its longest steps take without a commit."""
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class Simulation:
             keeper.kin = [other.run for other in self.keepers if other is not keeper]
 
     def carry_out(self, until: float = math.inf) -> list[SimulationResult]:
-        """Go on until each run is committed, or stands still, and its workers have left.
+        """Go on until each run is committed, or stalled, and its workers have left.
 
         Args:
             until: seconds after which the simulation stops.
@@ -73,7 +73,7 @@ class Simulation:
         return self.clock.now - max(keeper.run.committed for keeper in self.keepers) > patience
 
     def _result(self, keeper: Keeper) -> SimulationResult:
-        why = keeper.given_up or ("" if keeper.run.progress.is_over else "it stands still")
+        why = keeper.given_up or ("" if keeper.run.progress.is_over else "it is stalled")
         whole = math.inf if why else keeper.run.committed
         seconds = keeper.run.progress.iteration_seconds()
         return SimulationResult(seconds, whole, why, keeper.run.jobs, keeper.passes, self.clock.done)
@@ -155,7 +155,7 @@ def simulate(plant: Plant, until: float = math.inf) -> SimulationResult:
 
 
 def patience_of(plant: Plant) -> float:
-    """Return the seconds after which a run without a commit stands still."""
+    """Return the seconds after which a run without a commit is stalled."""
     longest = max(kind.seconds + kind.startup for kind in plant.kinds.values()) + plant.slurm.queue
     return _LEAST_PATIENCE + _PATIENCE_FACTOR * (longest + plant.linger_max + plant.slurm.requeue)
 

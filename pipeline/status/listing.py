@@ -29,7 +29,7 @@ from slurm.sharedfiles import from_json, is_there, read_plainly, unsealed
 if TYPE_CHECKING:
     from pipeline.run.owner import Owner
 
-SPOILT, NOT_BEGUN = "spoilt", "not begun"
+SPOILT, NOT_BEGUN = "corrupt", "not begun"
 _LEVELS = 2
 """Levels of folders below the one that is named in which runs are looked for."""
 _THREADS = 4
@@ -50,7 +50,7 @@ class Entry:
     run: str
     """Run directory."""
     state: str
-    """State as ``slurm-ppo status`` has it; also "not begun" (of a sweep) and "spoilt"."""
+    """State as ``slurm-ppo status`` has it; also "not begun" (of a sweep) and "corrupt"."""
     name: str | None = None
     iteration: int | None = None
     """Newest iteration that has a row."""
@@ -123,7 +123,7 @@ def _places(folder: Path, levels: int) -> Iterator[RunPlace]:
         yield from _of_sweep(folder)
     elif levels:
         for child in _folders(folder):
-            with contextlib.suppress(OSError):  # what may not be looked into holds no run that can be shown
+            with contextlib.suppress(OSError):  # what may not be read holds no run that can be shown
                 yield from list(_places(child, levels - 1))
 
 

@@ -54,7 +54,7 @@ _ENDS = {
     "paused": "the run pauses, as its jobs were cancelled by hand",
     "failed": "the run has failed",
     "stopped": "nothing of the run is left in Slurm's queue",
-    "incomplete": "nobody is at work on the run",
+    "incomplete": "no process is running the run",
 }
 """End of a run that is followed, by its state, in words."""
 
@@ -347,12 +347,12 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
 
 def way_out(run: Run, given_up: tuple[Failure, ...]) -> str:
-    """Return the command to continue with, or what to mend first."""
+    """Return the command to continue with, or what to fix first."""
     if not any(item.kind in FOR_PEOPLE for item in given_up):
         return f"nothing that was committed is lost; to continue: {resume_command(run)}"
     if not is_there(run.paths.task(PREPARE).record):
-        return "nothing was committed: mend the settings and type the same command again"
+        return "nothing was committed: fix the settings and run the same command again"
     return (
-        f"mend what the message names, then: {resume_command(run)} (settings are frozen; "
+        f"fix what the message names, then: {resume_command(run)} (settings are frozen; "
         "to change one, start a new run with another run_dir=...)"
     )

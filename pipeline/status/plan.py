@@ -154,7 +154,7 @@ def _group(task: Task) -> str:
 def _due(actions: Actions) -> Iterator[str]:
     told = {
         "cannot be done": [f"{item.task}: {item.message}" for item in actions.give_up],
-        "to be taken back and made again": [f"{item.task}: {item.reason}" for item in actions.retract],
+        "to be retracted and made again": [f"{item.task}: {item.reason}" for item in actions.retract],
         "due now": list(_launches(actions.launch)),
     }
     for heading, lines in told.items():

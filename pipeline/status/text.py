@@ -37,9 +37,9 @@ _NEXT = {
 }
 
 
-_OF_A_PAUSE = "nothing is submitted until you resume the run; to end it for good: slurm-ppo cancel"
+_OF_A_PAUSE = "nothing is submitted until you resume the run; to end it: slurm-ppo cancel"
 _OF_ANOTHERS_PAUSE = "nothing is submitted until it is resumed"
-_NO_DRIVER = "no driver job is in the queue: what is queued will be done, and then nothing follows"
+_NO_DRIVER = "no driver job is in the queue: what is queued will run, and nothing after it"
 
 
 class About(StrEnum):
@@ -161,7 +161,7 @@ def _of_jobs(status: "Status") -> Iterator[Sentence]:
 def _of_queue(status: "Status", slurm: "SlurmStatus") -> Iterator[Sentence]:
     if slurm.unanswered:
         last = f" (last {clock(status.answered)})" if status.answered else ""
-        message = f"Slurm does not answer{last}, so this is what the disk knows"
+        message = f"Slurm does not answer{last}, so this is from files alone"
         yield Sentence(About.SILENCE, f"{message}: {slurm.unanswered}", slurm.unanswered)
     if is_hidden(slurm) or (slurm.whose and status.state == "stopped"):
         return  # said with whose they are
@@ -335,7 +335,8 @@ def job_details(stage: "StageProgress", is_cut: bool) -> list[str]:
     if stage.reason:
         parts.append(f"{stage.reason} ({stage.helps})" if stage.helps else stage.reason)
     if stage.resubmitted:
-        parts.append(f"{stage.attempts} attempts, {stage.resubmitted} of them again")
+        retries = "1 retry" if stage.resubmitted == 1 else f"{stage.resubmitted} retries"
+        parts.append(f"{stage.attempts} attempts, {retries}")
     return parts
 
 

@@ -89,7 +89,7 @@ def _signs(of: Whose, now: float) -> str:
     commit = "nothing is committed yet"
     if of.last_commit is not None:
         commit = _ago("last commit", of.last_commit, now)
-    return commit if of.last_word is None else f"{commit}, {_ago('last word of a worker', of.last_word, now)}"
+    return commit if of.last_word is None else f"{commit}, {_ago('last heartbeat', of.last_word, now)}"
 
 
 def _ago(what: str, moment: float, now: float) -> str:
@@ -110,7 +110,7 @@ def next_step(of: Whose, state: str, root: str) -> str | None:
     if state == "unknown":
         as_owner = f" as {of.owner}" if of.is_other_user else ""
         there = f" on a machine of {of.cluster}" if of.is_on_another_cluster else ""
-        return f"slurm-ppo status {place}, typed{as_owner}{there}"
+        return f"slurm-ppo status {place}, run{as_owner}{there}"
     if state in _IS_OVER:
         resume = asked_of(of.owner, of.cluster, of.is_other_user, f"slurm-ppo resume {place}")
         return f"{resume}, or {way_on(Path(root))}"

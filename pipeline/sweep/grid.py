@@ -125,7 +125,7 @@ def _values(word: str, override: "Override", groups: Mapping[str, Sequence[str]]
         return (plain_number(override.get_value_element_as_str()),)
     if override.is_interval_sweep():
         raise SweepError(
-            f"{word!r}: an interval is no list of values; write {key}=range(FROM,TO,STEP) or {key}=A,B"
+            f"{word!r}: an interval is not a list of values; write {key}=range(FROM,TO,STEP) or {key}=A,B"
         )
     if isinstance(override.value(), Glob):
         return _matching(word, override, groups)
@@ -153,7 +153,7 @@ def _matching(word: str, override: "Override", groups: Mapping[str, Sequence[str
     options = groups.get(key)
     if options is None:
         raise SweepError(
-            f"{word!r}: glob is for groups ({', '.join(groups)}), and {key} is none; write {key}=A,B"
+            f"{word!r}: glob is for groups ({', '.join(groups)}), and {key} is not one; write {key}=A,B"
         )
     found = tuple(override.value().filter(list(options)))  # type: ignore[union-attr]
     if not found:

@@ -135,7 +135,7 @@ def check_folder(root: Path) -> None:
         raise SweepError(f"{root} holds a run, so a sweep cannot begin there; {other}")
     check_is_outside_runs(root)
     if root.exists() and not root.is_dir():
-        raise SweepError(f"{root} is no folder; {other}")
+        raise SweepError(f"{root} is not a folder; {other}")
     names = {path.name for path in root.glob("[!.]*")} if root.is_dir() else set()
     if names - {"locks", "logs"}:
         raise SweepError(f"{root} holds other files and no {SWEEP_MANIFEST}; {other}")

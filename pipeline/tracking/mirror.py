@@ -134,7 +134,7 @@ def _rows_to_send(run: Run, note: Note) -> list[Row]:
     """Return the rows; where rows that were sent have gone or changed, they go to a new W&B run."""
     rows, state = published(run), read_state(run.paths)
     if not state.holds(rows):
-        note("W&B has rows that were taken back or changed since: a new W&B run has all")
+        note("W&B has rows that were retracted or changed since: a new W&B run has all")
         write_state(run.paths, state.next_generation())
     return rows
 

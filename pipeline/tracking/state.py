@@ -63,7 +63,7 @@ class Sent:
     """Number of rows that ``sync --offline`` has written."""
     place: WandbPlace | None = None
     """Place that counts instead of that of ``run.json``: with the entity of the first key, or as
-    ``sync --anew`` chose it."""
+    ``sync --new-run`` chose it."""
 
     def holds(self, rows: Sequence[Row]) -> bool:
         """Whether the run still has every row that was sent, unchanged."""
@@ -117,8 +117,8 @@ _LONGEST = 60
 
 
 def place_of(run: Run, environment: Mapping[str, str]) -> WandbPlace:
-    """Return the place that the run went to or ``sync --anew`` chose, else that of the making; where neither
-    was noted, as the run was made without W&B, what the environment says now."""
+    """Return the place that the run went to or ``sync --new-run`` chose, else that of the making;
+    where neither was noted, as the run was made without W&B, what the environment says now."""
     kept = read_state(run.paths).place or run.identity.wandb
     return kept or _settled_here(run, environment)
 
@@ -155,7 +155,7 @@ def not_followed(run: Run, environment: Mapping[str, str]) -> str:
             told.append(f"{variable}={_short(said)} (the run has {_short(kept) or 'none'})")
     if not told:
         return ""
-    sync = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} --anew"
+    sync = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} --new-run"
     return (
         f"W&B goes on as when the run was made, without this shell's {', '.join(told)}; "
         f"to send all rows to a new W&B run, as this shell has it: {sync}"
@@ -171,7 +171,7 @@ def _short(value: str | tuple[str, ...] | None) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-NO_KEY = "there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY"
+NO_KEY = "there is no API key for W&B: run `wandb login`, or set WANDB_API_KEY"
 
 
 _OLD_WORDS = {"dryrun": WandbMode.OFFLINE, "run": WandbMode.ONLINE}

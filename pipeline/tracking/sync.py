@@ -33,7 +33,7 @@ _LONGEST = 100
 
 
 @dataclass(frozen=True)
-class Anew:
+class NewWandbRun:
     """Another W&B run gets all rows: where this shell's W&B variables say, else where the run was."""
 
     project: str | None = None
@@ -41,17 +41,17 @@ class Anew:
     entity: str | None = None
 
     @staticmethod
-    def asked(anew: bool, project: str | None, entity: str | None) -> "Anew | None":
+    def asked(is_new: bool, project: str | None, entity: str | None) -> "NewWandbRun | None":
         """Return what the command's options ask for. Raises UserError where they name a place without it."""
-        if not anew and (project or entity):
+        if not is_new and (project or entity):
             raise UserError(
-                "--project and --entity go with --anew: W&B moves no run, a new one gets all rows"
+                "--project and --entity go with --new-run: W&B cannot move a run, so a new one gets all rows"
             )
-        return Anew(project, entity) if anew else None
+        return NewWandbRun(project, entity) if is_new else None
 
 
 def sync(
-    run: Run, seconds: float, anew: Anew | None, say: Callable[[str], None], offline: Path | None = None
+    run: Run, seconds: float, new: NewWandbRun | None, say: Callable[[str], None], offline: Path | None = None
 ) -> str:
     """Send the rows that W&B lacks, or all to another W&B run. Returns a summary for a person.
 
@@ -70,8 +70,8 @@ def sync(
         raise UserError(NO_KEY)
     if holder := holder_of(mirror_lease(run.paths)):
         say(f"waiting for another process that sends rows: {holder}")
-    if anew:
-        place = moved_here(run, os.environ, anew.project, anew.entity)
+    if new:
+        place = moved_here(run, os.environ, new.project, new.entity)
         with hold(mirror_lease(run.paths), _PATIENCE):
             write_state(run.paths, read_state(run.paths).next_generation(place))
     elif told := not_followed(run, os.environ):
@@ -110,13 +110,13 @@ def _carried_out(run: Run, seconds: float, say: Callable[[str], None], options: 
 def _way_out(run: Run, fault: Fault, why: str) -> str:
     """Say of a refusal that stays what a person can do."""
     if fault is Fault.KEY:
-        return f"W&B refuses the API key ({why}): type `wandb login`, or set WANDB_API_KEY to another"
+        return f"W&B refuses the API key ({why}): run `wandb login`, or set WANDB_API_KEY to another"
     place = place_of(run, os.environ)
     where = f"{place.entity}/{place.project}" if place.entity else place.project
     return (
         f"W&B refuses the run as it was made, for {where} at {place.base_url}, and will again "
         f"({why[:_LONGEST]}); set what is wrong (--project, --entity, a variable such as WANDB_TAGS) "
-        f"and type: slurm-ppo sync {shlex.quote(str(run.paths.root))} --anew"
+        f"and run: slurm-ppo sync {shlex.quote(str(run.paths.root))} --new-run"
     )
 
 

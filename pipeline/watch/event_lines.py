@@ -91,7 +91,7 @@ _WORDS: Mapping[str, str | Callable[[Event], str]] = {
     "state_lost": "{message}",
     "learned_again": replay_in_words,
     "refused": "Slurm refused {array}: {message}",
-    "queue_full": "the queue takes no more jobs of this run now: {message}",
+    "queue_full": "the queue accepts no more jobs of this run now: {message}",
     "never_arrived": "{array} did not arrive in Slurm's queue; its tasks are submitted again",
     "gave_up": _gave_up,
     "driver_started": "driver started on {host}, process {pid}",

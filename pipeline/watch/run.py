@@ -105,7 +105,7 @@ class Readers(Background[Status]):
         or may pass.
 
         Raises:
-            OSError: the run cannot be read until a person mends it.
+            OSError: the run cannot be read until a person fixes it.
         """
         try:
             look = self._reader.read(self._queue, self._answered)
@@ -135,7 +135,7 @@ class Readers(Background[Status]):
         return LogEnd(key, log.name, str(log.path), tuple(end_of(paths, log, _LOG_LINES)) or ("(empty)",))
 
     def _settle(self, look: Status) -> bool:
-        """Whether the run has ended for good: between two drivers nothing is at work for a moment."""
+        """Whether the run has ended. That no process works for a moment, between two drivers, is no end."""
         is_local = look.slurm is None
         if is_local:
             self._count += 1

@@ -84,16 +84,16 @@ HELP = """\
 marks, one for each shard        keys
   ■ done                           up, down   choose a lane
   ▸ running                        r s w u e  the lane of rollout, score,
-  ↻ tried again                               reward, update, evaluate
+  ↻ retried                                   reward, update, evaluate
   · waiting in the queue           l          end of its failed or newest log
-  ✗ failed, and not tried again    p          pause: the screen stays as it is
-  - nobody is at it yet            q          quit; the run goes on
+  ✗ failed, and not retried        p          pause: the screen stays as it is
+  - not started                    q          quit; the run goes on
 More shards than fit are drawn in    ?        this page
 proportion; the counts are exact.
 
 Metrics: the newest value, and the last 60 iterations from low to high.
-Nothing that you do here changes the run. Why jobs wait is in Slurm's words,
-said plainly. More: slurm-ppo status RUN, slurm-ppo logs RUN."""
+Nothing that you do here changes the run. Reasons why jobs wait are those of
+Slurm, in plain words. More: slurm-ppo status RUN, slurm-ppo logs RUN."""
 
 Lines = list[Text]
 

@@ -23,7 +23,7 @@ from pipeline.watch.screen import LEAST_HEIGHT, LEAST_WIDTH, framed
 from pipeline.watch.terminal import STEPS, Window, show
 
 _KEYS = "q quit   up/down other runs"
-_STYLES = {"running": "cyan", "failed": "bold red", "spoilt": "bold red", "not begun": "dim"}
+_STYLES = {"running": "cyan", "failed": "bold red", "corrupt": "bold red", "not begun": "dim"}
 
 
 class SweepReading(Background[SweepStatus]):

@@ -16,7 +16,7 @@ from pipeline.config.types import Linger
 from pipeline.run import journal
 from pipeline.run.attempts import new_attempt
 from pipeline.run.directory import Run
-from pipeline.run.environment import BELL, FAILED, WAITS
+from pipeline.run.environment import FAILED, PARENT_PIPE, WAITS
 from pipeline.run.pass_requests import PassRunner, read_last, request_pass
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker
@@ -93,7 +93,7 @@ class WorkerHost:
     ask_queue: Callable[[], Queue | None] = lambda: None
     """Returns the queue; None where it cannot be asked."""
     committed: Callable[[Task], None] = lambda task: None
-    """Is called after each commit: a worker that waits for it may be woken, and the run's books be kept."""
+    """Is called after each commit: a worker that waits for it may be woken, and rows be written."""
     failed: Callable[[bool], None] = lambda stays: None
     """Is called after each attempt that failed, with whether this process goes on: what follows is for a pass
     to decide."""
@@ -149,14 +149,14 @@ def of_environment(run: Run, job_kind: str, environment: Mapping[str, str], star
 
 
 def of_driver(posting: Posting, job_kind: str, environment: Mapping[str, str]) -> WorkerHost:
-    """Return the surroundings of a worker that a driver has started itself. It hears of commits by the task's
-    own ring (:mod:`stages.process.bell`)."""
-    bell, stage = int(environment.get(BELL) or -1), task_of(0, job_kind).stage
+    """Return the surroundings of a worker that a driver has started itself. Tasks notify
+    it of commits (:mod:`stages.process.parent`)."""
+    pipe, stage = int(environment.get(PARENT_PIPE) or -1), task_of(0, job_kind).stage
 
-    def ring(what: bytes) -> None:
-        if bell >= 0:
+    def notify_driver(what: bytes) -> None:
+        if pipe >= 0:
             with contextlib.suppress(OSError):  # the driver is gone, and this process about to be
-                os.write(bell, what)
+                os.write(pipe, what)
 
     slots = None if posting.slots is None else Slots(Path(posting.slots_file), posting.slots)
     return WorkerHost(
@@ -164,8 +164,8 @@ def of_driver(posting: Posting, job_kind: str, environment: Mapping[str, str]) -
         new_attempt,
         nodes=environment.get("SLURM_STEP_NODELIST", ""),
         known=posting.known,
-        failed=lambda stays: ring(FAILED),
-        waits=lambda: ring(WAITS) if posting.is_scarce and posting.linger else None,
+        failed=lambda stays: notify_driver(FAILED),
+        waits=lambda: notify_driver(WAITS) if posting.is_scarce and posting.linger else None,
         settings=posting.resources,
         slots=slots,
         keeps=posting.linger != 0 or stage is not Stage.UPDATE,
@@ -205,13 +205,13 @@ def slurm_queue(paths: RunPaths, array: str, index: int) -> Queue | None:
 
 # --- after a commit --------------------------------------------------------------------------------------
 
-# What a worker on Slurm does for others: it rings those who wait for what it has committed, and requests
+# What a worker on Slurm does for others: it notifies those who wait for what it has committed, and requests
 # passes after a commit, after a failure and where there was none for long. None of it is worth a worker's
 # end: where a disk takes nothing the log says what was left undone.
 
 
 _SHORT_WAIT = 2.0
-"""Seconds of waiting up to which a worker looks so often that it sees a commit sooner than a ring comes."""
+"""Seconds of waiting up to which a worker looks so often that it sees a commit sooner than a signal comes."""
 _LOOK_SECONDS = 10.0
 """Seconds between two looks at how old the newest pass is."""
 _ROWS_BYTES = 1 << 16
@@ -262,8 +262,8 @@ class CommitHooks:
             request_end(fifo)
 
     def committed(self, task: Task) -> None:
-        """Ring those who wait for this commit, and ask for a pass."""
-        with self._going_on("those who wait were not rung"):
+        """Notify those who wait for this commit, and request a pass."""
+        with self._going_on("waiting workers were not notified"):
             if time.monotonic() > self.calm_until:
                 self._ring(task)
         with self._going_on("no pass was requested"):
@@ -290,7 +290,7 @@ class CommitHooks:
                     print(self._undone, flush=True)
 
     def _ring(self, task: Task) -> None:
-        """Ring those who have waited for a commit for a while."""
+        """Notify those who have waited for a commit for a while."""
         now, others = time.time(), self._others()
         self.calm_until = time.monotonic() + calm(now, (beat.since for beat in others))
         waiting = {beat.worker: beat.task for beat in others if now - beat.since > _SHORT_WAIT}
@@ -303,7 +303,7 @@ class CommitHooks:
         ready = {(t.iteration, t.job_kind) for t in readers if there.issuperset(self.run.plan.inputs(t))}
         woken = {key for key in waiting.values() if key and _kind_of(key) in ready}
         if said := ring(elements_to_ring(waiting, woken)):
-            print(f"those who wait were not rung: {said}", flush=True)
+            print(f"waiting workers were not notified: {said}", flush=True)
 
     def _is_seen_to(self, is_soon: bool) -> bool:
         """Whether another one starts what passes are asked for: all who wait do soon, and who is at the last

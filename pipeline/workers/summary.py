@@ -22,7 +22,7 @@ REASONS: Mapping[Reason, str] = {
     Reason.LONG: "waited as long as coming back takes",
     Reason.NEEDED: "another job needed the place",
     Reason.TIME: "no time left for another task",
-    Reason.WARNED: "warned by Slurm, or ended by somebody",
+    Reason.WARNED: "warned by Slurm, or cancelled",
     Reason.CHANGED: "the package or the configuration changed",
     Reason.GREW: "its memory grew",
     Reason.FAILED: "its task failed",

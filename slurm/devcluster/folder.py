@@ -104,7 +104,7 @@ def read(folder: Path) -> tuple[PracticeIdentity, Layout, bool]:
         raise DevclusterError(f"the development cluster in {folder} is another user's") from None
     except (ValueError, KeyError, TypeError):
         raise DevclusterError(
-            f"{folder / RECORD} is not what slurm-ppo devcluster wrote; end the daemons whose numbers lie in "
+            f"{folder / RECORD} is not what slurm-ppo devcluster wrote; end the daemons with the ids in "
             f"{folder / 'run'}, if there are any, and remove the folder"
         ) from None
 

@@ -30,7 +30,7 @@ class Process:
     parent: int
     session: int
     started: int
-    """Start in clock ticks since the machine booted. With ``pid`` it identifies a process for good."""
+    """Start in clock ticks since the machine booted. With ``pid`` it identifies a process uniquely."""
 
 
 def start_daemon(command: Sequence[str], record: Path, log: Path, environment: Mapping[str, str]) -> None:

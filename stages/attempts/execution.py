@@ -30,8 +30,8 @@ from stages.logs import log
 from stages.models.numerics import forget_peaks, peak_gpu_memory, set_up_chance, set_up_torch
 from stages.models.passes import counted_passes, forget_passes
 from stages.process import background
-from stages.process.bell import policy_is_there, ring
 from stages.process.heap import give_back_freed
+from stages.process.parent import notify_parent, policy_is_there
 from stages.training import publish_state
 
 _POLL_SECONDS = 0.5
@@ -142,7 +142,7 @@ def commit(context: Context, record: Record, history: int) -> Record | None:
         outcome = "the run has gone back meanwhile, and what this attempt made was moved aside"
         has_won = False
     elif has_won:
-        ring(COMMITTED)
+        notify_parent(COMMITTED)
     log.info(f"{task}: {outcome}: {describe(record)}")
     return record if has_won else None
 
@@ -157,7 +157,7 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
     """
     try:
         if writer.detach():  # else the devices are free when the process ends, and not before
-            ring(RELEASED)
+            notify_parent(RELEASED)
         begun = time.monotonic()
         background.finish()
         num_bytes = copied_bytes(context, writer)

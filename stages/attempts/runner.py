@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     set_up_log()
     arguments = parse(argv)
     if is_taken_over(arguments.run_dir):
-        log.info(f"{arguments.run_dir} was taken over from who submitted this job; nothing is done")
+        log.info(f"{arguments.run_dir} was taken over from the user who submitted this job; nothing is done")
         return 0
     return run_attempt(arguments).exit_code
 

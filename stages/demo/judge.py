@@ -73,7 +73,7 @@ def main() -> int:
         print(f"{name:<22}{means}{gains[-1]:>13.2f}")
     if min(gains) >= LEAST_GAIN:
         return 0
-    print(f"the run has not learnt: both were to gain {LEAST_GAIN} standard deviations", file=sys.stderr)
+    print(f"the run has not learned: both were to gain {LEAST_GAIN} standard deviations", file=sys.stderr)
     return 1
 
 

@@ -105,7 +105,7 @@ def _content(path: Path) -> bytes:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise ProgramFailed("{output} is no file")
+            raise ProgramFailed("{output} is not a file")
         if status.st_size > _MOST_BYTES:
             raise ProgramFailed(
                 f"it wrote {size(status.st_size)}, and numbers take {size(_MOST_BYTES)} at most"
@@ -123,7 +123,7 @@ def parse_numbers(content: bytes) -> dict[str, float]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = f"{_shown(repr(first['loc'][0]))}: " if first["loc"] else ""
-        raise ProgramFailed(f"what it wrote is no object of numbers: {where}{first['msg']}") from None
+        raise ProgramFailed(f"what it wrote is not an object of numbers: {where}{first['msg']}") from None
 
 
 def _shown(text: str) -> str:

@@ -71,7 +71,9 @@ def read_adapter(folder: Path) -> Adapter:
             f"{folder}: adapters with {', '.join(kinds)} cannot be merged here; write whole models"
         )
     if strange := [name for name in tensors if not (name.startswith(PREFIX) and name.endswith(_ENDS))]:
-        raise UserError(f"{folder}: its {strange[0]} is no factor of a low-rank adapter; write whole models")
+        raise UserError(
+            f"{folder}: its {strange[0]} is not a factor of a low-rank adapter; write whole models"
+        )
     down, up = _ENDS
     modules = sorted(name.removesuffix(down) for name in tensors if name.endswith(down))
     return Adapter(

@@ -240,7 +240,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     except OSError as error:
         print(
-            f"error: {given.directory}: {error.strerror or error}; mend that, and type it again",
+            f"error: {given.directory}: {error.strerror or error}; fix that, and run it again",
             file=sys.stderr,
         )
         return 2

@@ -96,7 +96,7 @@ def _start(keys: Mapping[str, Any], end: int) -> int:
     """Return the first byte of tensors: the header's end, aligned as it says."""
     alignment = keys.get(*_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-        raise BadHeader(f"{_ALIGNMENT[0]}={alignment!r} is no power of two")
+        raise BadHeader(f"{_ALIGNMENT[0]}={alignment!r} is not a power of two")
     return -(-end // alignment) * alignment
 
 

@@ -37,7 +37,8 @@ def all_reduce(given: CheckInput) -> Shown:
     seconds = (time.perf_counter() - began) / _ROUNDS
     if not math.isclose(total, float(ranks.size()) ** (_ROUNDS + 1), rel_tol=_ROUNDING):
         raise CheckFailed(
-            f"the sum over {ranks.size()} ranks is {total}", "exclude this node, and tell the administrators"
+            f"the sum over {ranks.size()} ranks is {total}",
+            "exclude this node, and report it to the administrators",
         )
     speed = _MIB * 2**20 / seconds / 1e9
     hosts = len(set(ranks.share(os.uname().nodename)))

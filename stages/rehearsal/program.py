@@ -21,7 +21,7 @@ from stages.rehearsal.answers import CheckFailed, CheckInput, MissedRanks, NotSh
 _SAID = 300
 """Characters of a library's error message that are quoted."""
 _LOOK_AT_LOG = (
-    "mend what the message names; a page of the documentation, docs/howto/gpus.md, has the frequent ones"
+    "fix what the message names; a page of the documentation, docs/howto/gpus.md, has the frequent ones"
 )
 
 

@@ -84,6 +84,7 @@ def read_speed(path: Path, digest: str) -> float:
     size, found = digest_file(path)
     if found != digest:
         raise CheckFailed(
-            f"{path.name} has other bytes than were written", "tell the administrators: data is damaged"
+            f"{path.name} has other bytes than were written",
+            "report it to the administrators: data is damaged",
         )
     return size / 1e9 / (time.perf_counter() - began)

@@ -56,5 +56,5 @@ def _check_share(name: str, rule: RuleConfig, records: Mapping[int, Record]) -> 
         f"reward component {name!r} ({rule.function}) failed at {num_failed} of {num_rows} responses of "
         f"iteration {task.iteration}, a larger share than max_failed={rule.max_failed:g}; "
         f"slurm-ppo logs RUN {point} shows the first of each shard (most, {failed[shard]}, are in shard "
-        f"{shard}); mend the rule and go on with slurm-ppo resume RUN --from {point}"
+        f"{shard}); fix the rule and go on with slurm-ppo resume RUN --from {point}"
     )

@@ -40,7 +40,7 @@ class _ValidateLines(logging.Handler):
 def problems_of(config: Config) -> Iterator[UserError]:
     """Yield what keeps the models of a configuration from being used; of large ones only a part is read."""
     if why := _why_not_loaded(config):
-        log.info(f"not looked at: whether transformers loads the models ({why}); {_FIRST_TASK}")
+        log.info(f"not checked: whether transformers loads the models ({why}); {_FIRST_TASK}")
         _warn_of_doubts(config)
     else:
         found = list(loading_problems(config))

@@ -108,7 +108,7 @@ def settled_size(earlier: Sequence[int]) -> int:
 def is_spoilt(end: AttemptEnd, ranks: int) -> bool:
     """Whether a process is of no further use after an attempt: memory that ran out may still be held by what
     failed, after other faults of a GPU each call of CUDA fails, ranks of which one failed may wait for each
-    other, and that a disk took nothing may be told by the exit code alone, which is that of the last attempt.
+    other, and that a disk took nothing may show in the exit code alone, which is that of the last attempt.
     """
     return end.failure is not None and (end.is_of_device or end.failure in _ENDS_PROCESS or ranks > 1)
 

@@ -1,7 +1,7 @@
 """Changes of folders on a local filesystem, as Linux tells of them (inotify): who waits for a file need not
 look for it again and again, beside others that compute on the same cores.
 
-On a network filesystem only this machine's own changes would be told of.
+On a network filesystem only this machine's own changes are reported.
 """
 
 import contextlib

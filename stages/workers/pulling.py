@@ -39,13 +39,13 @@ from pipeline.workers.handover import must_leave
 from pipeline.workers.outside import WorkerHost
 from stages.attempts.arguments import Arguments
 from stages.logs import log
-from stages.process.bell import hear_of_policy, hear_of_release
 from stages.process.imported import OwnCode
+from stages.process.parent import hear_of_policy, hear_of_release
 from stages.workers.kept_trainer import has_kept_trainer, is_writing_state
 from stages.workers.limit import TaskLimit
 from stages.workers.measuring import Besides, release_scorer
 from stages.workers.pulse import Pulse
-from stages.workers.surroundings import Bell, Output, control_of, is_called_off
+from stages.workers.surroundings import Output, Wakeup, control_of, is_called_off
 from stages.workers.waiting import Waiting
 
 _BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0
@@ -115,8 +115,8 @@ class Pulling:
         self.besides = Besides(self.run, task.job_kind, self.outside.name, self.waiting, self.crew)
 
     @property
-    def bell(self) -> Bell:
-        return self.waiting.bell
+    def wakeup(self) -> Wakeup:
+        return self.waiting.wakeup
 
     # --- the source ---
 
@@ -138,12 +138,12 @@ class Pulling:
         return given
 
     def _find(self) -> Arguments | None:
-        self.bell.listen()
+        self.wakeup.listen()
         view = None
         while self.reason is None:
             view = (self._look_at_come(view) if view else None) or self.look()
             choice = choosing.choose(view, self.worker)
-            if self.reason or self.bell.warned:
+            if self.reason or self.wakeup.warned:
                 self.leave(Reason.WARNED)
             elif choice.step is Step.DONE:
                 self.leave(Reason.DONE)
@@ -172,7 +172,7 @@ class Pulling:
         """Wait for a slot until it is time to look again. Returns whether there is one."""
         slots, until = self.outside.slots, time.monotonic() + _SLOT_SECONDS
         while slots and not slots.take(choosing.urgency(self.run.plan, view.frontier, task)):
-            if self.bell.wait(FIRST_POLL) or time.monotonic() > until:
+            if self.wakeup.wait(FIRST_POLL) or time.monotonic() > until:
                 return False
         return True
 
@@ -206,7 +206,7 @@ class Pulling:
         if exit_code:
             self.pulse.say()
             self.outside.failed(True)
-        elif not self._is_over():  # else those who wait may be jobs of another cluster, which counts anew
+        elif not self._is_over():  # else those who wait may be jobs of another cluster, which counts from 0
             self.outside.committed(arguments.task)
         if not self._is_own(arguments.task):
             release_scorer()
@@ -264,7 +264,7 @@ class Pulling:
             control = control_of(self.run)
             if control is None or not is_called_off(control):
                 is_last = self.frontier.find().is_committed(self.run.plan)
-                # a pass decided that, or nobody follows
+                # a pass decided that, or no worker follows
                 is_known = self._is_known or self.reason in (Reason.DONE, Reason.NEEDED)
                 self.outside.leaves(is_last or not is_known)
 

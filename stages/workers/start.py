@@ -237,7 +237,7 @@ def main(argv: Sequence[str]) -> int:
 
 def serve(words: Sequence[str]) -> NoReturn:
     """Work in a process that was forked for it."""
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until somebody listens to it
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until the worker handles it
     atexit._clear()  # what the server has to do at its end
     note_inherited()
     end_process(main(words))

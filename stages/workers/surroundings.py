@@ -54,7 +54,7 @@ class Asking:
         self._queue = self._ask() or self._queue
 
 
-class Bell:
+class Wakeup:
     """Signals, as something that can be waited for: SIGUSR1 says that something may have come, SIGTERM and
     SIGUSR2 that the process is to end."""
 
@@ -66,7 +66,7 @@ class Bell:
 
     def listen(self) -> None:
         """Handle the signals: a task handles some of them in its own way while it runs."""
-        signal.signal(signal.SIGUSR1, self._ring)
+        signal.signal(signal.SIGUSR1, self._wake)
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, self._warn)
 
@@ -86,13 +86,13 @@ class Bell:
             os.read(self._reader, 1 << 12)
         return True
 
-    def _ring(self, number: int, frame: object) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: it has rung
+    def _wake(self, number: int, frame: object) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: a signal is noted already
             os.write(self._writer, b"!")
 
     def _warn(self, number: int, frame: object) -> None:
         self.warned = True
-        self._ring(number, frame)
+        self._wake(number, frame)
 
 
 class Output:

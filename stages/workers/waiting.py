@@ -23,7 +23,7 @@ from pipeline.workers.outside import WorkerHost
 from stages.workers.kept_trainer import seconds_to_save_trainer
 from stages.workers.noticing import FolderEvents
 from stages.workers.pulse import Pulse
-from stages.workers.surroundings import Asking, Bell, Package
+from stages.workers.surroundings import Asking, Package, Wakeup
 
 _LOOK_SECONDS, _LOOK_SECONDS_ON_NETWORK = 1.0, 5.0
 """Seconds after which one who waits looks at everything again, and not only at what it waits for."""
@@ -54,7 +54,7 @@ class Waiting:
     outside: WorkerHost
     pulse: Pulse
     crew: LiveWorkers
-    bell: Bell = field(default_factory=Bell)
+    wakeup: Wakeup = field(default_factory=Wakeup)
     notices: FolderEvents = field(default_factory=FolderEvents)
     wait: Wait | None = None
     """The wait that goes on, by the monotonic clock; None: there is none."""
@@ -134,14 +134,14 @@ class Waiting:
         return not self.is_network and bool(awaited) and self.notices.watch(awaited)
 
     def _sleep(self, waited: float, is_told: bool) -> bool:
-        """Wait until it is time to look for what is awaited. Returns whether it was rung."""
+        """Wait until it is time to look for what is awaited. Returns whether it was notified."""
         assert self.wait is not None
         if not is_told:
             pause = staying.pause(waited, self.is_network, self._ahead(waited))
-            return self.bell.wait(max(pause, self._rest))
+            return self.wakeup.wait(max(pause, self._rest))
         seconds = _TOLD_SECONDS if waited > _ESTIMATE_AFTER else _ESTIMATE_AFTER
         left = max(0.0, min(seconds, self.wait.until - time.monotonic()))
-        return self.bell.wait(min(left, self._rest)) or self.bell.wait(left, self.notices)
+        return self.wakeup.wait(min(left, self._rest)) or self.wakeup.wait(left, self.notices)
 
     def end(self) -> None:
         """End the wait: the worker has a task."""

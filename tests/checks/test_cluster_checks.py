@@ -286,8 +286,8 @@ def test_validate_says_what_nobody_could_be_asked_and_what_memory_jobs_get(
     said = capsys.readouterr()
     assert not ended.value.code, said.err
     lines = said.out.splitlines()
-    accounts = next(line for line in lines if line.startswith("not looked at: account"))
-    assert accounts.startswith("not looked at: account=lab, qos=high; no accounting answers here (sacctmgr)")
+    accounts = next(line for line in lines if line.startswith("not checked: account"))
+    assert accounts.startswith("not checked: account=lab, qos=high; no accounting answers here (sacctmgr)")
     memory = [line for line in lines if line.startswith("memory: ")]
     unset = "scheduler.prepare.mem, scheduler.rollout.mem are not set"
     assert memory == [
@@ -420,7 +420,7 @@ FINE = ProbeResult("gpu07", "3.11.7", {}, [], {}, 2)
             ProbeTimeout("job 3 left no answer", False, True, "line 2 of setup failed on node n1"),
             [
                 "scheduler.rollout.setup=module load cuda; conda x: line 2 of setup failed on node n1; "
-                "mend it, or let it fail with || true"
+                "fix it, or let it fail with || true"
             ],
         ),
         (ProbeTimeout("waiting for free resources", is_late=True), []),

@@ -559,7 +559,7 @@ def test_a_run_that_crashes_have_damaged(complete_run, tmp_path, slurm_ppo):
     assert "  warning  events.jsonl: " in said
     assert "  warning  left-overs: 1 private files of writers that were killed" in said
     assert said.splitlines()[-2] == "1 problem, 2 warnings"
-    assert said.splitlines()[-1] == f"next: mend the problems, then slurm-ppo doctor {run}"
+    assert said.splitlines()[-1] == f"next: fix the problems, then slurm-ppo doctor {run}"
     groups = [line for line in said.splitlines() if line in set(CheckGroup)]
     assert groups == ["Machine", "Space", "Files", "W&B", "Run"]
     assert [line for line in said.splitlines() if len(line) > 80 and str(run) not in line] == []

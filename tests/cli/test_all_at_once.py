@@ -89,7 +89,7 @@ def test_a_check_that_stumbles_after_a_problem_is_named_with_what_it_stumbled_ov
     assert ended.value.code == 2
     first, last = capsys.readouterr().err.splitlines()
     assert "seeed" in first
-    assert last == "error: not looked at: disk space: KeyError: 'blocks'"
+    assert last == "error: not checked: disk space: KeyError: 'blocks'"
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(KeyError):
         main()

@@ -64,7 +64,7 @@ def refused(run: Run, why: str) -> None:
 def test_the_run_of_a_colleague_is_refused_however_idle_it_looks(submitted, monkeypatch):
     owner = submitted.paths.control.stat().st_uid
     monkeypatch.setattr("os.getuid", lambda: owner + 4711)
-    refused(submitted, "was submitted by .*, whose jobs are not .* to end or replace: ask .* to type this")
+    refused(submitted, "was submitted by .*, whose jobs are not .* to end or replace: ask .* to run this")
 
 
 def test_on_the_login_node_of_another_cluster_a_run_is_refused(submitted, cluster):
@@ -80,7 +80,7 @@ def test_a_run_whose_worker_was_just_heard_of_is_refused(submitted, doing, age, 
     """A colleague goes on with it."""
     write_beats(submitted.paths, beat("17_3r0", doing=doing, beat=time.time() - age))
     if is_refused:
-        refused(submitted, "worker 17_3r0 of .*, on gpu07, was heard of 1[2-9] s ago; wait for the run")
+        refused(submitted, "worker 17_3r0 of .*, on gpu07, sent a heartbeat 1[2-9] s ago; wait for the run")
     else:
         assert clean_runs(submitted.paths.root, yes=True, only=[]) == 0
 

@@ -49,7 +49,7 @@ SURFACE = {
     "notify": ["OVERRIDES", "--config-dir"],
     "samples": ["RUN[@ITERATION]", "--best", "--worst", "--random", "--prompt", "--seed", "--full", "--json"],
     "report": ["RUN...", "--out"],
-    "sync": ["RUN", "--anew", "--project", "--entity", "--offline", "--timeout"],
+    "sync": ["RUN", "--new-run", "--project", "--entity", "--offline", "--timeout"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
     "sweep": ["OVERRIDES", "--config-dir", "--seeds", "--at-once", "--point", "--drop", "--dry-run"],
@@ -345,9 +345,7 @@ def test_without_a_tokenizer_validate_says_that_it_did_not_look(inputs, tmp_path
     words = tokenised(inputs, tmp_path, rows_of(*[60] * 9), f"model.policy={policy}")
     done = slurm_ppo("validate", *words)
     assert done.returncode == 0, done.stderr
-    (line,) = (
-        line for line in done.stdout.splitlines() if line.startswith("not looked at: lengths in tokens")
-    )
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("not checked: lengths in tokens"))
     assert why in line
 
 

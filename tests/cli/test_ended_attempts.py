@@ -81,7 +81,7 @@ def test_status_logs_doctor_and_timeline_tell_the_same_end_of_an_attempt(
     assert line in said_by(monkeypatch, capsys, "logs", str(run.paths.root), "--failed")
     finding = check_attempts(run)
     assert finding.measured == (
-        f"1 at what is at hand failed: 1 {kind}; the last: prepare, attempt 1 "
+        f"failed attempts of current tasks: 1 {kind}; the last: prepare, attempt 1 "
         f"({kind}, {BY_EVIDENCE[evidence]}): {ending.message}"
     )
     assert timeline(world) == [(ending.attempt, ending.message)]
@@ -104,7 +104,7 @@ def test_what_cancel_ended_is_no_failed_attempt_to_anybody(world, monkeypatch, c
     status = json.loads(said_by(monkeypatch, capsys, "status", str(run.paths.root), "--json"))
     assert status["last_failure"] is None
     assert "no attempt has failed" in said_by(monkeypatch, capsys, "logs", str(run.paths.root), "--failed")
-    assert check_attempts(run).measured == "of what is at hand none is known to have failed"
+    assert check_attempts(run).measured == "no attempt of current tasks is known to have failed"
     assert timeline(world) == []
 
 
@@ -131,4 +131,4 @@ def test_doctor_names_a_file_of_ends_that_cannot_be_read_and_the_next_pass_write
     world.advance("a pass")
     assert any("it was written again from what the other says" in line for line in world.story)
     assert isinstance(next(iter(read_endings(world.run.paths, [0]).values())), Ending)
-    assert check_attempts(world.run).measured.startswith("1 at what is at hand failed")
+    assert check_attempts(world.run).measured.startswith("failed attempts of current tasks: 1 ")

@@ -290,7 +290,7 @@ def test_one_file_that_may_not_be_written_changes_nothing_and_leaves_no_guards(s
         done = scene.type("submit RUN", "stopped", OWNER)
         assert done.code == 2
         mode = f"{path.stat().st_mode & 0o7777:o}"
-        assert f"owner may not write {path} (mate's, mode {mode}); let mate type: chmod" in done.err
+        assert f"owner may not write {path} (mate's, mode {mode}); ask mate to run: chmod" in done.err
         assert not done.acts
         assert not differences(before, entries(scene.root("stopped")))
     finally:

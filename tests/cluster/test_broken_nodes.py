@@ -36,7 +36,7 @@ def test_what_follows_a_fault_of_a_gpu_is_on_another_node(cluster, make_run, tmp
     broken = (tmp_path / "broken").read_text()
     (other,) = {"update0", "update1"} - {broken}
     said = run.command("status", run.root).stdout
-    assert re.search(rf"job \d+ on {other}; 2 attempts, 1 of them again", said), said
+    assert re.search(rf"job \d+ on {other}; 2 attempts, 1 retry", said), said
     assert re.search(rf"rollout shard 0, attempt 1 \(job \w+ on {broken}\): the GPU is broken", said), said
     hold.end()
     run.wait_until_complete(300)

@@ -319,7 +319,7 @@ def test_a_model_that_was_changed_stops_the_run_at_once(cluster, inputs, make_ru
     run.wait_for(lambda: not run.jobs(), "an empty queue")
     assert {kind for _, kind in failed(run)} == {"config"}, run.story()
     assert len(failed(run)) == len(set(failed(run))), "none was tried again"
-    assert any("mend what the message names" in log for log in run.logs_of_passes().values())
+    assert any("fix what the message names" in log for log in run.logs_of_passes().values())
 
     weights.write_bytes(good)
     resumed = run.command("resume", run.root)

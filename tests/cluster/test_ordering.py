@@ -85,7 +85,7 @@ def test_an_update_that_ends_while_it_writes_the_state_does_not_train_again(
     assert run.policy() == policy_of(complete_run)
     assert [event["iteration"] for event in run.events("state_lost")] == [1, 2]
     learnt = [
-        log.count("iteration 1 is learnt again") for log in run.logs("00002-update/attempt-*/*").values()
+        log.count("iteration 1 is learned again") for log in run.logs("00002-update/attempt-*/*").values()
     ]
     assert sum(learnt) == 1
     lost = "the trainer's state of iteration 2 was lost; no update follows that needs it"

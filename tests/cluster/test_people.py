@@ -182,7 +182,7 @@ def test_a_cluster_that_does_not_answer_is_told_and_the_disk_shown(runs, slurm_p
     # an answer of some seconds ago would do, where somebody has got one
     nobody_asked = {"PATH": f"{tmp_path}:{environment['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     shown = slurm_ppo("status", runs.bad, env=environment | nobody_asked)
-    assert "Slurm does not answer, so this is what the disk knows" in shown.stdout
+    assert "Slurm does not answer, so this is from files alone" in shown.stdout
     assert re.search(r"1 +rollout +4/4", shown.stdout)
 
 

@@ -32,7 +32,7 @@ def without(cluster: PracticeCluster, folder: Path, *nodes: str) -> Iterator[Non
 @ON_CLUSTER
 @pytest.mark.skipif(not NETWORK, reason="the nodes have one view of the disk")
 def test_a_node_that_cannot_open_the_runs_files_costs_no_attempt(cluster, make_run, complete_run, tmp_path):
-    """Updates have a second node; rewards wait until theirs is mended. Status says what is wrong."""
+    """Updates have a second node; rewards wait until theirs is fixed. Status says what is wrong."""
     words = ["scheduler.reward.partition=[update]", "scheduler.reward.exclude=[update1]"]
     go = tmp_path / "go"
     run = make_run(cluster, room_on(cluster, tmp_path) / "run", "iterations=1", gate("rollout", go), *words)

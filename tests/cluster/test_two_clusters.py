@@ -87,7 +87,7 @@ def test_from_another_cluster_a_live_run_is_seen_as_alive_and_left_alone(
         assert done.returncode == 2, (command, done.stderr)
         told = " ".join(done.stderr.split())
         assert f"was submitted to cluster {home}, and this machine asks {other.identity.name}" in told
-        assert f"type this on a machine of {home}, or take the run over: slurm-ppo resume" in told
+        assert f"run this on a machine of {home}, or take the run over: slurm-ppo resume" in told
     assert not queue_of(other, "--states=all")
     assert asked == read_control(RunPaths(run.root))
     assert before == rollouts(run)

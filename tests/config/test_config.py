@@ -591,7 +591,7 @@ def test_an_experiment_of_ones_own_is_no_other(tmp_path):
     given = ["model.policy=p", "data.prompts=d", "experiment=own"]
     model = compose([*given, "reward=model", "reward.components.rm.path=r"], tmp_path)
     assert list(model.reward.components) == ["rm"]
-    with pytest.raises(ConfigError, match=r"reward.components.mine: says no kind, only arguments"):
+    with pytest.raises(ConfigError, match=r"reward.components.mine: has no kind, only arguments"):
         compose([*given, RULE[1]], tmp_path)
 
 

@@ -208,20 +208,20 @@ def test_where_vllm_cannot_generate_transformers_does_and_the_line_says_why(unde
             facts(UNNAMED),
             "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=1), update.precision=bf16, "
             "update.tokens_per_micro_batch=2048 (gpus_per_node=a100:1), rollout.precision=bf16 (as "
-            "update.precision; their type is not said, so they are taken to have bf16), "
+            "update.precision; their type is not given, so they are taken to have bf16), "
             "reward.precision=bf16 (as update.precision), update.zero_stage=1 (bf16)",
         ),
         (
             facts(UNNAMED, UNNAMED, UNNAMED),
             "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=1), update.precision=bf16 "
-            "(gpus_per_node=1; their type is not said, so they are taken to have bf16), "
+            "(gpus_per_node=1; their type is not given, so they are taken to have bf16), "
             "update.tokens_per_micro_batch=2048 (gpus_per_node=1), "
             "rollout.precision=bf16, reward.precision=bf16 (as update.precision), update.zero_stage=1 (bf16)",
         ),
         (
             facts(update=Gpus("gres=gpu:own:1", card="own")),
             "auto: rollout.engine=vllm (vLLM 0.11.0 is installed, gpus_per_node=a100:1), "
-            "update.precision=bf16 (gres=gpu:own:1; own is no card known here, and is taken to have bf16), "
+            "update.precision=bf16 (gres=gpu:own:1; own is an unknown card, and is taken to have bf16), "
             "update.tokens_per_micro_batch=2048 (gres=gpu:own:1), "
             "rollout.precision=bf16, reward.precision=bf16 (as update.precision), update.zero_stage=1 (bf16)",
         ),

@@ -371,7 +371,7 @@ def test_a_process_that_is_killed_while_it_tries_the_models_is_said_to_have_trie
     assert done.returncode == 0, done.stderr
     *_, warned, seconds, last = done.stdout.splitlines()
     assert warned == (
-        "warning: not looked at: whether the models can be loaded, and their numbers: the process that does "
+        "warning: not checked: whether the models can be loaded, and their numbers: the process that does "
         "so was killed by signal 9; the run's first task does"
     )
     assert seconds.startswith("seconds: not known")
@@ -387,7 +387,7 @@ def without_torch(environment, tmp_path) -> dict[str, str]:
 
 LAYER = {"input_layernorm.weight": (4,), "mlp.up_proj.weight": (8, 4)}
 NOT_LOADED = (
-    "not looked at: whether transformers loads the models (import torch fails here: libcudart.so.12: cannot "
+    "not checked: whether transformers loads the models (import torch fails here: libcudart.so.12: cannot "
     "open shared object file); the run's first task does"
 )
 

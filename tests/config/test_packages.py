@@ -26,19 +26,19 @@ EVERYTHING = "model: {policy: p}\ndata: {prompts: d}\n"
         (
             "experiment",
             EVERYTHING,
-            "experiment/own.yaml: its keys lie below 'experiment', as its first line is not "
+            "experiment/own.yaml: its keys are below 'experiment', as its first line is not "
             "'# @package _global_'; add that line",
         ),
-        ("cluster", EVERYTHING, "cluster/own.yaml: its keys lie below 'cluster', as its first line is not"),
+        ("cluster", EVERYTHING, "cluster/own.yaml: its keys are below 'cluster', as its first line is not"),
         (
             "model",
             "model: {policy: p}\n",
-            "model/own.yaml: its keys lie below 'model' already; leave 'model' out around them",
+            "model/own.yaml: its keys are below 'model' already; leave 'model' out around them",
         ),
         (
             "model",
             EVERYTHING.replace("model: {policy: p}", "policy: p"),
-            "model/own.yaml: its keys lie below 'model', so that 'data' does too; let its first line be "
+            "model/own.yaml: its keys are below 'model', so that 'data' does too; let its first line be "
             "'# @package _global_'",
         ),
         (

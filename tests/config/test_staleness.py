@@ -45,7 +45,7 @@ def test_a_correction_by_token_or_mean_or_a_ratio_to_the_writer_is_taken(inputs,
         (["rollout.staleness=1", *GROUPS], "give token or geometric, or algorithm.old_log_probs=rollout$"),
         (
             [ROLLOUT],
-            "is of the estimators grpo, reinforce...baseline, rloo, and algorithm.estimator=gae; use one, "
+            "is for the estimators grpo, reinforce...baseline, rloo, and algorithm.estimator=gae; use one, "
             "or set this to trainer$",
         ),
         (

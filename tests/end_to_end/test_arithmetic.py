@@ -72,7 +72,7 @@ def test_the_judge_counts_right_answers_and_says_so_unless_their_share_has_risen
     rise = f"{shares[1] - shares[0]:+.3f}"
     said = f"20 held-out tasks: {shares[0]:.3f} before, {shares[1]:.3f} after 2 iterations, {rise}"
     assert said in verdict.log
-    assert ("has not learnt" in verdict.log) is bool(code)
+    assert ("has not learned" in verdict.log) is bool(code)
     assert re.search(r"^Calculate \d+ \+ 1\. +\d+  '0 says \d+' -> '2 says \d+'$", verdict.log, re.MULTILINE)
     drawn = ElementTree.fromstring((tmp_path / "run.svg").read_text())
     assert len(drawn.findall("{*}circle")) == 3, "a dot for each evaluation"

@@ -163,7 +163,7 @@ def test_a_rule_that_fails_at_more_of_an_iteration_ends_it_and_goes_on_once_it_i
     assert (
         "reward component 'mine' (my_rules:picky) failed at 2 of 16 responses of iteration 1, a larger share "
         "than max_failed=0.1; slurm-ppo logs RUN reward@1 shows the first of each shard (most, 1, are in "
-        "shard 0); mend the rule and go on with slurm-ppo resume RUN --from reward@1"
+        "shard 0); fix the rule and go on with slurm-ppo resume RUN --from reward@1"
     ) in done.stderr
     assert "Traceback" not in done.stderr
     (tmp_path / "bad.json").write_text("[]")

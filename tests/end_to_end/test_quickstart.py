@@ -38,7 +38,7 @@ def test_the_judge_says_so_unless_both_scores_have_risen(
         )
     verdict = script(JUDGE, tmp_path / "run")
     assert verdict.code == code, verdict.log
-    assert ("has not learnt" in verdict.log) is bool(code)
+    assert ("has not learned" in verdict.log) is bool(code)
 
 
 def test_the_demo_is_made_once(tmp_path):

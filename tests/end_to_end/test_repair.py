@@ -127,7 +127,7 @@ def test_the_same_words_start_over_when_nothing_was_committed(own_inputs, slurm_
     words = tiny.overrides(own_inputs, tmp_path / "run")
     failed = slurm_ppo("run", *words)
     assert failed.returncode == 2
-    assert "nothing was committed: mend the settings and type the same command again" in failed.stderr
+    assert "nothing was committed: fix the settings and run the same command again" in failed.stderr
     tiny.write_jsonl(own_inputs / "prompts.jsonl", [{"id": f"p{i}", "prompt": "x"} for i in range(24)])
     assert slurm_ppo("run", *words).returncode == 0
 

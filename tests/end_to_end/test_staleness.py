@@ -212,4 +212,4 @@ def test_with_few_policies_kept_none_is_removed_that_is_read(whole, inputs, slur
     assert kept == {3, 4, 5, 6}
     back = slurm_ppo("resume", run_dir, "--from", "rollout@4")
     assert back.returncode == 2
-    assert "policies 1 to 3 (rollout.staleness), of which one was thinned out" in back.stderr, back.stderr
+    assert "policies 1 to 3 (rollout.staleness), of which one was pruned" in back.stderr, back.stderr

@@ -276,7 +276,7 @@ def test_a_worker_that_was_cancelled_for_its_silence_is_told_from_one_that_someb
     cancelled = element(SlurmState.CANCELLED)
     kind, message, evidence = judge(Signs(claimed(), cancelled, is_silenced=True))
     assert (kind, evidence) == (FailureKind.KILLED, Evidence.SILENCE)
-    assert message == "its worker was not heard of for minutes, and was cancelled"
+    assert message == "its worker sent no heartbeat for minutes, and was cancelled"
     assert seen(claimed(), cancelled).evidence is Evidence.SLURM
     assert judge(Signs(claimed(), element(SlurmState.NODE_FAIL), is_silenced=True)).kind is FailureKind.LOST
 

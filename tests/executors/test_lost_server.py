@@ -55,7 +55,7 @@ def test_servers_that_are_always_killed_end_with_the_reason_and_the_way_out(tmp_
     last = done.stderr.splitlines()[-1]
     assert "UnfinishedError: " in last
     assert "was killed by signal 9, 3 times, before one was there" in last
-    assert "type slurm-ppo resume with the run directory: nothing that was committed is lost" in last
+    assert "run slurm-ppo resume with the run directory: nothing that was committed is lost" in last
     assert (tmp_path / "lives").read_text() == "6"
 
 

@@ -232,5 +232,5 @@ def test_a_run_whose_setup_fails_wherever_it_is_tried_fails_and_says_what_to_men
     assert say_how_it_ended(world.run, done) == 2
     said = capsys.readouterr().err
     assert "a line of setup failed on node node" in said
-    assert "mend the settings and type the same command again" in said
+    assert "fix the settings and run the same command again" in said
     assert read_status(world.run).state == "failed"

@@ -86,7 +86,7 @@ def test_people_are_notified_once_of_a_pause_which_may_be_another_s_deed(world, 
         tell_of_pass(world.run, Pass(Outcome.PAUSED), 7.0, print)
     assert len({event.key for event in told}) == 1
     assert f"{count} of {count} jobs" in told[0].message
-    assert "pauses until somebody resumes it" in told[0].message
+    assert "pauses until it is resumed or cancelled" in told[0].message
 
 
 def test_a_paused_run_may_be_ended_for_good(world):

@@ -261,7 +261,7 @@ def test_a_worker_that_hangs_is_cancelled_by_the_pass_after_and_another_does_its
         assert is_requested(paths), "somebody makes the next pass then"
         world.advance("a pass")
         assert element.state is SlurmState.CANCELLED, world.told()
-        assert f"  workers {worker.name.partition('r')[0]} have not been heard of for minutes" in world.told()
+        assert f"  workers {worker.name.partition('r')[0]} have sent no heartbeat for minutes" in world.told()
         world.live_on()
         world.check_is_complete()
         world.check_failures_are_told()

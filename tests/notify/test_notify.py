@@ -172,7 +172,7 @@ def test_without_anybody_to_tell_there_is_nothing_to_try(complete_run, slurm_ppo
         ),
         (
             [f"notify.command='sh -c \"curl https://hooks.slack.com{SECRET}\"'"],
-            "notify.command=...hooks.slack.com/...: whoever knows this address may post to it",
+            "notify.command=...hooks.slack.com/...: this address is a secret",
         ),
     ],
 )
@@ -221,7 +221,7 @@ def test_a_command_that_hangs_does_not_harm_a_run_and_its_end_is_told_once(input
     words = ["iterations=1", f"notify.command={slow}", "notify.time_limit=1"]
     done = slurm_ppo("run", *tiny.overrides(inputs, root, *words))
     assert done.returncode == 0, done.stderr
-    assert f"notify.command was not told that the run is complete: {slow} was stopped" in done.stderr
+    assert f"notify.command got no notification that the run is complete: {slow} was stopped" in done.stderr
     assert outcomes(root)[0]["of"] == "complete"
     assert slurm_ppo("resume", root).returncode == 0
     assert (tmp_path / "told").read_text() == "complete\n"

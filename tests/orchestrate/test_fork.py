@@ -85,7 +85,7 @@ def test_no_plan_but_a_fork_s_is_given_anything():
 
 @pytest.mark.parametrize("damage", [None, "policy/00002.fork/model.safetensors is gone"])
 def test_a_first_policy_that_is_lost_ends_the_fork_with_the_way_out(damage):
-    """Nothing is moved aside: a person may be able to mend it."""
+    """Nothing is moved aside: a person may be able to fix it."""
     plan, given = Plan(4, 1, 0, 2), Task(2, Stage.UPDATE)
     window = plan.window(2, 0)
     seen = Observation(

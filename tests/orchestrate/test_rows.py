@@ -193,7 +193,7 @@ def test_rows_that_something_is_in_the_way_of_are_waited_for_shortly(copied_run,
     monkeypatch.setattr(orchestration, "BLOCKED_PATIENCE", 0.5)
     (copied_run / "metrics.jsonl").unlink()
     (copied_run / "metrics.jsonl").mkdir()
-    with pytest.raises(RunError, match=r"everything is committed, but its rows .*IsADirectoryError.*; mend"):
+    with pytest.raises(RunError, match=r"everything is committed, but its rows .*IsADirectoryError.*; fix"):
         resume_run(load_run(copied_run), watch=True)
 
 

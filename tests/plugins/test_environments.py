@@ -230,7 +230,7 @@ def test_a_score_that_is_none_is_named_with_its_task(module, what, kind, why):
             "data.prompts=.*: data.environment makes the prompts; set data.prompts=n",
         ),
         (["data.heldout=h.jsonl"], "data.heldout=.*: data.environment makes the prompts; set data.heldout=n"),
-        (["data.id_column=id"], "data.id_column=id: is of prompt files, and data.environment makes"),
+        (["data.id_column=id"], "data.id_column=id: is for prompt files, and data.environment makes"),
         (
             ["data.environment.components.b.source=b:c", "data.environment.components.b.weight=1e-9"],
             r"components\.b\.weight=1e-09: of data\.environment\.size=24 tasks it makes none; give a larger",

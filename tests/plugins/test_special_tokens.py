@@ -157,9 +157,9 @@ def test_validate_warns_of_prompts_that_do_not_end_as_the_rule_expects(inputs, t
         (
             {"error_score": -1.0},
             "error_score",
-            "on_error=score, and it is stop; set that too, or leave it out",
+            "on_error=score, and that is stop; set that too, or leave this out",
         ),
-        ({"max_failed": 0.5}, "max_failed", "on_error=score, and it is stop"),
+        ({"max_failed": 0.5}, "max_failed", "on_error=score, and that is stop"),
         ({"on_error": OnError.SCORE, "rows_per_call": RowsPerCall.PROMPT}, "on_error", "all responses of a"),
     ],
 )

@@ -58,7 +58,7 @@ def drive(run: Run, rows: list[dict[str, float]]) -> list[str]:
     heard = Heard()
     driver = Driver(run, SimpleNamespace(saving=()), heard, Rows(rows))
     for row in rows:
-        driver.keep_books([])
+        driver.publish([])
         journal.append(run.paths.metrics, row)
     return heard.said
 

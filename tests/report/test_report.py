@@ -296,7 +296,7 @@ def test_a_row_that_is_not_made_of_numbers_is_said_to_be_so(run, slurm_ppo):
     journal.rewrite(run.paths.metrics, [*rows[:3], rows[3] | {"reward/mean": "high"}])
     done = slurm_ppo("report", run.paths.root)
     assert done.returncode == 2
-    assert "row 4 cannot be read: reward/mean is no number, but 'high'" in done.stderr
+    assert "row 4 cannot be read: reward/mean is not a number, but 'high'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

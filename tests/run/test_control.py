@@ -1,4 +1,4 @@
-"""What people asked of a run is kept twice: whatever happens to one file, the other is read and mends it."""
+"""What people asked of a run is kept twice: whatever happens to one file, the other is read and fixes it."""
 
 import pytest
 

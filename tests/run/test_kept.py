@@ -46,7 +46,7 @@ def test_what_is_gone_is_read_from_the_copy_and_written_again(resting, slurm_ppo
     assert "1 run: 1 complete" in slurm_ppo("ls", resting.parent).stdout
     done = slurm_ppo("resume", resting)
     assert done.returncode == 0, done.stderr
-    assert f"{gone[0]}: gone or spoilt, and written again" in done.stderr
+    assert f"{gone[0]}: gone or corrupt, and written again" in done.stderr
     config = {name: data for name, data in kept.items() if name.startswith("config")}
     assert {name: (resting / name).read_bytes() for name in config} == config
     assert load_run(resting).identity.id in (resting / "run.json").read_text()

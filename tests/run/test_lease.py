@@ -71,7 +71,7 @@ def test_a_second_driver_is_refused_and_told_who_holds_the_run(tmp_path, other_d
         acquire(tmp_path)
     said = str(refused.value)
     assert f"host {socket.gethostname()}, process {other_driver.pid}" in said
-    assert re.search(r"since \d+ s, last heard of \d+ s ago", said)
+    assert re.search(r"since \d+ s, last heartbeat \d+ s ago", said)
     assert holder_of(tmp_path) is not None
 
 
@@ -113,7 +113,7 @@ def test_a_driver_in_another_container_is_believed_while_its_heart_beats(tmp_pat
 
 def test_a_driver_on_another_host_is_believed_while_its_heart_beats(tmp_path):
     leave_lease(tmp_path, age=EXPIRY_SECONDS - 30, host="node17", boot_id="b", pid=4242)
-    with pytest.raises(LeaseHeld, match=r"host node17, process 4242, .*last heard of (89|90|91) s ago"):
+    with pytest.raises(LeaseHeld, match=r"host node17, process 4242, .*last heartbeat (89|90|91) s ago"):
         acquire(tmp_path)
 
 
@@ -257,7 +257,7 @@ def test_a_driver_that_is_busy_for_long_is_heard_of_all_the_while(tmp_path, monk
     with hold(tmp_path) as lease:
         os.utime(lease.path, (1.0, 1.0))
         assert eventually(lambda: lease.path.stat().st_mtime > 1.0)
-        assert re.search("last heard of 0 s ago", holder_of(tmp_path))
+        assert re.search("last heartbeat 0 s ago", holder_of(tmp_path))
     assert holder_of(tmp_path) is None
 
 

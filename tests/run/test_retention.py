@@ -250,9 +250,7 @@ def test_who_needs_what_was_thinned_is_told_where_to_go_back_to(tmp_path):
     run = make_run(tmp_path / "run", 7, keep_last=2, keep_every=3)
     list(thin(run, 7))
     record = read_record(run.paths, policy_maker(5))
-    with pytest.raises(
-        Thinned, match=r"iteration 5 was thinned out .*go back to iteration 1, 4, 7, 8: .*--from"
-    ):
+    with pytest.raises(Thinned, match=r"iteration 5 was pruned .*go back to iteration 1, 4, 7, 8: .*--from"):
         check_is_kept(run.paths, record, "trainer")
 
 
@@ -339,8 +337,8 @@ def test_a_thinned_run_is_complete_and_every_command_knows_it(thinned_run, slurm
 @pytest.mark.parametrize(
     ("point", "said"),
     [
-        ("update@4", r"iteration 3 was thinned out on purpose .* go back to iteration 1, 3, 5: .*resume"),
-        ("rollout@2", r"iteration 1 was thinned out"),
+        ("update@4", r"iteration 3 was pruned on purpose .* go back to iteration 1, 3, 5: .*resume"),
+        ("rollout@2", r"iteration 1 was pruned"),
     ],
 )
 def test_one_cannot_go_back_to_where_the_state_is_thinned(copied_run, point, said):
@@ -531,7 +529,7 @@ def test_a_trainer_that_keeps_no_state_holds_nothing_back(tmp_path):
 
 
 def test_going_back_where_there_is_no_state_says_which_iterations_have_one(tmp_path):
-    """Policies before a lost state were thinned out by an earlier program, say: nothing can make it again."""
+    """Policies before a lost state were pruned by an earlier program, say: nothing can make it again."""
     run = commit_up_to(make_run(tmp_path / "run", 0), 6, 3)
     shutil.rmtree(run.paths.root / "state/00002.1-ab")
     run.paths.task(state_of(2)).record.unlink()
@@ -540,7 +538,7 @@ def test_going_back_where_there_is_no_state_says_which_iterations_have_one(tmp_p
         check_can_go_on(run, 3)
     said = str(caught.value)
     assert said.startswith(
-        "iteration 3 has no trainer's state, nor has any from which it could be learnt again"
+        "iteration 3 has no trainer's state, nor has any from which it could be learned again"
     )
     assert "iteration 1, 4 to 6 have one; one can go back to iteration 1, 2, 5 to 7" in said
 

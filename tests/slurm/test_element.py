@@ -127,7 +127,7 @@ def test_a_bit_that_flips_in_the_task_list_runs_nothing(tasks):
     done = element(tasks, 4)
     assert done.returncode == 1
     assert "argv" not in done.stdout
-    assert f"{tasks} is spoilt" in done.stderr
+    assert f"{tasks} is corrupt" in done.stderr
     assert "slurm-ppo submit RUN" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -85,7 +85,7 @@ def test_what_helps_against_a_refusal(words, helps):
     [
         (["Resources", "Priority"], None),
         (["JobHeldUser", "Resources"], "to let it start: scontrol release 12"),
-        (["(JobHeldAdmin)"], "to let it start an administrator types: scontrol release 12"),
+        (["(JobHeldAdmin)"], "to let it start, an administrator runs: scontrol release 12"),
         (["job requeued in held state"], "to let it start: scontrol release 12"),
         (["JobHeldUser"] * 6, "to let it start: scontrol release 12 13 14 15 (and 2 more)"),
     ],

@@ -94,7 +94,7 @@ def test_a_pass_begins_signals_and_cancellations_and_hears_later_what_was_not_do
     assert told == []
     assert errands.finish() == [commands.answer] * 3
     assert [text.partition(":")[0] for text in told] == [
-        "workers were not rung",
+        "workers were not notified",
         "workers were not asked to leave",
         "11 not cancelled",
     ]
@@ -106,4 +106,4 @@ def test_a_pass_begins_signals_and_cancellations_and_hears_later_what_was_not_do
     assert len(told) == 3, "it has ended meanwhile"
     commands.answer = SlurmMissing("scancel")
     errands.ring(("9_0",))
-    assert told[3].startswith("workers were not rung: scancel is not on")
+    assert told[3].startswith("workers were not notified: scancel is not on")

@@ -329,7 +329,7 @@ def test_a_full_disk_leaves_nothing(file, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gguf, "_save_model", full)
     assert gguf.main([str(file), str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.endswith(
-        "No space left on device (os error 28); mend that, and type it again\n"
+        "No space left on device (os error 28); fix that, and run it again\n"
     )
     assert list(tmp_path.iterdir()) == []
 

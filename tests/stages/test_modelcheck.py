@@ -136,6 +136,6 @@ def test_with_another_python_for_tasks_the_libraries_here_judge_nothing(
     found = answer(config_of(models, tmp_path / "run", *words), monkeypatch, capsys)
     assert found["problems"] == []
     assert found["lines"][0] == (
-        "not looked at: whether transformers loads the models (tasks have another Python, or a container); "
+        "not checked: whether transformers loads the models (tasks have another Python, or a container); "
         "the run's first task does"
     )

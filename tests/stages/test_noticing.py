@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from stages.workers.noticing import FolderEvents
-from stages.workers.surroundings import Bell
+from stages.workers.surroundings import Wakeup
 
 
 def is_told(notices: FolderEvents) -> bool:
@@ -83,10 +83,10 @@ def test_where_nothing_is_told_it_says_so(tmp_path, monkeypatch, libc):
 
 
 def test_a_wait_ends_with_what_is_told_and_only_a_signal_is_a_ring(tmp_path, notices):
-    bell = Bell()
+    wakeup = Wakeup()
     assert notices.watch([tmp_path])
     (tmp_path / "record.json").touch()
-    assert not bell.wait(60, notices)
+    assert not wakeup.wait(60, notices)
     assert not is_told(notices)
-    bell._ring(0, None)
-    assert bell.wait(60, notices)
+    wakeup._wake(0, None)
+    assert wakeup.wait(60, notices)

@@ -79,7 +79,7 @@ def test_a_file_that_is_none_is_not_waited_for(tmp_path):
         read_numbers(tmp_path / "absent")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(ProgramFailed, match="is no file"):
+        with pytest.raises(ProgramFailed, match="is not a file"):
             read_numbers(path)
 
 

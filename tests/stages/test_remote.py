@@ -346,13 +346,16 @@ def settings(*words: str) -> list[str]:
     [
         (["url=ftp://there/"], "write an address such as http://gpu07:8000/classify"),
         (["url=http://me:secret@there/"], "without user name and password"),
-        (["url=http://there:99999999/"], "is no address"),
+        (["url=http://there:99999999/"], "is not an address"),
         (["api=clasify"], "remote.api: Input should be 'classify', 'chat' or 'plain'"),
         (["api=chat"], "remote.model=None: must be given"),
         (["api=chat", "model=m", "template=good?"], "has no {response}"),
-        (["api=chat", "model=m", "template='{response.x}'"], "{response.x} is no name"),
+        (["api=chat", "model=m", "template='{response.x}'"], "{response.x} is not a name"),
         (["api=chat", "model=m", "template='{response'"], "braces that stand for nothing are doubled: {{ }}"),
-        (["api=chat", "model=m", "template='{response}'", "score_pattern='('"], "is no regular expression"),
+        (
+            ["api=chat", "model=m", "template='{response}'", "score_pattern='('"],
+            "is not a regular expression",
+        ),
         (
             ["api=chat", "model=m", "template='{response}'", "score_pattern='a'"],
             "has 0 groups; one is wanted",
@@ -363,7 +366,7 @@ def settings(*words: str) -> list[str]:
         ),
         (
             ["score_pattern='(.)'"],
-            "is of reward.components.remote.api=chat, and it is classify; leave it out",
+            "is for reward.components.remote.api=chat, and that is classify; leave this out",
         ),
         (["max_model_len=9"], "only tokens can be counted and cut"),
         (["max_concurrency=0"], "max_concurrency: Input should be greater than 0"),
@@ -397,7 +400,7 @@ def test_validate_warns_of_a_missing_key_and_refuses_a_template_of_unknown_colum
     assert "warning: reward.components.remote.api_key_env=NO_SUCH_KEY: is not set here" in done.stdout
     done = slurm_ppo("validate", *base, *chat, *settings("template='{response}: {right}'"))
     assert done.returncode == 2
-    assert "remote.template: {right} is no column of the prompts; known: prompt, response, " in done.stderr
+    assert "remote.template: {right} is not a column of the prompts; known: prompt, response, " in done.stderr
 
 
 def remote(url: str, *more: str) -> str:

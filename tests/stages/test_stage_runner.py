@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.run.commits import read_record
 from pipeline.run.directory import Run, load_run
-from pipeline.run.environment import BELL, RELEASED
+from pipeline.run.environment import PARENT_PIPE, RELEASED
 from pipeline.run.paths import RunPaths
 from pipeline.run.tasks import Stage, Task
 from stages.attempts.execution import commit_state
@@ -251,7 +251,7 @@ def test_others_are_called_to_the_devices_only_once_they_are_free(tmp_path, monk
     """Where the host has no room for a copy, the devices are used until the process ends."""
     reader, ringer = os.pipe()
     os.set_blocking(reader, False)
-    monkeypatch.setenv(BELL, str(ringer))
+    monkeypatch.setenv(PARENT_PIPE, str(ringer))
     task = Task(1, Stage.UPDATE)
     heard = []
 

@@ -162,11 +162,11 @@ def test_a_spoilt_run_is_a_line_beside_the_others(tmp_path, name, text):
         spoil(bad, one, text)
     with_rows(make_run(tmp_path / "good"), 1)
     found = entries(tmp_path)
-    assert [entry.state for entry in found.values()] == ["spoilt", "incomplete"]
+    assert [entry.state for entry in found.values()] == ["corrupt", "incomplete"]
     assert found["bad"].note
     lines = describe(list(found.values()), tmp_path).splitlines()
     assert lines[1].startswith("bad")
-    assert "1 spoilt" in lines[-1]
+    assert "1 corrupt" in lines[-1]
 
 
 READ = """

@@ -251,7 +251,7 @@ def test_following_shows_new_lines_of_new_logs_until_nobody_is_at_work(running, 
         "update@2 #7 | loss 2",
         "update@2 #7 | unfinished",
     ]
-    assert lines[-1] == "nobody is at work on the run"
+    assert lines[-1] == "no process is running the run"
 
 
 def test_following_a_complete_run_ends_at_once(complete_run):

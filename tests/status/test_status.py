@@ -169,8 +169,8 @@ driver jobs: 46 when jobs end, 61 at work
 
 iter  stage    done  running  waiting  failed     waited      ran  again
    2  rollout  9/16        4        2       1  1 h 6 min  1 d 1 h      4
-      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 4 of
-      them again
+      job 36, 41 on gpu07, gpu08; waiting for free resources; 20 attempts, 4
+      retries
    2  reward   0/16        -       16       -          -        -      -
       job 37; waiting for the jobs it depends on
    2  update    0/1        -        -       -          -        -      -
@@ -198,7 +198,7 @@ def test_an_estimate_names_day_and_time_left_or_says_that_it_is_late(finish, wor
 
 def test_a_run_that_nobody_advances_says_so():
     text = describe(status("running", replace(RUNNING, drivers=())))
-    assert "no driver job is in the queue: what is queued will be done, and then" in text
+    assert "no driver job is in the queue: what is queued will run, and nothing after it" in text
 
 
 def status(state: str, slurm: SlurmStatus, **more: object) -> Status:
@@ -262,7 +262,7 @@ def test_a_stopped_run_and_a_silent_slurm_say_so():
         status("stopped", replace(RUNNING, jobs_running=0, jobs_waiting=0))
     )
     text = describe(status("unknown", replace(RUNNING, unanswered="squeue failed: timed out")))
-    assert "Slurm does not answer, so this is what the disk knows: squeue failed: timed out" in " ".join(
+    assert "Slurm does not answer, so this is from files alone: squeue failed: timed out" in " ".join(
         text.split("\n")
     )
 

@@ -184,7 +184,7 @@ def test_the_doctor_finds_workers_that_say_nothing():
     assert [f.verdict for f in judge_workers(THREE, jobs, NOW)] == [Verdict.OK]
     (hung,) = judge_workers([replace(THREE[0], beat=200.0), *THREE[1:]], jobs, NOW)
     assert hung.verdict is Verdict.PROBLEM
-    assert "47_0r0 (rollout) on gpu07 has said nothing for 15 min" in hung.measured
+    assert "47_0r0 (rollout) on gpu07 has sent no heartbeat for 15 min" in hung.measured
     assert "scancel 47_0" in hung.advice
     (mute,) = judge_workers(THREE, [*jobs, element(3)], NOW)
     assert mute.verdict is Verdict.WARNING

@@ -66,7 +66,7 @@ class LightTrainer(PolicyTrainer):
         config, files, attempt = context.config, context.files, context.attempt
         first, learnt = kept_or_newest(context, iteration - 1)
         for lost in range(first + 1, iteration):
-            print(f"iteration {lost} is learnt again", flush=True)
+            print(f"iteration {lost} is learned again", flush=True)
             chain, count = learn_again(context, lost, learnt)
             check_is_committed(context, lost, chain)
             learnt = Learnt(digests_of(config, chain), count)
@@ -123,7 +123,7 @@ def learn_again(context, iteration, learnt):
         if DICE not in os.environ:
             return chain, count
     except BadCommit as error:
-        print(f"iteration {iteration} cannot be learnt again ({error})", flush=True)
+        print(f"iteration {iteration} cannot be learned again ({error})", flush=True)
     said = context.json(policy_maker(iteration), "learned")
     return bytes.fromhex(said["chain"]), said["responses"]
 
@@ -140,7 +140,7 @@ def wait_at_gate(iteration: int) -> None:
 def check_is_committed(context, version, chain) -> None:
     """What is learnt again gives the same policy."""
     found = weights_digest(context.policy_directory(version))
-    assert found == seeds_digest({"model.safetensors": chain}), f"policy {version} was learnt otherwise"
+    assert found == seeds_digest({"model.safetensors": chain}), f"policy {version} was learned otherwise"
 
 
 def state_seeds(config, chain) -> dict[str, dict[str, bytes]]:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.run.environment import BELL, COMMITTED, RELEASED
+from pipeline.run.environment import COMMITTED, PARENT_PIPE, RELEASED
 
 
 def main(words: list[str]) -> int:
@@ -53,13 +53,13 @@ def after(file: str, what: str, *values: str) -> object:
 
 def release(file: str) -> None:
     """Say that the result is committed and the devices are free, and end when a file is there."""
-    os.write(int(os.environ[BELL]), COMMITTED + RELEASED)
+    os.write(int(os.environ[PARENT_PIPE]), COMMITTED + RELEASED)
     after(file, "exit", "0")
 
 
 def commit(file: str) -> None:
     """Say that the result is committed, and use the devices until a file is there."""
-    os.write(int(os.environ[BELL]), COMMITTED)
+    os.write(int(os.environ[PARENT_PIPE]), COMMITTED)
     Path(file + ".rung").touch()
     after(file, "exit", "0")
 

@@ -175,7 +175,7 @@ def test_without_a_key_it_says_how_to_give_one(server, shell, slurm_ppo):
     env = {name: value for name, value in shell["env"].items() if name != "WANDB_API_KEY"}
     done = slurm_ppo("dashboard", "push", **shell | {"env": env})
     assert done.returncode == 2
-    assert done.stderr == "error: there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY\n"
+    assert done.stderr == "error: there is no API key for W&B: run `wandb login`, or set WANDB_API_KEY\n"
     assert server.requests == []
 
 

@@ -186,7 +186,7 @@ def test_rows_that_were_taken_back_are_in_another_run(run, server):
     assert follow(run) == [], "the same rows again"
     journal.rewrite(run.paths.metrics, [row(1), row(2) | {"policy/loss": 0.2}])
     assert is_behind(run)
-    note = "W&B has rows that were taken back or changed since: a new W&B run has all"
+    note = "W&B has rows that were retracted or changed since: a new W&B run has all"
     assert follow(run) == [note]
     assert on_server(server, run.identity.id) == [1, 2, 3]
     assert on_server(server, f"{run.identity.id}-2") == [1, 2]
@@ -315,7 +315,7 @@ def test_sync_without_a_key_says_how_to_give_one(run, sync, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY")
     done = sync(run)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: there is no API key for W&B: type `wandb login`, or set WANDB_API_KEY\n"
+    assert done.stderr == "error: there is no API key for W&B: run `wandb login`, or set WANDB_API_KEY\n"
     assert read_state(run.paths).sent == 0
 
 

@@ -106,7 +106,7 @@ def test_resume_says_in_one_line_what_is_not_followed(make, monkeypatch, capsys)
     assert [line for line in capsys.readouterr().err.splitlines() if "W&B" in line] == [
         "W&B goes on as when the run was made, without this shell's WANDB_PROJECT=other (the run has "
         "slurm-ppo); to send all rows to a new W&B run, as this shell has it: "
-        f"slurm-ppo sync {run.paths.root} --anew"
+        f"slurm-ppo sync {run.paths.root} --new-run"
     ]
 
 
@@ -156,7 +156,7 @@ def test_all_rows_go_where_this_shell_says_when_a_person_asks(server, make, sync
     append(run, 1, 2)
     assert follow(run) == []
     say(monkeypatch, {"WANDB_PROJECT": "moved", "WANDB_TAGS": "late"})
-    assert sync(run, "--anew", "--entity", "team").returncode == 0
+    assert sync(run, "--new-run", "--entity", "team").returncode == 0
     monkeypatch.delenv("WANDB_PROJECT")
     append(run, 3)
     assert follow(run) == []
@@ -165,11 +165,11 @@ def test_all_rows_go_where_this_shell_says_when_a_person_asks(server, make, sync
     assert moved.tags == ["late"]
 
 
-def test_a_place_without_anew_is_refused(make, sync):
+def test_a_place_without_a_new_run_is_refused(make, sync):
     run = make()
     done = sync(run, "--project", "other")
     assert done.returncode == 2
-    assert "--project and --entity go with --anew" in done.stderr
+    assert "--project and --entity go with --new-run" in done.stderr
 
 
 # --- W&B refuses ---
@@ -190,9 +190,9 @@ def test_settings_that_wandb_never_takes_have_a_last_word(server, make, sync, mo
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: W&B refuses the run as it was made, for ")
-    assert line.endswith(f"and type: slurm-ppo sync {run.paths.root} --anew")
+    assert line.endswith(f"and run: slurm-ppo sync {run.paths.root} --new-run")
     say(monkeypatch, dict.fromkeys(variables, "fine"))
-    assert sync(run, "--anew").returncode == 0
+    assert sync(run, "--new-run").returncode == 0
     assert len(only_run(server).history) == 1
 
 
@@ -256,7 +256,7 @@ def test_configuration_then_environment_then_files_of_wandb_then_defaults(tmp_pa
     assert nothing == WandbPlace(name="first", base_url=DEFAULT_URL, project="slurm-ppo")
 
 
-def test_an_empty_variable_takes_a_name_away_when_all_is_sent_anew(make, monkeypatch):
+def test_an_empty_variable_takes_a_name_away_when_all_is_sent_again(make, monkeypatch):
     say(monkeypatch, {"WANDB_ENTITY": "gone", "WANDB_PROJECT": "kept"})
     run = make()
     assert not_followed(run, {"WANDB_ENTITY": ""}) == ""

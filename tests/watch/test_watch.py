@@ -228,7 +228,7 @@ def test_the_other_pages():
 def test_slurm_that_does_not_answer_is_shown_with_what_is_known():
     silent = replace(LOOK.slurm, unanswered="squeue failed:\n timed out")
     look = replace(LOOK, state="unknown", slurm=silent, answered=NOON - 125)
-    said = "Slurm does not answer (last 11:57:55), so this is what the disk knows: squeue"
+    said = "Slurm does not answer (last 11:57:55), so this is from files alone: squeue"
     text = text_of(look, ScreenState(), 80, 24)
     assert said in text
     assert "40/64" in text
@@ -241,10 +241,10 @@ def test_a_run_of_somebody_else_says_whose_it_is_and_nothing_of_a_queue_that_is_
     hidden = replace(LOOK.slurm, jobs_running=0, jobs_waiting=0, drivers=(), whose=ada)
     look = replace(LOOK, slurm=hidden, answered=NOON)
     text = text_of(look, ScreenState(), 80, 30)
-    assert "runs as ada on cluster gold; last commit 8 s ago, last word of a worker 3 s ago" in text
+    assert "runs as ada on cluster gold; last commit 8 s ago, last heartbeat 3 s ago" in text
     assert "in the queue" not in text
     assert "no driver job" not in text
-    said = "12:00:00 runs as ada on cluster gold; last commit 8 s ago, last word of a worker 3 s"
+    said = "12:00:00 runs as ada on cluster gold; last commit 8 s ago, last heartbeat 3 s"
     assert [line for line in changes(None, look) if line.startswith(said)]
     assert not changes(look, look)
 
@@ -618,7 +618,7 @@ def test_a_person_looks_at_a_run_presses_keys_and_resizes(running, environment, 
     terminal.wait_for("iteration 1/500  reward", 120)
     assert max(map(len, terminal.frame)) <= 80
     terminal.press("?")
-    terminal.wait_for("tried again")
+    terminal.wait_for("retried")
     terminal.press("?u")
     terminal.wait_for("q quit")
     terminal.press("l")

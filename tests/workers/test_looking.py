@@ -141,7 +141,7 @@ def test_claims_of_iterations_that_are_over_are_forgotten(tmp_path):
 
 @dataclass
 class Clock:
-    """Time that waiting alone spends, and a worker's bell."""
+    """Time that waiting alone spends, and a worker's signals."""
 
     wall: float = 1e9
     monotonic: float = 1000.0
@@ -179,7 +179,7 @@ def clock(monkeypatch) -> Clock:
 def waiting(run, clock, monkeypatch) -> Waiting:
     """An update's, for the second of two rewards."""
     found = look_for_work(run, UPDATE).waiting
-    found.bell = clock
+    found.wakeup = clock
     monkeypatch.setattr(found, "_names_in", clock.names_in)
     return found
 

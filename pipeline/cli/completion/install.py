@@ -17,7 +17,7 @@ MARK = "# completion of slurm-ppo"
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="The Tab key: commands, options, runs, settings and their values, in bash, zsh and fish.",
+    help="Tab completion of commands, options, runs, settings and their values in bash, zsh and fish.",
 )
 
 Shell = Annotated[

@@ -1,6 +1,6 @@
 """Slurm's array jobs as workers, which find their tasks from records alone.
 
-A pass is bookkeeping: it submits workers where none will do what is ready (:mod:`pipeline.decide.staffing`).
+A pass submits workers where none will do what is ready (:mod:`pipeline.decide.staffing`).
 No array waits for another by a dependency, but for driver jobs (:class:`Watchdogs`).
 """
 
@@ -256,14 +256,14 @@ class ArrayWorkers:
         asked = sum(len(request.tasks) for request in decided.requests)
         self._follow_up(decided, is_full=asked > self._launcher.num_submitted)
 
-    def _arrays_to_watch(self, rung: Collection[str]) -> set[str]:
+    def _arrays_to_watch(self, notified: Collection[str]) -> set[str]:
         """Return the arrays whose end a pass has to see. Not that of workers which leave, as this pass has
         seen or told them: nothing is to be done after it.
 
         Args:
-            rung: names of workers that have nothing to do and are to make place now.
+            notified: names of workers that have nothing to do and are to make place now.
         """
-        left = {w.name for w in self.crew.workers if w.doing is Doing.LEAVING}.union(rung)
+        left = {w.name for w in self.crew.workers if w.doing is Doing.LEAVING}.union(notified)
         staying = [element for element in self.elements if element.run_id not in left]
         submitted = {submission.state.job or "" for submission in self._launcher.entered}
         return {*live_arrays(staying, self.table.submissions), *submitted}
@@ -294,7 +294,7 @@ class ArrayWorkers:
             try:
                 start_now(elements)
             except SlurmError as error:  # some have started or ended since they were seen; the next pass sees
-                self.note(f"{elements} could not be told to start now: {error}")
+                self.note(f"{elements} could not be asked to start now: {error}")
                 continue
             self.table.note(submission, hurried=(*submission.state.hurried, *indices))
 
@@ -318,7 +318,7 @@ class ArrayWorkers:
             return
         ended = silent_twice(self.run.paths, silent, lambda given: self.reader.still_running(given, seen))
         if ended:
-            self.note(f"workers {', '.join(ended)} have not been heard of for minutes, and are cancelled")
+            self.note(f"workers {', '.join(ended)} have sent no heartbeat for minutes, and are cancelled")
             self.errands.cancel(ended, only_pending=False)
 
     def end_all(self) -> None:

@@ -138,12 +138,12 @@ def array_of(
 
 _OF_WORKERS = (REMEMBER_BEFORE, "trap '' USR1", f"export {STARTED}=$(date +%s)")
 """Shell lines of workers, before anything else. What is set up for them is not for jobs of other stages,
-which the passes that they make submit. A commit rings the arrays that wait for it: a signal
+which the passes that they make submit. A commit notifies the arrays that wait for it: a signal
 that would end an element which starts up. And what is set up is part of what a start takes."""
 
 
 def attending_to(run: Run, config: SlurmConfig, given: ResourcesConfig) -> list[str]:
-    """Return shell lines that make passes and ring for workers which cannot do so: in a container, or with
+    """Return shell lines that make passes and notify for workers which cannot do so: in a container, or with
     another Python than driver jobs have, which may be an image's."""
     driver = resources_of(config, DRIVER)
     if not given.container and given.python == driver.python:

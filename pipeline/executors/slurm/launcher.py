@@ -71,7 +71,7 @@ class Launcher:
                 except Refused as error:  # the partition of one stage may be closed, and that of others not
                     first = first or error
         except QueueFull as error:
-            self.note(f"the queue takes no more jobs now; the rest follows when some have ended ({error})")
+            self.note(f"the queue accepts no more jobs now; the rest follows when some have ended ({error})")
             note_full(self.submitter.run.paths, self._elements_there(), str(error))
         return first
 

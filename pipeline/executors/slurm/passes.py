@@ -187,8 +187,8 @@ def _tell_of_failed_pass(run: Run, error: Exception, watcher: Watcher) -> None:
             tell_if_stalled(run, newest_commit_on_disk(run), begun, watcher.note, why)
         else:
             tell(run, pass_failed(run, why, begun), watcher.note)
-    except (OSError, ValueError) as second:  # what spoilt the pass may spoil this too
-        watcher.note(f"nobody could be told: {described(second)}")
+    except (OSError, ValueError) as second:  # what broke the pass may break this too
+        watcher.note(f"no notification was sent: {described(second)}")
 
 
 def leased_pass(
@@ -225,11 +225,11 @@ def leased_pass(
     limits, reader = read_limits_of(run.paths, config.qos_named), QueueReader(run, seen, is_alone)
     workers = ArrayWorkers(submitter, limits, watcher.note, errands, reader, accounts)
     facts = Accountant(run, watcher.note, lambda: workers.elements).facts_of
-    books = Publisher(run, NoTracker(), facts, lambda: workers.table.files_in_use())
+    publisher = Publisher(run, NoTracker(), facts, lambda: workers.table.files_in_use())
     with within(PASS_SECONDS):
         try:
             jobs = Jobs(run, workers, watcher.note)
-            return _act(Driver(run, jobs, watcher, books), workers)
+            return _act(Driver(run, jobs, watcher, publisher), workers)
         except Paused as found:
             return _pause(run, workers, found.by_hand)
 
@@ -245,16 +245,16 @@ def _pause(run: Run, workers: ArrayWorkers, act: ByHand) -> Pass:
 
 
 def _act(driver: Driver, workers: ArrayWorkers) -> Pass:
-    run, books = driver.run, driver.books
-    workers.needs_watchdogs, known = not driver.is_complete, books.newest
+    run, publisher = driver.run, driver.publisher
+    workers.needs_watchdogs, known = not driver.is_complete, publisher.newest
     actions = driver.one_pass()
     done = driver.result_of(actions)
     is_unsettled = actions.needs_another_pass or workers.table.is_unsure
     if is_unsettled or (driver.is_complete and not driver.has_whole_chain()):
         done = replace(done, outcome=None, is_unsettled=True)
-    newest = books.newest
+    newest = publisher.newest
     with driver.never_in_the_way():
-        books.close(done.outcome is Outcome.COMPLETE)
+        publisher.close(done.outcome is Outcome.COMPLETE)
     if done.outcome is Outcome.FAILED:
         _note_failure(run, done.given_up)
     if done.outcome or actions.give_up:

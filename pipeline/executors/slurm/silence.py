@@ -73,7 +73,7 @@ def silent_twice(
         still_running: returns those of some elements that run on with the same workers.
     """
     ended, silences = look_again(silent, read_silences(paths), socket.gethostname(), time.time())
-    with contextlib.suppress(OSError):  # then a later pass begins anew
+    with contextlib.suppress(OSError):  # then a later pass begins again
         note_silences(paths, silences)
     if still := still_running(ended):
         with contextlib.suppress(OSError):  # then it looks like a person's cancellation

@@ -1,10 +1,10 @@
-"""The bell: a task signals its parent that it has committed, while its process goes on."""
+"""A task notifies its parent process that it has committed, while it goes on."""
 
 import contextlib
 import os
 from collections.abc import Callable
 
-from pipeline.run.environment import BELL, RELEASED
+from pipeline.run.environment import PARENT_PIPE, RELEASED
 
 _listener: Callable[[], None] | None = None
 _on_release: Callable[[], None] | None = None
@@ -31,7 +31,7 @@ def policy_is_there() -> None:
         act()
 
 
-def ring(what: bytes) -> None:
+def notify_parent(what: bytes) -> None:
     """Write one byte to the file descriptor that the environment names; without one, do nothing.
 
     Args:
@@ -40,7 +40,7 @@ def ring(what: bytes) -> None:
     """
     if what == RELEASED and _on_release is not None:
         _on_release()
-    number = os.environ.get(BELL, "")
+    number = os.environ.get(PARENT_PIPE, "")
     if number:
         with contextlib.suppress(OSError):  # no listener any more; waiting processes also poll
             os.write(int(number), what)
