@@ -36,19 +36,19 @@ PAGE = """# Families of models
 log-probability between rollout (the transformers engine) and update, in nats: with prompts of several lengths
 in one call, with each alone, and with prompts padded whatever the model is.
 
-Before its first batch the engine compares a row alone with the same row beside a longer one, padded on
-the left, and, where the answers differ, with the same row beside one of its own length. By these answers, not
-by a list of names, the following are not padded: {apart}. Some read padding as
-text, some count positions from it, and RWKV mixes up the rows of any batch when it generates. They go in
-batches of one length, or row by row, which is exact and slower. The update pads on the right, where no causal
-model looks.
+Before its first batch the engine compares a row alone with the same row padded on the left beside a longer
+one and, if the answers differ, beside one of its own length. So these are found not to bear padding:
+{apart}. Some read padding as text, some count positions from it,
+and RWKV mixes up the rows of any batch when it generates. They go in batches of one length, or row by row,
+which is exact and slower. The update pads on the right, where no causal model looks.
 
 Reward models are tried in the same way, with two rows scored alone and together: FNet, ConvBERT,
 Nystromformer, YOSO and CANINE, which mix tokens with the padding behind them, score rows of one length
-together. Of others, such as BERT, padded batches have the same scores.
-
-| family | batches | together | alone | padded by force |
+together. Padded batches of others, such as BERT, have the same scores."""
+APART = """| not padded | batches | together | alone | padded by force |
 |---|---|---|---|---|"""
+PADDED = """| together | alone | padded by force | families that are padded |
+|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,22 @@ def measure(name: str) -> Measured:
 
 
 def page(found: Sequence[Measured]) -> Iterator[str]:
-    apart = ", ".join(one.name for one in found if one.batching is not Batching.PADDED)
-    yield PAGE.format(number=len(found), version=__version__, apart=apart)
+    apart = [one for one in found if one.batching is not Batching.PADDED]
+    names = ", ".join(one.name for one in apart)
+    yield from (PAGE.format(number=len(found), version=__version__, apart=names), "", APART)
+    yield from (f"| {one.name} | {one.batching} | {numbers(one)} |" for one in apart)
+    yield from ("", PADDED)
+    alike: dict[str, list[str]] = {}
     for one in found:
-        batching = "" if one.batching is Batching.PADDED else one.batching
-        numbers = (one.as_run.together, one.as_run.alone, one.padded)
-        yield f"| {one.name} | {batching} | {' | '.join(map(short, numbers))} |"
+        if one.batching is Batching.PADDED:
+            alike.setdefault(numbers(one), []).append(one.name)
+    for cells, families in sorted(alike.items(), key=lambda row: -len(row[1])):
+        yield f"| {cells} | {', '.join(families)} |"
     yield from ("", "Next: [what was measured besides](benchmarks.md).")
+
+
+def numbers(one: Measured) -> str:
+    return " | ".join(map(short, (one.as_run.together, one.as_run.alone, one.padded)))
 
 
 def short(gap: float) -> str:

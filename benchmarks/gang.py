@@ -285,7 +285,7 @@ def drawn(site: Site) -> str:
 
 
 def tables(site: Site) -> list[list[str]]:
-    """The tables of the page, in its order."""
+    """The tables of the page, in its order; of the third it has the extremes."""
     return [compared(CASES, site), of_ppo(site), errors(site), sensitivity(site)]
 
 

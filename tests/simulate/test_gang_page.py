@@ -1,5 +1,6 @@
 """Gangs against staged jobs: the page has what its model says, and the model what is published."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,21 @@ from benchmarks.gang_cases import CASES
 from tests.support import ROOT
 
 PAGE = ROOT / "docs/explanation/gang.md"
+COMPARED, PPO, ERRORS, ASSUMED = range(4)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", [COMPARED, PPO, ASSUMED])
 def test_the_page_has_the_tables_of_the_script(number):
     assert "\n".join(tables(Site())[number]) in PAGE.read_text()
+
+
+def test_the_page_says_how_far_the_script_is_off():
+    """At the published split of GPUs, and at the best one that the model finds."""
+    found = [re.findall(r"\(([+-]\d+)%\)", row) for row in tables(Site())[ERRORS][2:]]
+    assert len(found) == 6
+    for errors in zip(*found, strict=True):
+        percent = sorted(map(int, errors))
+        assert f"by {percent[0]:+d} to {percent[-1]:+d} %" in PAGE.read_text()
 
 
 def test_its_picture_is_what_the_script_draws():
