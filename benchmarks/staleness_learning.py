@@ -41,7 +41,8 @@ class Example:
 
 EXAMPLES = {
     "quickstart": Example(
-        "examples/quickstart/make_demo.py",
+        "-m",
+        "stages.demo.make",
         ".cache/quickstart",
         ("experiment=quickstart",),
         {"PPO": (), "GRPO": GROUPS},

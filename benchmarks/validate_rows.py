@@ -5,7 +5,7 @@ processors, and of memory in all its processes together.
 
 Prompts are questions of some 100 characters with an answer, a number in most rows and text in every tenth;
 the reward is the rule numeric_match, which looks at all answers. ``--demo`` has the policy that
-examples/quickstart/make_demo.py makes. The file is written first, which is not counted.
+python -m stages.demo.make makes. The file is written first, which is not counted.
 """
 
 import argparse

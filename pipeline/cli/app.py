@@ -29,7 +29,7 @@ app.add_typer(dashboard_cli.app, name="dashboard")
 app.add_typer(completion_cli.app, name="completion")
 
 for command in (
-    *(runs.run, runs.submit, runs.resume, runs.cancel),
+    *(runs.quickstart, runs.run, runs.submit, runs.resume, runs.cancel),
     *(views.status, views.watch, views.logs),
     *(checks.plan, checks.config, checks.validate, checks.try_),
     *(checks.doctor, checks.rehearse, checks.notify),

@@ -1,5 +1,5 @@
-"""Commands that carry out runs: run, submit, resume, cancel, advance, fork; and about many: sweep, ls, clean.
-Imports next to nothing by itself."""
+"""Commands that carry out runs: quickstart, run, submit, resume, cancel, advance, fork; of many: sweep, ls,
+clean. Imports next to nothing by itself."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +25,16 @@ def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
     from pipeline.cli.run import start
 
     raise typer.Exit(start(*config_in_part(overrides, config_dir), watch=True))
+
+
+def quickstart(overrides: Overrides = None) -> None:
+    """Train a tiny policy by a tiny reward model, both made here, and judge whether it has learned.
+
+    Takes some minutes on two CPU cores.
+    """
+    from pipeline.cli.quickstart import quickstart as carry_out
+
+    raise typer.Exit(carry_out(overrides or []))
 
 
 def submit(

@@ -1,50 +1,15 @@
-"""`make quickstart`, step by step: the demo is made, the run learns, the judge would say if it did not."""
+"""The quickstart's judge, and the demo that it is made of once."""
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
+from stages.demo import make
 from tests.support import ROOT, reportrun
 from tests.support.processes import script
 
-EXAMPLE = ROOT / "examples/quickstart"
-LESSON = (
-    "iterations=8",
-    "evaluate.every=8",
-    "data.prompts_per_iteration=96",
-    "update.learning_rate=1e-3",
-    "algorithm.kl.coef=0.02",
-)
-"""Shorter than the quickstart, and faster: it may drift further from where it began."""
-SMALL = ("--reviews", 3000, "--prompts", 1000)
-
-
-@pytest.fixture(scope="session")
-def workshop(tmp_path_factory) -> Path:
-    """A folder with the demo where experiment=quickstart looks for it."""
-    folder = tmp_path_factory.mktemp("workshop")
-    made = script(EXAMPLE / "make_demo.py", "--out", folder / ".cache" / "quickstart", *SMALL)
-    assert made.code == 0, made.log
-    return folder
-
-
-def test_the_run_learns_and_so_does_the_rule_it_never_sees(slurm_ppo, environment, workshop, tmp_path):
-    paths = environment | {"PYTHONPATH": str(ROOT)}
-    words = ("run", "experiment=quickstart", f"run_dir={tmp_path / 'run'}", *LESSON)
-    done = slurm_ppo(*words, cwd=workshop, env=paths)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^ +\d+ ", done.stdout, re.MULTILINE)) >= 8, "a row per iteration"
-    assert f"run directory: {tmp_path / 'run'}" in done.stdout
-    assert "report.html" in done.stdout
-    assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
-    verdict = script(EXAMPLE / "judge.py", tmp_path / "run")
-    assert verdict.code == 0, verdict.log
-    gains = re.findall(r"^(reward-model score|hidden rule) .* (\S+)$", verdict.log, re.MULTILINE)
-    assert len(gains) == 2
-    assert min(float(gain) for _, gain in gains) >= 0.5
-
+JUDGE, MAKE = ROOT / "stages/demo/judge.py", ROOT / "stages/demo/make.py"
+SMALL = ("--reviews", 300, "--prompts", 100)
 
 DULL = [" was dull.", " was dull and weak.", " was flat."]
 WARM = [" was warm.", " was warm and bright.", " was lovely."]
@@ -71,20 +36,19 @@ def test_the_judge_says_so_unless_both_scores_have_risen(
         reportrun.commit_shard(
             run, iteration, 0, responses=texts[part], rewards=rewards[part], prompts=prompts
         )
-    verdict = script(EXAMPLE / "judge.py", tmp_path / "run")
+    verdict = script(JUDGE, tmp_path / "run")
     assert verdict.code == code, verdict.log
     assert ("has not learnt" in verdict.log) is bool(code)
 
 
-def test_the_demo_is_made_once(workshop, monkeypatch):
-    demo = workshop / ".cache" / "quickstart"
-    monkeypatch.syspath_prepend(EXAMPLE)
-    import make_demo
-
-    choices = [make_demo.Choice(*numbers) for numbers in ((0, 3000, 1000), (1, 3000, 1000), (0, 4500, 2000))]
-    assert [make_demo.is_made(demo, choice) for choice in choices] == [True, False, False]
+def test_the_demo_is_made_once(tmp_path):
+    demo = tmp_path / "demo"
+    made = script(MAKE, "--out", demo, *SMALL)
+    assert made.code == 0, made.log
+    choices = [make.Choice(*numbers) for numbers in ((0, 300, 100), (1, 300, 100), (0, 400, 200))]
+    assert [make.is_made(demo, choice) for choice in choices] == [True, False, False]
     before = (demo / "policy" / "model.safetensors").stat().st_mtime_ns
-    again = script(EXAMPLE / "make_demo.py", "--out", demo, *SMALL)
+    again = script(MAKE, "--out", demo, *SMALL)
     assert again.code == 0
     assert "already" in again.log
     assert (demo / "policy" / "model.safetensors").stat().st_mtime_ns == before

@@ -1,6 +1,7 @@
 """The wheel, installed away from the checkout: what a user gets from pip."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -15,15 +16,17 @@ from tests.support import ROOT, tiny
 
 
 def call(*command: object, **options: object) -> str:
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, **options)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=600, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    """Built from the source distribution, which is built first."""
     folder = tmp_path_factory.mktemp("dist")
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    assert len(list(folder.glob("*.tar.gz"))) == 1
     (built,) = folder.glob("*.whl")
     return built
 
@@ -85,3 +88,39 @@ def test_packaged_configurations_are_used(installed, elsewhere, inputs, tmp_path
     assert found["name"] == "quickstart"
     assert found["algorithm"]["kl"]["coef"] == 0.1
     assert not (tmp_path / "run").exists()
+
+
+def test_the_quickstart_learns_without_a_checkout_and_so_does_the_rule_it_never_sees(installed, elsewhere):
+    """The run is shorter than by default, and faster: it may drift further from where it began."""
+    lesson = (
+        "iterations=8",
+        "evaluate.every=8",
+        "data.prompts_per_iteration=96",
+        "update.learning_rate=1e-3",
+        "algorithm.kl.coef=0.02",
+    )
+    text = call(installed / "slurm-ppo", "quickstart", "run_dir=runs/first", *lesson, **elsewhere)
+    assert len(re.findall(r"^ +\d+ ", text, re.MULTILINE)) >= 8, "a row per iteration"
+    run = elsewhere["cwd"] / "runs/first"
+    assert f"run directory: {run}" in text
+    assert (run / "report.html").stat().st_size > 1_000_000
+    gains = re.findall(r"^(?:reward-model score|hidden rule) .* (\S+)$", text, re.MULTILINE)
+    assert len(gains) == 2
+    assert min(map(float, gains)) >= 0.5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["iterations=3"], "iterations=3: the quickstart is judged by at least 6"),
+        (["iteration=8"], "iteration"),
+        (["run_dir=there"], "there"),
+        (["model.nothing=1"], "nothing"),
+    ],
+)
+def test_a_quickstart_that_cannot_be_makes_nothing(slurm_ppo, elsewhere, words, said):
+    (elsewhere["cwd"] / "there").write_text("a file")
+    done = slurm_ppo("quickstart", *words, cwd=elsewhere["cwd"])
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (elsewhere["cwd"] / ".cache").exists()

@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 
 ELSEWHERE = {
-    r"make quickstart(_vllm)?( .*)?": "tests/end_to_end/test_quickstart.py",
+    r"make quickstart(_vllm)?( .*)?": "tests/end_to_end/test_wheel.py",
     r"make quickstart_real.*|.*[ =]runs/real.*": "tests/end_to_end/test_arithmetic.py",
     r"python -m stages.models.gguf .*": "tests/stages/test_gguf.py",
     r"make test": ".ci/run",

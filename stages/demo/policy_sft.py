@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from random import Random
 
 import torch
-from tiny_llama import fit, pad_right, shuffled_batches, tiny_config, train_tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from stages.demo.tiny_llama import fit, pad_right, shuffled_batches, tiny_config, train_tokenizer
 
 VOCAB_SIZE = 512
 BATCH_SIZE = 64

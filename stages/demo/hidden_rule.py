@@ -1,6 +1,6 @@
 """The judge that stands in for people's taste in the quickstart: warm, finished reviews without repeats win.
 
-`make_demo.py` asks it which of two responses is preferred (with noise), and the reward model learns from the
+`make.py` asks it which of two responses is preferred (with noise), and the reward model learns from the
 answers only. The training pipeline never imports this file, so a finished run can be judged with it. It needs
 nothing but the standard library.
 """

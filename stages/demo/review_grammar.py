@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from random import Random
 
-from hidden_rule import NEGATIVE, POSITIVE
+from stages.demo.hidden_rule import NEGATIVE, POSITIVE
 
 TITLE_STARTS = ("Silent", "Golden", "Hidden", "Winter", "Paper", "Second", "Red")
 TITLE_ENDS = ("Harbor", "Garden", "Letters", "Bridge", "Summer", "River", "Road")

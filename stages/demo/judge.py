@@ -1,6 +1,6 @@
 """Has the run learnt? Judges a finished run by its own reward and by the rule that the pipeline never saw.
 
-    python examples/quickstart/judge.py RUN
+    python -m stages.demo.judge RUN
 
 Prints, for the reward-model score and for the hidden rule, the mean over the first and the last three
 iterations and their difference in standard deviations of the first three. Exit code 1 unless both gained
@@ -13,13 +13,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hidden_rule import hidden_rule
-
 from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.schemas import REWARD, ROLLOUT
 from pipeline.run.shards import read_shard
 from pipeline.run.tasks import Stage, Task
+from stages.demo.hidden_rule import hidden_rule
 
 WINDOW = 3
 LEAST_GAIN = 0.5

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from random import Random
 
 import torch
-from hidden_rule import NEGATIVE, POSITIVE, hidden_rule, words_of
-from policy_sft import Policy, sample_responses
-from review_grammar import Prompt
-from tiny_llama import fit, pad_right, shuffled_batches, tiny_config, train_tokenizer
 from torch.nn.functional import logsigmoid
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+from stages.demo.hidden_rule import NEGATIVE, POSITIVE, hidden_rule, words_of
+from stages.demo.policy_sft import Policy, sample_responses
+from stages.demo.review_grammar import Prompt
+from stages.demo.tiny_llama import fit, pad_right, shuffled_batches, tiny_config, train_tokenizer
 
 VOCAB_SIZE = 640  # not the policy's, so that a pipeline that reuses the policy's token ids fails visibly
 BATCH_PAIRS = 32

@@ -1,6 +1,6 @@
 """Make the quickstart's input in the form a user brings it: a policy, a reward model and prompts.
 
-    python examples/quickstart/make_demo.py --out DIR [--seed 0] [--reviews 4500] [--prompts 2000]
+    python -m stages.demo.make --out DIR [--seed 0] [--reviews 4500] [--prompts 2000]
 
 Everything is trained here, from random weights and in well under a minute on two CPU cores: a small Llama
 learns to write film reviews of mixed sentiment, and a second one, with a tokenizer of its own, learns from
@@ -22,16 +22,17 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from review_grammar import Prompt, distinct_prompts, write_reviews
+from stages.demo.review_grammar import Prompt, distinct_prompts, write_reviews
 
 if TYPE_CHECKING:
-    from policy_sft import Policy
-    from reward_fit import RewardModel
+    from stages.demo.policy_sft import Policy
+    from stages.demo.reward_fit import RewardModel
 
 # Raise it when a change makes other files from the same seed: a demo of another version is made again.
 GENERATOR_VERSION = 1
 NUM_HELDOUT_REVIEWS, NUM_HELDOUT_PROMPTS, NUM_HELDOUT_PAIRS = 256, 64, 400
 NUM_THREADS = 2
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def published(out: Path) -> Iterator[Path]:
 
 
 def make_policy(num_reviews: int, rng: Random) -> "Policy":
-    from policy_sft import train_policy
+    from stages.demo.policy_sft import train_policy
 
     reviews = write_reviews(rng, num_reviews + NUM_HELDOUT_REVIEWS)
     texts = [review.text for review in reviews]
@@ -121,7 +122,14 @@ def make_reward_model(
     policy: "Policy", prompts: Sequence[Prompt], unseen: Sequence[Prompt], rng: Random
 ) -> tuple["RewardModel", dict[str, float]]:
     """The reward model and how well it does on pairs whose prompts it never saw."""
-    from reward_fit import make_pairs, pair_accuracy, pair_texts, rule_scores, score_texts, train_reward_model
+    from stages.demo.reward_fit import (
+        make_pairs,
+        pair_accuracy,
+        pair_texts,
+        rule_scores,
+        score_texts,
+        train_reward_model,
+    )
 
     pairs, heldout = make_pairs(policy, prompts, rng), make_pairs(policy, unseen, rng)
     reward = train_reward_model(pairs, rng)
@@ -137,9 +145,10 @@ def make_reward_model(
 def judge_policy(policy: "Policy", reward: "RewardModel", unseen: Sequence[Prompt]) -> dict[str, float]:
     """Where PPO starts from, on fresh samples: both scores and how well they agree."""
     import torch
-    from hidden_rule import hidden_rule
-    from policy_sft import sample_responses
-    from reward_fit import SAMPLE_TOKENS, score_texts
+
+    from stages.demo.hidden_rule import hidden_rule
+    from stages.demo.policy_sft import sample_responses
+    from stages.demo.reward_fit import SAMPLE_TOKENS, score_texts
 
     prompts = [prompt.prompt for prompt in unseen]
     responses = sample_responses(policy, prompts, SAMPLE_TOKENS)
@@ -172,7 +181,7 @@ def build(directory: Path, choice: Choice, timer: Timer) -> dict[str, Any]:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl where others work too
     with timer.part("import torch and transformers"):
-        from tiny_llama import num_parameters, save
+        from stages.demo.tiny_llama import num_parameters, save
 
         start_torch(choice.seed)
     rng = Random(choice.seed)
@@ -231,8 +240,11 @@ def main() -> None:
         made = is_made(out, choice)
     except ValueError as error:
         parser.error(str(error))
-    if not made:
-        make_demo(out, choice)
+    try:
+        if not made:
+            make_demo(out, choice)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     print(f"{out} {'was already made' if made else 'is ready'} (seed {arguments.seed})")
 
 

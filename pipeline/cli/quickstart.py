@@ -1,0 +1,52 @@
+"""``slurm-ppo quickstart``: make the demo's models, train on them, and judge whether the run has learnt."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.cli.arguments import config_in_part
+from pipeline.cli.run import start
+from pipeline.config.issue import ConfigError
+from pipeline.run.directory import check_can_be_made, check_is_free
+from pipeline.run.paths import RunPaths
+
+_DEMO = ".cache/quickstart"
+"""Where experiment=quickstart looks for models and prompts."""
+_JUDGED = 6
+"""Least iterations of a run that can be judged: three at its beginning, three at its end."""
+_DEMO_SECONDS = 3600.0
+
+
+def quickstart(words: Sequence[str]) -> int:
+    """Make the demo unless it is there, carry a run out, and judge it. Returns the exit code.
+
+    Args:
+        words: settings besides experiment=quickstart.
+
+    Raises:
+        UserError: something is wrong with the settings or the run's directory, or libraries are missing;
+            nothing has been made.
+    """
+    config, found = config_in_part(["experiment=quickstart", *words], None)
+    if found:
+        found.refuse()
+    if config.iterations < _JUDGED:
+        raise ConfigError(f"iterations={config.iterations}: the quickstart is judged by at least {_JUDGED}")
+    if not importlib.util.find_spec("transformers"):
+        raise ConfigError(
+            "the quickstart trains models; install what that needs: pip install 'slurm-ppo[train]'"
+        )
+    check_is_free(RunPaths(Path(config.run_dir)))
+    check_can_be_made(Path(config.run_dir))
+    return (
+        _carry_out("stages.demo.make", "--out", _DEMO)
+        or start(config, found, watch=True)
+        or _carry_out("stages.demo.judge", str(config.run_dir))
+    )
+
+
+def _carry_out(module: str, *words: str) -> int:
+    """Run a program of the demo's: torch is not imported in this process."""
+    return subprocess.run([sys.executable, "-m", module, *words], timeout=_DEMO_SECONDS).returncode
