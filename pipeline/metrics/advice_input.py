@@ -38,7 +38,7 @@ class Severity(StrEnum):
 
 
 class Rule(StrEnum):
-    """Kinds of findings. docs/howto/read_a_run.md has a section for each."""
+    """Kinds of findings. docs/howto/read_a_run.md has a row for each."""
 
     REWARD_HACKING = "reward-hacking"
     REWARD_FALLING = "reward-falling"
