@@ -82,7 +82,8 @@ class OnError(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleConfig:
-    """A Python function that scores responses, in processes of its own. See docs/howto/rewards.md."""
+    """A Python function that scores responses, or abstains (None), in processes of its own. See
+    docs/howto/rewards.md."""
 
     kind: Literal["rule"] = "rule"
     """Marks this component as a rule."""
@@ -215,7 +216,9 @@ class RewardConfig:
     """Components that score responses, and how reward models are run."""
 
     components: Annotated[dict[Name, Component], Field(min_length=1)]
-    """Named components; the reward is their weighted sum, and each is kept as a column."""
+    """Named components; the reward is their weighted sum, and each is kept as a column. Where a rule abstains
+    (returns None), the sum of the others is multiplied by the magnitudes of all weights over those of theirs;
+    where all do, the update leaves the response out."""
     engine: EngineName = "transformers"
     """Scoring engine of the reward models: transformers, vllm, or ``module:function`` of your own."""
     vllm: VllmConfig = field(default_factory=VllmConfig)

@@ -31,6 +31,29 @@ class FinishReason(StrEnum):
     its turns, and the response ends with that turn."""
 
 
+class Validity(StrEnum):
+    """Whether a response counts in the update, and why not. Of several reasons a response has the first of
+    these."""
+
+    UNSCORABLE = "unscorable"
+    """A reward model cannot take the response, which has no reward."""
+    ABSTAINED = "abstained"
+    """Every component whose weight is not 0 abstained: a rule returned None. The response has no reward."""
+    NO_BASELINE = "no_baseline"
+    """The greedy response to the same prompt, which algorithm.estimator=remax compares with, has no reward."""
+    REFUSED = "refused"
+    """The model cannot take the prompt, and the response is empty."""
+    TRUNCATED = "truncated"
+    """The response was cut at a limit of tokens, and algorithm.mask_truncated leaves such ones out."""
+    SCORED = "scored"
+    """The response counts. So do greedy responses that have a reward: as baselines."""
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether metrics of rewards and lengths count the response, whether or not it is learned from."""
+        return self in (Validity.REFUSED, Validity.TRUNCATED, Validity.SCORED)
+
+
 class SchemaError(ValueError):
     """A file's schema is not the one that this version reads."""
 
@@ -79,13 +102,15 @@ ROLLOUT = _versioned(
 """One row per response, those of a prompt side by side; the user's other columns follow."""
 
 REWARD = _versioned(
-    "reward/1",
+    "reward/2",
     [
         *_RESPONSE,
-        # Null for a response that a reward model cannot take: the update leaves it out.
+        # Null for a response that a reward model cannot take, or of which all rules abstain.
         pa.field("reward", pa.float32()),
         # One per response token; null for greedy responses, when KL is off and when the update computes them.
         pa.field("reference_logprobs", pa.list_(pa.float32())),
+        # One of Validity: the update learns from the samples that are scored, and leaves the others out.
+        pa.field("validity", pa.string(), nullable=False),
     ],
 )
 """The same rows in the same order as the rollout shard; one float32 column per component follows."""

@@ -206,6 +206,7 @@ def tables_of(
         "response_messages": [None] * rows,
     }
     reward = {**ids, "reward": scores, "reference_logprobs": pa.nulls(rows)}
+    reward["validity"] = [Validity.SCORED] * rows
     extra = pa.table({"reward/rule": pa.array(scores, pa.float32())})
     return conform(rollout, ROLLOUT), conform(reward, REWARD, extra=extra)
 

@@ -1,8 +1,8 @@
 """Rules: Python functions of the user's, or ready ones, called in processes of their own as
 
-    f(*, prompts: list[str], responses: list[str], **columns: list, **arguments) -> Sequence[float]
+    f(*, prompts: list[str], responses: list[str], **columns: list, **arguments) -> Sequence[float | None]
 
-with one entry per response; ``columns`` are the user's own columns of the prompt file, and of conversations
+with one entry per response, None where the rule abstains; ``columns`` are the user's own columns of the prompt file, and of conversations
 of several turns ``response_messages``, a list of {role, content} messages each. A rule must give the same
 scores for the same responses, or a repeated task would not repeat its result.
 """
@@ -25,6 +25,7 @@ from stages.logs import log
 from stages.process.imported import Files, files_behind, is_changed
 from stages.process.kept import drop_value, kept_value
 from stages.rewards.rows import name_of, rule_inputs
+from stages.rewards.validity import Score
 
 _SHOWN = 200
 """Characters of a response in an error message."""
@@ -51,9 +52,9 @@ def rule_scores(
     special: Sequence[str] | None = None,
     stays: bool = False,
     num_judged: int | None = None,
-) -> tuple[list[float], dict[str, float]]:
-    """Return one number per row of a rollout table; and how many rows took too long, or made the rule fail,
-    where that is no error.
+) -> tuple[list[Score], dict[str, float]]:
+    """Return one score per row of a rollout table; and how many rows took too long, or made the rule fail,
+    where that is no error, and of how many it abstained, if of any.
 
     The scores do not depend on the number of workers, nor does which row an error names.
 
@@ -64,14 +65,14 @@ def rule_scores(
 
     Raises:
         PluginError: the rule cannot be imported.
-        UserError: it cannot be called with these columns, or returned something else than numbers.
+        UserError: it cannot be called with these columns, or returned something else than numbers and None.
         RuleFailed: it gave no answer.
     """
     slices = list(call_slices(rows, config.rows_per_call))
     if not slices:
         return [], {}
     inputs = {**rule_inputs(rows), **responses_of(config, rows, special)}
-    scores: list[float] = []
+    scores: list[Score] = []
     failed: list[FailedCall] = []
     with rule_calls(name, config, min(config.workers, len(slices)), stays) as calls:
         late_score = checked_call(calls, config, list(inputs))
@@ -88,6 +89,8 @@ def rule_scores(
         of_responses = [one for one in failed if one.failure.is_of_response]
         check_failed(name, config, of_responses, rows.num_rows, num_judged or rows.num_rows)
         counts[f"failed/{name}"] = float(len(of_responses))  # a call has one response
+    if num_abstained := scores.count(None):
+        counts[f"abstained/{name}"] = float(num_abstained)
     return scores, counts
 
 
@@ -118,7 +121,7 @@ def checked_call(calls: Calls, config: RuleConfig, columns: Sequence[str]) -> fl
 
 def answers(
     calls: Calls, config: RuleConfig, inputs: Mapping[str, Sequence[Any]], slices: Sequence[slice]
-) -> Iterator[tuple[slice, list[float] | PluginFailure]]:
+) -> Iterator[tuple[slice, list[Score] | PluginFailure]]:
     """Yield the rows of each call with their scores, or why there are none, in the rows' order."""
     asked = []
     for part in slices:

@@ -1,0 +1,83 @@
+"""Rewards of responses from the scores of their components, and whether a response counts. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.run.schemas import FinishReason, Validity, is_sampled
+
+Score = float | None
+"""Score of a row; None where a rule abstains, or a reward model cannot take the response."""
+
+
+def rewarded(
+    scores: Sequence[Score], weights: Sequence[float], may_abstain: Sequence[bool]
+) -> tuple[Score, Validity]:
+    """Return the reward of one row, and whether it has one: scored, abstained or unscorable.
+
+    Args:
+        scores: the row's score by each component.
+        weights: the components' weights.
+        may_abstain: whether a component without a score abstains, as rules do. Others could not take the
+            row, which then has no reward whatever the rest say.
+    """
+    if any(score is None and not may for score, may in zip(scores, may_abstain, strict=True)):
+        return None, Validity.UNSCORABLE
+    total = weighted_sum(scores, weights)
+    return total, Validity.ABSTAINED if total is None else Validity.SCORED
+
+
+def weighted_sum(scores: Sequence[Score], weights: Sequence[float]) -> Score:
+    """Return the sum of one row's scores, each times its weight.
+
+    Where components have no score, the sum of the others is multiplied by the magnitudes of all weights over
+    those of the weights that count, so that it has the scale of a full one. None where the components with a
+    score have no weight.
+    """
+    known = [(weight, score) for weight, score in zip(weights, scores, strict=True) if score is not None]
+    total = sum(weight * score for weight, score in known)
+    if len(known) == len(scores):
+        return total
+    counting = sum(abs(weight) for weight, _ in known)
+    return total * (sum(map(abs, weights)) / counting) if counting else None
+
+
+def validities(rows: pa.Table, found: Sequence[Validity], mask_truncated: bool) -> list[Validity]:
+    """Return the column ``validity`` of a reward shard: one entry per row.
+
+    Args:
+        rows: the rollout table.
+        found: what :func:`rewarded` says of each row.
+        mask_truncated: algorithm.mask_truncated.
+    """
+    prompts, sampled = rows["prompt_id"].to_pylist(), is_sampled(rows).to_pylist()
+    reasons, lengths = rows["finish_reason"].to_pylist(), pc.list_value_length(rows["response_tokens"])
+    endings = [
+        _by_ending(reason, length, mask_truncated)
+        for reason, length in zip(reasons, lengths.to_pylist(), strict=True)
+    ]
+    is_known = [one is Validity.SCORED for one in found]
+    baseless = {
+        prompt for prompt, is_sample, known in zip(prompts, sampled, is_known, strict=True)
+        if not is_sample and not known
+    }
+    return [
+        one if not known or not is_sample else Validity.NO_BASELINE if prompt in baseless else ending
+        for one, known, is_sample, prompt, ending in zip(found, is_known, sampled, prompts, endings, strict=True)
+    ]
+
+
+def _by_ending(reason: str, num_tokens: int, mask_truncated: bool) -> Validity:
+    """Return the validity of a sample that has a reward and a baseline, by how it ended."""
+    if reason == FinishReason.REFUSED and not num_tokens:
+        return Validity.REFUSED
+    if reason == FinishReason.LENGTH and mask_truncated:
+        return Validity.TRUNCATED
+    return Validity.SCORED
+
+
+def counted(rewards: pa.Table) -> Counter[Validity]:
+    """Count the samples of a reward table by validity."""
+    return Counter(map(Validity, rewards["validity"].filter(is_sampled(rewards)).to_pylist()))
