@@ -106,7 +106,7 @@ def load(plugin: Plugin, folder: str) -> None:
 
 
 def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float | None] | PluginFailure:
-    """Call the function and return one finite number per row, None where it abstains, or why there is none."""
+    """Call the function and return a finite number or None for each row, or why there is none."""
     function = loaded(plugin)
     if isinstance(function, PluginFailure):
         return function

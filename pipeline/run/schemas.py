@@ -40,7 +40,7 @@ class Validity(StrEnum):
     ABSTAINED = "abstained"
     """Every component whose weight is not 0 abstained: a rule returned None. The response has no reward."""
     NO_BASELINE = "no_baseline"
-    """The greedy response to the same prompt, which algorithm.estimator=remax compares with, has no reward."""
+    """With algorithm.estimator=remax: the greedy response to the same prompt has no reward."""
     REFUSED = "refused"
     """The model cannot take the prompt, and the response is empty."""
     TRUNCATED = "truncated"

@@ -172,7 +172,7 @@ _WITH_REWARD = pa.array([one for one in Validity if one.has_reward], pa.string()
 
 
 def _counting(rewards: pa.Table) -> pa.ChunkedArray:
-    """Return booleans [rows]: true for the samples that are learned from, and that others are compared with."""
+    """Return booleans [rows]: true for samples to learn from, and to compare others with."""
     return pc.and_(is_sampled(rewards), pc.equal(rewards["validity"], Validity.SCORED))
 
 

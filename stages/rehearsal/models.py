@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.config.compose import compose
 from pipeline.config.schema import Config
-from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.schemas import REWARD, ROLLOUT, Validity, conform
 from stages.ppo.experience import Experience, build_experience
 
 CONTEXT = 128

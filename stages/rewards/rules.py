@@ -2,9 +2,9 @@
 
     f(*, prompts: list[str], responses: list[str], **columns: list, **arguments) -> Sequence[float | None]
 
-with one entry per response, None where the rule abstains; ``columns`` are the user's own columns of the prompt file, and of conversations
-of several turns ``response_messages``, a list of {role, content} messages each. A rule must give the same
-scores for the same responses, or a repeated task would not repeat its result.
+with one entry per response, None where the rule abstains; ``columns`` are the user's own columns of the
+prompt file, and of conversations of several turns ``response_messages``, a list of {role, content} messages
+each. A rule must give the same scores for the same responses, or a repeated task would not repeat its result.
 """
 
 import contextlib

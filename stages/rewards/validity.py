@@ -54,23 +54,21 @@ def validities(rows: pa.Table, found: Sequence[Validity], mask_truncated: bool) 
     """
     prompts, sampled = rows["prompt_id"].to_pylist(), is_sampled(rows).to_pylist()
     reasons, lengths = rows["finish_reason"].to_pylist(), pc.list_value_length(rows["response_tokens"])
-    endings = [
-        _by_ending(reason, length, mask_truncated)
-        for reason, length in zip(reasons, lengths.to_pylist(), strict=True)
-    ]
-    is_known = [one is Validity.SCORED for one in found]
-    baseless = {
-        prompt for prompt, is_sample, known in zip(prompts, sampled, is_known, strict=True)
-        if not is_sample and not known
-    }
-    return [
-        one if not known or not is_sample else Validity.NO_BASELINE if prompt in baseless else ending
-        for one, known, is_sample, prompt, ending in zip(found, is_known, sampled, prompts, endings, strict=True)
-    ]
+    known = zip(prompts, sampled, found, strict=True)
+    baseless = {prompt for prompt, is_sample, one in known if not is_sample and one is not Validity.SCORED}
+    column = []
+    facts = zip(found, prompts, sampled, reasons, lengths.to_pylist(), strict=True)
+    for one, prompt, is_sample, reason, length in facts:
+        if one is Validity.SCORED and is_sample:
+            one = _of_sample(prompt in baseless, reason, length, mask_truncated)
+        column.append(one)
+    return column
 
 
-def _by_ending(reason: str, num_tokens: int, mask_truncated: bool) -> Validity:
-    """Return the validity of a sample that has a reward and a baseline, by how it ended."""
+def _of_sample(is_baseless: bool, reason: str, num_tokens: int, mask_truncated: bool) -> Validity:
+    """Return the validity of a sample that has a reward."""
+    if is_baseless:
+        return Validity.NO_BASELINE
     if reason == FinishReason.REFUSED and not num_tokens:
         return Validity.REFUSED
     if reason == FinishReason.LENGTH and mask_truncated:
