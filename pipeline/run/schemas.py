@@ -1,5 +1,6 @@
 """Every Arrow schema that crosses the filesystem, with its version. Readers refuse what they do not know."""
 
+from collections import Counter
 from enum import StrEnum
 from typing import Any
 
@@ -163,6 +164,11 @@ def columns_besides(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def is_sampled(rows: pa.Table) -> pa.ChunkedArray:
     """Return booleans [rows]: true for what the policy sampled, false for greedy responses."""
     return pc.not_equal(rows["sample_index"], GREEDY_SAMPLE)
+
+
+def validity_counts(rewards: pa.Table) -> Counter[Validity]:
+    """Count the samples of a reward table by validity, without greedy responses."""
+    return Counter(map(Validity, rewards["validity"].filter(is_sampled(rewards)).to_pylist()))
 
 
 def component_column(name: str) -> str:

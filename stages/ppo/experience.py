@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipeline.run.schemas import FinishReason, Validity, is_sampled
+from pipeline.run.schemas import FinishReason, Validity, is_sampled, validity_counts
 from stages.context import Context, UserError
 from stages.files import columns
 from stages.ppo.batching import Row
 from stages.ppo.math.shaping import ShapingInput
-from stages.rewards.validity import counted
 from stages.training import check_has_responses, read_pair_in_batches
 
 
@@ -191,7 +190,7 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     others = pc.invert(sampled)
     return _Part(
         num_rows=responses.num_rows,
-        counts=counted(rewards),
+        counts=validity_counts(rewards),
         prompt_ids=kept(responses, "prompt_id").to_pylist(),
         samples=kept(responses, "sample_index").to_pylist(),
         rows=[Row(prompt, response) for prompt, response in zip(prompts, tokens, strict=True)],

@@ -1,6 +1,5 @@
 """Rewards of responses from the scores of their components, and whether a response counts. Pure."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -74,8 +73,3 @@ def _of_sample(is_baseless: bool, reason: str, num_tokens: int, mask_truncated: 
     if reason == FinishReason.LENGTH and mask_truncated:
         return Validity.TRUNCATED
     return Validity.SCORED
-
-
-def counted(rewards: pa.Table) -> Counter[Validity]:
-    """Count the samples of a reward table by validity."""
-    return Counter(map(Validity, rewards["validity"].filter(is_sampled(rewards)).to_pylist()))

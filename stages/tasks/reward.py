@@ -23,6 +23,7 @@ from pipeline.run.schemas import (
     conform,
     environment_of,
     is_sampled,
+    validity_counts,
     version_of,
 )
 from pipeline.run.shards import write_shard
@@ -30,7 +31,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import check_finite, component_scores, load_component
-from stages.rewards.validity import Score, counted, rewarded, validities
+from stages.rewards.validity import Score, rewarded, validities
 
 
 def run(task: Task, context: Context) -> StageResult:
@@ -80,7 +81,7 @@ def by_environment(rows: pa.Table, rewards: pa.Table) -> dict[str, float]:
 
 def validity_metrics(rewards: pa.Table) -> dict[str, float]:
     """Count the samples of each validity that occurs, and those without a reward, or without a baseline."""
-    counts = counted(rewards)
+    counts = validity_counts(rewards)
     metrics = {"unscored": float(sum(n for one, n in counts.items() if not one.has_reward))}
     occurring = (one for one in Validity if counts[one] or one is Validity.SCORED)
     return metrics | {f"validity/{one}": float(counts[one]) for one in occurring}

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pipeline.config.algorithm import AlgorithmConfig, Estimator, KLConfig
 from pipeline.run.commits import publish
 from pipeline.run.paths import RunPaths
-from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, Validity
+from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, Validity, validity_counts
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
 from stages.ppo.experience import build_experience, read_experience
 from stages.ppo.targets import TargetScores, estimate, shape, token_rewards
-from stages.rewards.validity import counted, rewarded, validities, weighted_sum
+from stages.rewards.validity import rewarded, validities, weighted_sum
 from tests.support.learning import difference, experience, metrics_of, weights
 from tests.support.records import make_record
 from tests.support.rollouts import reward_table, rollout_table
@@ -224,7 +224,7 @@ def test_samples_are_counted_by_validity_without_greedy_ones():
     rewards = reward_table(rows, [0.0] * len(ROWS))
     index = rewards.schema.get_field_index("validity")
     rewards = rewards.set_column(index, REWARD.field("validity"), pa.array(column, pa.string()))
-    assert counted(rewards) == {
+    assert validity_counts(rewards) == {
         Validity.SCORED: 2,
         Validity.TRUNCATED: 1,
         Validity.ABSTAINED: 2,
