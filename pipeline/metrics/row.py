@@ -145,10 +145,12 @@ def _by_environment(records: Sequence[Record]) -> dict[str, float]:
 
 def _by_validity(records: Sequence[Record]) -> dict[str, float]:
     """Return the number of responses by whether they count, and why not, of those that occur."""
-    totals: Counter[str] = Counter()
+    totals: dict[str, float] = {}
     for record in records:
-        totals.update({k: v for k, v in record.metrics.items() if k.startswith(_VALIDITY)})
-    return dict(totals)
+        for name, value in record.metrics.items():
+            if name.startswith(_VALIDITY):
+                totals[name] = totals.get(name, 0.0) + value
+    return totals
 
 
 _VALIDITY = "validity/"

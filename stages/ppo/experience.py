@@ -123,7 +123,9 @@ def read_experience(context: Context, iteration: int) -> Experience:
         parts += of_shard
     pa.default_memory_pool().release_unused()  # the files' memory, which Arrow would keep for later ones
     check_has_responses(iteration, sum(part.num_rows for part in parts))
-    counts: Counter[Validity] = sum((part.counts for part in parts), Counter())
+    counts: Counter[Validity] = Counter()
+    for part in parts:
+        counts.update(part.counts)
     if not counts[Validity.SCORED] + counts[Validity.TRUNCATED]:
         found = ", ".join(f"{number} {one}" for one, number in counts.items())
         raise UserError(
