@@ -72,7 +72,12 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "reward/unscored", _O, "responses that have no reward, or no baseline: the update leaves them out"
     ),
-    Metric("validity/*", _O, "responses that count (scored), and those that do not, by the reason"),
+    Metric("validity/scored", _O, "responses that count: the update learns from them"),
+    Metric("validity/abstained", _O, "responses left out: no rule gave them a score"),
+    Metric("validity/unscorable", _O, "responses left out: a reward model could not take them"),
+    Metric("validity/no_baseline", _O, "responses left out: the greedy one to their prompt has no reward"),
+    Metric("validity/refused", _O, "responses left out: the model cannot take their prompt"),
+    Metric("validity/truncated", _O, "responses left out: cut, with algorithm.mask_truncated"),
     Metric("reward/greedy/mean", _O, "mean reward of the greedy responses that ReMax compares with"),
     Metric("environment/*/reward", _S, "mean total reward of responses to one of several environments"),
     Metric("reward/*/mean", _S, "mean of one reward component"),
