@@ -17,10 +17,10 @@ def length(*, responses, **columns):
     return [len(r) / 10 for r in responses]
 
 def vowels(*, responses, **columns):
-    return [None if len(r) % 3 == 0 else float(sum(c in "aeiou" for c in r)) for r in responses]
+    return [None if sum(map(ord, r)) % 3 else float(sum(c in "aeiou" for c in r)) for r in responses]
 
 def picky(*, responses, **columns):
-    return [None if len(r) % 2 else 1.0 for r in responses]
+    return [None if sum(map(ord, r)) % 2 else 1.0 for r in responses]
 
 def silent(*, responses, **columns):
     return [None for r in responses]
@@ -69,8 +69,8 @@ def test_a_rule_that_returns_none_leaves_rows_to_the_other_components_or_masks_t
         found = responses_of(tmp_path / "run", iteration)
         for one in found:
             vowels, picky = one["reward/rule"], one["reward/picky"]
-            count = len(one["response_text"])
-            assert (vowels is None, picky is None) == (count % 3 == 0, count % 2 == 1)
+            letters = sum(map(ord, one["response_text"]))
+            assert (vowels is None, picky is None) == (letters % 3 > 0, letters % 2 > 0)
             if vowels is None and picky is None:
                 assert (one["reward"], one["validity"]) == (None, "abstained")
                 continue
