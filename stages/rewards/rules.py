@@ -53,8 +53,8 @@ def rule_scores(
     stays: bool = False,
     num_judged: int | None = None,
 ) -> tuple[list[Score], dict[str, float]]:
-    """Return one score per row of a rollout table; and how many rows took too long, or made the rule fail,
-    where that is no error, and of how many it abstained, if of any.
+    """Return one score per row of a rollout table; and how many rows took too long, made the rule fail, where
+    that is no error, or got None.
 
     The scores do not depend on the number of workers, nor does which row an error names.
 
@@ -81,17 +81,18 @@ def rule_scores(
         for part, answer in answers(calls, config, inputs, slices):
             if isinstance(answer, PluginFailure):
                 failed.append(FailedCall(answer, rows.slice(part.start, part.stop - part.start)))
-                answer = [substitute(name, config, failed[-1], late_score)] * failed[-1].rows.num_rows
-            scores += answer
+                scores += [substitute(name, config, failed[-1], late_score)] * failed[-1].rows.num_rows
+            else:
+                scores += answer
     num_late = sum(one.rows.num_rows for one in failed if one.failure.is_late)
-    counts = {} if late_score is None else {f"late/{name}": float(num_late)}
+    counts = {"late": num_late} if late_score is not None else {}
     if config.on_error is OnError.SCORE:
         of_responses = [one for one in failed if one.failure.is_of_response]
         check_failed(name, config, of_responses, rows.num_rows, num_judged or rows.num_rows)
-        counts[f"failed/{name}"] = float(len(of_responses))  # a call has one response
-    if num_abstained := scores.count(None):
-        counts[f"abstained/{name}"] = float(num_abstained)
-    return scores, counts
+        counts["failed"] = len(of_responses)  # a call has one response
+    if None in scores:
+        counts["abstained"] = scores.count(None)
+    return scores, {f"{what}/{name}": float(count) for what, count in counts.items()}
 
 
 def responses_of(config: RuleConfig, rows: pa.Table, special: Sequence[str] | None) -> dict[str, list[str]]:
