@@ -84,15 +84,25 @@ def rule_scores(
                 scores += [substitute(name, config, failed[-1], late_score)] * failed[-1].rows.num_rows
             else:
                 scores += answer
-    num_late = sum(one.rows.num_rows for one in failed if one.failure.is_late)
-    counts = {"late": num_late} if late_score is not None else {}
     if config.on_error is OnError.SCORE:
         of_responses = [one for one in failed if one.failure.is_of_response]
         check_failed(name, config, of_responses, rows.num_rows, num_judged or rows.num_rows)
-        counts["failed"] = len(of_responses)  # a call has one response
-    if None in scores:
-        counts["abstained"] = scores.count(None)
+    counts = counts_of(config, scores, failed, late_score)
     return scores, {f"{what}/{name}": float(count) for what, count in counts.items()}
+
+
+def counts_of(
+    config: RuleConfig, scores: Sequence[Score], failed: Sequence[FailedCall], late_score: float | None
+) -> dict[str, int]:
+    """Return how many rows took too long, made the rule fail or got None, where that may be."""
+    counts = {}
+    if late_score is not None:
+        counts["late"] = sum(one.rows.num_rows for one in failed if one.failure.is_late)
+    if config.on_error is OnError.SCORE:
+        counts["failed"] = sum(one.failure.is_of_response for one in failed)  # a call has one response
+    if None in scores:
+        counts["abstained"] = sum(score is None for score in scores)
+    return counts
 
 
 def responses_of(config: RuleConfig, rows: pa.Table, special: Sequence[str] | None) -> dict[str, list[str]]:
