@@ -82,14 +82,14 @@ class OnError(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleConfig:
-    """A Python function that scores responses, or abstains (None), in processes of its own. See
-    docs/howto/rewards.md."""
+    """A Python function that scores responses, in processes of its own. See docs/howto/rewards.md."""
 
     kind: Literal["rule"] = "rule"
     """Marks this component as a rule."""
     function: RuleName
     """``module:function``, or the name of a ready rule such as exact_match; called as
-    f(prompts=[...], responses=[...], **columns, **arguments)."""
+    f(prompts=[...], responses=[...], **columns, **arguments). It returns a number for each response, or
+    None, with which it abstains."""
     arguments: dict[ArgumentName, JsonValue] = field(default_factory=dict)
     """Further keyword arguments of each call."""
     rows_per_call: RowsPerCall = RowsPerCall.RESPONSE

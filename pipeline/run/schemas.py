@@ -33,8 +33,7 @@ class FinishReason(StrEnum):
 
 
 class Validity(StrEnum):
-    """Whether a response counts in the update, and why not. Of several reasons a response has the first of
-    these."""
+    """Whether a response counts in the update, and why not: of several reasons the first of these."""
 
     UNSCORABLE = "unscorable"
     """A reward model cannot take the response, which has no reward."""
