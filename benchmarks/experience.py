@@ -66,6 +66,7 @@ def commit_shard(paths: RunPaths, iteration: int, shard: int, rows: int, given: 
     reward = ids | {
         "reward": draw.random(rows, dtype=np.float32),
         "reference_logprobs": lists(-draw.random(rows * tokens, dtype=np.float32), tokens),
+        "validity": ["scored"] * rows,
     }
     tasks = (Task(iteration, stage, shard) for stage in (Stage.ROLLOUT, Stage.REWARD))
     tables = conform(rollout, ROLLOUT), conform(reward, REWARD)

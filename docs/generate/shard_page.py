@@ -1,5 +1,7 @@
 """docs/reference/shards.md: the columns of every Arrow file."""
 
+from enum import StrEnum
+
 import pyarrow as pa
 
 from docs.generate.docstrings import attribute_docs, member_docs
@@ -19,9 +21,11 @@ COLUMNS = {
     "num_turns": "turns of the policy",
     "response_text": "all of the response as text",
     "response_messages": "with `rollout.multi_turn` what followed the prompt, as JSON; else null",
-    "reward": "the weighted sum of the components; null where a reward model could not take the response",
+    "reward": "the weighted sum of the components; null where a reward model could not take the response, or "
+    "all rules abstain",
     "reference_logprobs": "the reference's log-probability of each response token; null for greedy "
     "responses, when KL is off and when the update computes them",
+    "validity": "whether the update learns from the response, and why not: see below",
 }
 """Meaning of each column, the same in every schema."""
 
@@ -38,13 +42,17 @@ in the column `prompt_tools`, as JSON."""
 def shard_page() -> str:
     found = {name: value for name, value in vars(schemas).items() if isinstance(value, pa.Schema)}
     docs = attribute_docs(schemas)
-    reasons = table(("value", "means"), ((code(v), d) for v, d in member_docs(schemas.FinishReason).items()))
     return page(
         "Shards",
         ABOUT,
         *(_schema(schema, docs[name]) for name, schema in found.items()),
-        f"## finish_reason\n\n{reasons}",
+        f"## finish_reason\n\n{_values(schemas.FinishReason)}",
+        f"## validity\n\n{prose(schemas.Validity.__doc__ or '')}\n\n{_values(schemas.Validity)}",
     )
+
+
+def _values(kind: type[StrEnum]) -> str:
+    return table(("value", "means"), ((code(v), d) for v, d in member_docs(kind).items()))
 
 
 def _schema(schema: pa.Schema, doc: str) -> str:

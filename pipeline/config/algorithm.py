@@ -245,7 +245,8 @@ class AlgorithmConfig:
     """GRPO: divide by the group's standard deviation (off: Dr. GRPO, arXiv 2503.20783)."""
     mask_truncated: bool = False
     """Leave responses that were cut (finish_reason length) out of the update and out of the baseline of their
-    prompt: their reward may reflect the limit more than the text (arXiv 2503.14476)."""
+    prompt: their reward may reflect the limit more than the text (arXiv 2503.14476). Reward shards have them
+    as truncated in the column validity."""
     loss_aggregation: LossAggregation = LossAggregation.TOKEN_MEAN
     """Aggregation of per-token losses to one number."""
     entropy_coef: NonNegativeFloat = 0.0
@@ -259,11 +260,6 @@ class AlgorithmConfig:
     """Reward shaping."""
     correction: CorrectionConfig = CorrectionConfig()
     """Mismatch between rollout engine and trainer."""
-
-    @property
-    def leaves_rows_out(self) -> bool:
-        """Whether responses may be left out of the update by what they turned out to be."""
-        return self.mask_truncated or self.shaping.filter_groups
 
     @property
     def has_own_loss(self) -> bool:

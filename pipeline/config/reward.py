@@ -88,7 +88,8 @@ class RuleConfig:
     """Marks this component as a rule."""
     function: RuleName
     """``module:function``, or the name of a ready rule such as exact_match; called as
-    f(prompts=[...], responses=[...], **columns, **arguments)."""
+    f(prompts=[...], responses=[...], **columns, **arguments). It returns a number for each response, or
+    None, with which it abstains."""
     arguments: dict[ArgumentName, JsonValue] = field(default_factory=dict)
     """Further keyword arguments of each call."""
     rows_per_call: RowsPerCall = RowsPerCall.RESPONSE
@@ -215,7 +216,9 @@ class RewardConfig:
     """Components that score responses, and how reward models are run."""
 
     components: Annotated[dict[Name, Component], Field(min_length=1)]
-    """Named components; the reward is their weighted sum, and each is kept as a column."""
+    """Named components; the reward is their weighted sum, and each is kept as a column. Where a rule abstains
+    (returns None), the sum of the others is multiplied by the magnitudes of all weights over those of theirs;
+    where all do, the update leaves the response out."""
     engine: EngineName = "transformers"
     """Scoring engine of the reward models: transformers, vllm, or ``module:function`` of your own."""
     vllm: VllmConfig = field(default_factory=VllmConfig)

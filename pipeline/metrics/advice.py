@@ -2,6 +2,7 @@
 
 Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy
 learns), :mod:`pipeline.metrics.first_signs` (what the first iteration shows),
+:mod:`pipeline.metrics.left_out` (what is not learned from),
 :mod:`pipeline.metrics.speed_advice` (where the time goes), :mod:`pipeline.metrics.starts` (what workers
 cost), :mod:`pipeline.metrics.staleness` (what responses of older policies are worth) or below (whether
 engines agree), with its thresholds and their reasons beside it. A rule that lacks a number is silent, and so
@@ -27,6 +28,7 @@ from pipeline.metrics.advice_input import (
 )
 from pipeline.metrics.first_signs import FIRST_SIGNS
 from pipeline.metrics.learning_advice import LEARNING_RULES
+from pipeline.metrics.left_out import left_out
 from pipeline.metrics.speed_advice import SPEED_RULES
 from pipeline.metrics.staleness import stale_responses
 from pipeline.metrics.starts import START_RULES
@@ -82,7 +84,15 @@ def _mismatch_remedies(evidence: AdviceInput) -> Iterator[str]:
         yield "try rollout.engine=transformers"
 
 
-RULES = (*FIRST_SIGNS, *LEARNING_RULES, engine_mismatch, stale_responses, *SPEED_RULES, *START_RULES)
+RULES = (
+    *FIRST_SIGNS,
+    *LEARNING_RULES,
+    left_out,
+    engine_mismatch,
+    stale_responses,
+    *SPEED_RULES,
+    *START_RULES,
+)
 
 
 def advise(evidence: AdviceInput) -> list[Advice]:

@@ -66,18 +66,25 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "reward/discarded",
         _O,
-        "responses left out: cut (mask_truncated), or of prompts whose samples all score the same",
+        "responses left out: cut (mask_truncated), refused, or of prompts whose samples all score the same",
     ),
     Metric("reward/shaped/mean", _O, "mean score after shaping, of the responses trained on"),
     Metric(
         "reward/unscored", _O, "responses that have no reward, or no baseline: the update leaves them out"
     ),
+    Metric("validity/scored", _O, "responses that count: the update learns from them"),
+    Metric("validity/abstained", _O, "responses left out: no rule gave them a score"),
+    Metric("validity/unscorable", _O, "responses left out: a reward model could not take them"),
+    Metric("validity/no_baseline", _O, "responses left out: the greedy one to their prompt has no reward"),
+    Metric("validity/refused", _O, "responses left out: the model cannot take their prompt"),
+    Metric("validity/truncated", _O, "responses left out: cut, with algorithm.mask_truncated"),
     Metric("reward/greedy/mean", _O, "mean reward of the greedy responses that ReMax compares with"),
     Metric("environment/*/reward", _S, "mean total reward of responses to one of several environments"),
     Metric("reward/*/mean", _S, "mean of one reward component"),
     Metric("reward/*/std", _S, "standard deviation of one reward component"),
     Metric("reward/*/truncated", _S, "responses cut to fit the reward model's context"),
     Metric("reward/*/unscored", _S, "responses that the reward model could not take, or that were refused"),
+    Metric("reward/*/abstained", _S, "responses of which the rule gave no score: it returned None"),
     Metric("reward/*/late", _S, "responses that took longer than the rule's time_limit"),
     Metric("reward/*/failed", _S, "responses at which the rule failed, and that got its error_score"),
     Metric("reward/*/unreadable", _S, "responses whose judge's reply held no score"),
@@ -148,6 +155,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("evaluate/reward/*", _E, "mean of one component on held-out prompts"),
     Metric("evaluate/reward/*/truncated", _E, "held-out responses cut to fit the reward model's context"),
     Metric("evaluate/reward/*/unscored", _E, "held-out responses that the reward model could not take"),
+    Metric("evaluate/reward/*/abstained", _E, "held-out responses of which the rule gave no score"),
     Metric("evaluate/reward/*/late", _E, "held-out responses that took longer than the rule's time_limit"),
     Metric("evaluate/reward/*/failed", _E, "held-out responses at which the rule failed"),
     Metric("evaluate/reward/*/unreadable", _E, "held-out responses whose judge's reply held no score"),
@@ -260,11 +268,14 @@ _LOSSES, _NORMS = "clipped losses, mean over optimizer steps", "norms before cli
 _LENGTH = "tokens per response, shortest to longest; below: share of responses of max_new_tokens"
 _LENGTHS = "response_length/mean response_length/min response_length/max"
 _SAMPLES = "mismatch/effective_samples correction/effective_samples"
+_LEFT_OUT = "validity/abstained validity/unscorable validity/no_baseline validity/refused validity/truncated"
+_UNCOUNTED = "responses that the update leaves out, by the reason"
 _PROMPTS = "data/rejected data/rejected/* data/truncated data/read_as/* data/left_out"
 
 CHARTS: tuple[Chart, ...] = (
     Chart(_O, "Reward", f"reward/mean {LOW} {HIGH} evaluate/reward", "", _REWARD, "band"),
     Chart(_O, "Prompts without spread", "reward/frac_zero_std", from_zero=True),
+    Chart(_O, "Responses that do not count", _LEFT_OUT, "", _UNCOUNTED, "bars"),
     Chart(_O, "KL to the reference", "objective/kl", "objective/kl_coef", _KL),
     Chart(_S, "Reward components", "reward/*/mean"),
     Chart(_S, "Reward by environment", "environment/*/reward"),

@@ -58,6 +58,7 @@ def iteration_row(
     row |= _facts_of_engines([r for rs in records.values() for r in rs])
     row |= _counted([r for rs in records.values() for r in rs if r.task.stage.scores])
     row |= _by_environment(records.get(Stage.REWARD, ()))
+    row |= _by_validity(records.get(Stage.REWARD, ()))
     for stage, stage_records in records.items():
         row |= stage_metrics(stage, stage_records)
     if evaluation := records.get(Stage.EVALUATE):
@@ -128,7 +129,7 @@ def _facts_of_engines(records: Sequence[Record]) -> dict[str, float]:
     return found
 
 
-_COUNTED = frozenset({"truncated", "unscored", "late", "failed", "unreadable", "retries"})
+_COUNTED = frozenset({"truncated", "unscored", "abstained", "late", "failed", "unreadable", "retries"})
 """Counters that scoring keeps for each reward component; ``unscored`` also for the sum of all."""
 
 
@@ -142,6 +143,18 @@ def _by_environment(records: Sequence[Record]) -> dict[str, float]:
     return means if len(means) > 1 else {}
 
 
+def _by_validity(records: Sequence[Record]) -> dict[str, float]:
+    """Return the number of responses by whether they count, and why not, of those that occur."""
+    totals: dict[str, float] = {}
+    for record in records:
+        for name, value in record.metrics.items():
+            if name.startswith(_VALIDITY):
+                totals[name] = totals.get(name, 0.0) + value
+    return totals
+
+
+_VALIDITY = "validity/"
+"""Metrics of reward tasks: responses by :class:`pipeline.run.schemas.Validity`."""
 _REWARDS, _RESPONSES = "environment_rewards/", "environment_responses/"
 """Metrics of reward tasks: sums over the responses to each environment's tasks."""
 

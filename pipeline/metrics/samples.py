@@ -52,7 +52,7 @@ class Sample:
     response: str
     """All of the response, of several turns too."""
     reward: float
-    """Total, before KL; NaN where a reward model could not take the response."""
+    """Total, before KL; NaN where a reward model could not take the response, or rules abstain."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Scores by component name, before their weights."""
     kl: float | None = None

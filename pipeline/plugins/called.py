@@ -105,8 +105,8 @@ def load(plugin: Plugin, folder: str) -> None:
         own.write_text(_IMPORTED)
 
 
-def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float] | PluginFailure:
-    """Call the function and return one finite number per row, or why there is none."""
+def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float | None] | PluginFailure:
+    """Call the function and return a finite number or None for each row, or why there is none."""
     function = loaded(plugin)
     if isinstance(function, PluginFailure):
         return function
@@ -132,14 +132,14 @@ def prepare(plugin: Plugin, columns: Mapping[str, Sequence[Any]], folder: str, w
         time.sleep(0.01)
 
 
-def judged(answer: Sequence[Any], num_rows: int) -> list[float] | PluginFailure:
-    """Return the answer as floats if it is one finite number per row, else what is wrong with it."""
+def judged(answer: Sequence[Any], num_rows: int) -> list[float | None] | PluginFailure:
+    """Return the answer as floats if it is one finite number or None per row, else what is wrong with it."""
     if len(answer) != num_rows:
         return PluginFailure(f"returned {len(answer)} scores instead of {num_rows}", is_users=True)
     for index, number in enumerate(answer):
-        if why := why_no_score(number):
+        if number is not None and (why := why_no_score(number)):
             return PluginFailure(f"returned {number!r:.200} {why}", index, is_users=True)
-    return [float(number) for number in answer]
+    return [None if number is None else float(number) for number in answer]
 
 
 def why_no_score(number: Any) -> str:

@@ -229,11 +229,21 @@ class _Seen:
 
     what: str
     scores: list[float] = field(default_factory=list)
+    abstentions: int = 0
+    """Texts for which the rule returned None."""
 
     def __str__(self) -> str:
+        if not self.scores:
+            return f"{self.what} gets no score (None)"
         mean, low, high = sum(self.scores) / len(self.scores), min(self.scores), max(self.scores)
         spread = f" ({low:g} to {high:g})" if low < high else ""
-        return f"{self.what} gets {mean:g}{spread}"
+        abstained = f", and {self.abstentions} times no score (None)" if self.abstentions else ""
+        return f"{self.what} gets {mean:g}{spread}{abstained}"
+
+    @property
+    def num_texts(self) -> int:
+        """Texts that were scored, or of which the rule abstained."""
+        return len(self.scores) + self.abstentions
 
 
 def _finds_answers(config: Config) -> bool:
@@ -274,6 +284,9 @@ def _lines(
     until, end = time.monotonic() + _SECONDS, ""
     for sample, seen, text in _texts(samples, empty, answer, column):
         found = _score(opened, config, sample, text, until - time.monotonic())
+        if found is None:
+            seen.abstentions += 1
+            continue
         if not isinstance(found, PluginFailure):
             seen.scores.append(found)
             continue
@@ -284,8 +297,8 @@ def _lines(
         break
     if len(answer.scores) >= _LEAST_ANSWERS:
         best[opened.name] = max(opened.config.weight * score for score in (*empty.scores, *answer.scores))
-    if message := "; ".join(str(seen) for seen in (empty, answer) if seen.scores):
-        prompts = f"{len(empty.scores)} prompt{'s' * (len(empty.scores) > 1)}, without a model"
+    if message := "; ".join(str(seen) for seen in (empty, answer) if seen.num_texts):
+        prompts = f"{empty.num_texts} prompt{'s' * (empty.num_texts > 1)}, without a model"
         yield f"reward {opened.name}: a first look at {prompts}: {message}{end}"
 
 
@@ -300,8 +313,9 @@ def _texts(
 
 def _score(
     opened: OpenRule, config: Config, sample: SampleRow, text: str, seconds: float
-) -> float | PluginFailure:
-    """Return what the rule gives a response, as one of a group of equal ones where it compares them."""
+) -> float | PluginFailure | None:
+    """Return what the rule gives a response, as one of a group of equal ones where it compares them; None
+    where it abstains."""
     rule = opened.config
     if seconds <= 0:
         return PluginFailure("", is_late=True)
@@ -311,7 +325,8 @@ def _score(
     limit = rule.time_limit * num_rows
     found = opened.calls.call(min(seconds, limit), score, arguments, num_rows)
     if not isinstance(found, PluginFailure):
-        return float(found[0])
+        first: float | None = found[0]
+        return first
     if not found.is_late or limit > seconds:
         return found
     # The rule's own limit: in a run it is an error too, or has a score of its own.

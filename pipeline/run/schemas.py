@@ -1,5 +1,6 @@
 """Every Arrow schema that crosses the filesystem, with its version. Readers refuse what they do not know."""
 
+from collections import Counter
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +30,28 @@ class FinishReason(StrEnum):
     REFUSED = "refused"
     """The model cannot take the prompt, and the response is empty; or it cannot take what was said to one of
     its turns, and the response ends with that turn."""
+
+
+class Validity(StrEnum):
+    """Whether a response counts in the update, and why not: of several reasons the first of these."""
+
+    UNSCORABLE = "unscorable"
+    """A reward model cannot take the response, which has no reward."""
+    ABSTAINED = "abstained"
+    """Every component whose weight is not 0 abstained: a rule returned None. The response has no reward."""
+    NO_BASELINE = "no_baseline"
+    """With algorithm.estimator=remax: the greedy response to the same prompt has no reward."""
+    REFUSED = "refused"
+    """The model cannot take the prompt, and the response is empty."""
+    TRUNCATED = "truncated"
+    """The response was cut at a limit of tokens, and algorithm.mask_truncated leaves such ones out."""
+    SCORED = "scored"
+    """The response counts. So do greedy responses that have a reward: as baselines."""
+
+    @property
+    def has_reward(self) -> bool:
+        """Whether metrics of rewards and lengths count the response, whether or not it is learned from."""
+        return self in (Validity.REFUSED, Validity.TRUNCATED, Validity.SCORED)
 
 
 class SchemaError(ValueError):
@@ -79,13 +102,15 @@ ROLLOUT = _versioned(
 """One row per response, those of a prompt side by side; the user's other columns follow."""
 
 REWARD = _versioned(
-    "reward/1",
+    "reward/2",
     [
         *_RESPONSE,
-        # Null for a response that a reward model cannot take: the update leaves it out.
+        # Null for a response that a reward model cannot take, or of which all rules abstain.
         pa.field("reward", pa.float32()),
         # One per response token; null for greedy responses, when KL is off and when the update computes them.
         pa.field("reference_logprobs", pa.list_(pa.float32())),
+        # One of Validity: the update learns from the samples that are scored, and leaves the others out.
+        pa.field("validity", pa.string(), nullable=False),
     ],
 )
 """The same rows in the same order as the rollout shard; one float32 column per component follows."""
@@ -138,6 +163,11 @@ def columns_besides(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def is_sampled(rows: pa.Table) -> pa.ChunkedArray:
     """Return booleans [rows]: true for what the policy sampled, false for greedy responses."""
     return pc.not_equal(rows["sample_index"], GREEDY_SAMPLE)
+
+
+def validity_counts(rewards: pa.Table) -> Counter[Validity]:
+    """Count the samples of a reward table by validity, without greedy responses."""
+    return Counter(map(Validity, rewards["validity"].filter(is_sampled(rewards)).to_pylist()))
 
 
 def component_column(name: str) -> str:

@@ -1,6 +1,7 @@
 """The learner's matrices, made from an iteration's shards. N responses, T tokens of the longest."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipeline.run.schemas import FinishReason, is_sampled
+from pipeline.run.schemas import FinishReason, Validity, is_sampled, validity_counts
 from stages.context import Context, UserError
 from stages.files import columns
 from stages.ppo.batching import Row
@@ -19,11 +20,32 @@ from stages.training import check_has_responses, read_pair_in_batches
 
 
 @dataclass(frozen=True)
+class Rewarded:
+    """All samples of an iteration that have a reward, M of them, whether or not they are learned from: what
+    metrics of rewards and lengths are made from."""
+
+    outcome: ShapingInput
+    """[M] total reward of each sample, and its length and end."""
+    groups: Tensor
+    """[M] index of each sample's prompt."""
+    responses: pa.Table
+    """The rollout table's columns of one number or word a response."""
+    rewards: pa.Table
+    """The reward table but for its columns of lists."""
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+@dataclass(frozen=True)
 class Experience:
-    """The policy's responses of one iteration, and their rewards."""
+    """The responses of one iteration that the update learns from, and their rewards: those whose validity is
+    scored."""
 
     rows: Sequence[Row]
     prompt_ids: Sequence[str]
+    samples: Sequence[int]
+    """[N] each response's index among the samples of its prompt."""
     shards: Sequence[int]
     """[N] the shard that each response came in."""
     mask: Tensor
@@ -38,10 +60,8 @@ class Experience:
     """[N] the same of the greedy response to each response's prompt; None when there are none."""
     groups: Tensor
     """[N] index of each response's prompt."""
-    responses: pa.Table
-    """The rollout table's columns of one number or word a response that metrics are made from."""
-    rewards: pa.Table
-    """The reward table but for its columns of lists."""
+    rewarded: Rewarded
+    """The iteration's samples that have a reward; a selection of rows keeps all of them."""
     teaching: Tensor | None = None
     """[N] true for the rows that go through the policy; None for all that have a token of the policy's."""
     shares_prompts: bool = False
@@ -51,12 +71,6 @@ class Experience:
     def computed(self) -> Tensor:
         """[N, T] the mask, without rows that do not go through the policy."""
         return self.mask if self.teaching is None else self.mask & self.teaching.unsqueeze(1)
-
-    @property
-    def is_cut(self) -> Tensor:
-        """[N] true where a response ended at a limit of tokens."""
-        reasons = self.responses["finish_reason"].to_pylist()
-        return torch.tensor([reason == FinishReason.LENGTH for reason in reasons], dtype=torch.bool)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,6 +83,7 @@ class Experience:
             self,
             rows=[self.rows[i] for i in indices],
             prompt_ids=[self.prompt_ids[i] for i in indices],
+            samples=[self.samples[i] for i in indices],
             shards=[self.shards[i] for i in indices],
             mask=self.mask[chosen],
             rollout_log_probs=self.rollout_log_probs[chosen],
@@ -76,17 +91,14 @@ class Experience:
             outcome=self.outcome.select(chosen),
             greedy=None if self.greedy is None else self.greedy.select(chosen),
             groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
-            responses=self.responses.take(pa.array(indices, pa.int64())),
-            rewards=self.rewards.take(pa.array(indices, pa.int64())),
             teaching=None if teaching is None else teaching[chosen],
         )
 
     def describe(self, indices: Sequence[int], limit: int = 8) -> str:
         """Name the shards, prompts and samples of some rows, in words."""
-        samples = self.responses["sample_index"]
         by_shard: dict[int, list[str]] = {}
         for i in indices[:limit]:
-            by_shard.setdefault(self.shards[i], []).append(f"{self.prompt_ids[i]}/{samples[i]}")
+            by_shard.setdefault(self.shards[i], []).append(f"{self.prompt_ids[i]}/{self.samples[i]}")
         named = "; ".join(f"shard {shard}: {', '.join(names)}" for shard, names in sorted(by_shard.items()))
         more = f" and {len(indices) - limit} more" if len(indices) > limit else ""
         return f"rows (prompt_id/sample) of {named}{more}"
@@ -100,7 +112,7 @@ def read_experience(context: Context, iteration: int) -> Experience:
 
     Raises:
         NotCommitted, CorruptData, StaleData: naming the shard.
-        UserError: there is no response to learn from.
+        UserError: there is no response to learn from, nor one that algorithm.mask_truncated left out.
     """
     num_shards = context.config.rollout.num_shards
     parts: list[_Part] = []
@@ -111,18 +123,21 @@ def read_experience(context: Context, iteration: int) -> Experience:
         parts += of_shard
     pa.default_memory_pool().release_unused()  # the files' memory, which Arrow would keep for later ones
     check_has_responses(iteration, sum(part.num_rows for part in parts))
-    if not shards:
+    counts: Counter[Validity] = Counter()
+    for part in parts:
+        counts.update(part.counts)
+    if not counts[Validity.SCORED] + counts[Validity.TRUNCATED]:
+        found = ", ".join(f"{number} {one}" for one, number in counts.items())
         raise UserError(
-            f"iteration {iteration} has no response with a score: the reward models could take none of them; "
-            "the log of its reward tasks says why"
+            f"iteration {iteration} has no response that counts ({found}): {_WHY_NONE}; "
+            "the log of its reward tasks says more"
         )
     return _joined(parts, shards)
 
 
 def build_experience(responses: pa.Table, rewards: pa.Table, shards: Sequence[int]) -> Experience:
     """Make matrices of a rollout table and its reward table; ``shards`` [rows] is each row's shard."""
-    learned = pc.and_(is_sampled(responses), pc.is_valid(rewards["reward"])).to_pylist()
-    kept = [shard for shard, is_kept in zip(shards, learned, strict=True) if is_kept]
+    kept = [shard for shard, counts in zip(shards, _counting(rewards).to_pylist(), strict=True) if counts]
     return _joined([_part_of(responses, rewards)], kept)
 
 
@@ -131,8 +146,11 @@ class _Part:
     """What the learner needs of some rows. Nothing in it holds on to the tables that it was made from."""
 
     num_rows: int
-    """All rows, also those that have no score."""
+    """All rows, also greedy ones and those that do not count."""
+    counts: Counter[Validity]
+    """Number of samples by validity."""
     prompt_ids: list[str]
+    samples: list[int]
     rows: list[Row]
     matrices: dict[str, Tensor]
     """[rows, longest] of each per-token column, by name. Taken out when all parts' are put together, so that
@@ -141,63 +159,82 @@ class _Part:
     greedy_ids: list[str]
     greedy: ShapingInput
     """Outcome of greedy responses, to the prompts of ``greedy_ids``."""
+    rewarded_ids: list[str]
+    """Prompts of all samples that have a reward."""
+    rewarded: ShapingInput
     responses: pa.Table
     rewards: pa.Table
 
 
+_WHY_NONE = "rules abstained from all of them, models could take none, or prompts were refused"
 _MASK, _ROLLOUT, _REFERENCE = "response_mask", "rollout_logprobs", "reference_logprobs"
-_FOR_METRICS = ("sample_index", "finish_reason", "num_turns")
+_FOR_METRICS = ("finish_reason", "num_turns")
+_WITH_REWARD = pa.array([one for one in Validity if one.has_reward], pa.string())
+
+
+def _counting(rewards: pa.Table) -> pa.ChunkedArray:
+    """Return booleans [rows]: true for samples to learn from, and to compare others with."""
+    return pc.and_(is_sampled(rewards), pc.equal(rewards["validity"], Validity.SCORED))
 
 
 def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
-    # What a reward model could not take has no score to learn from, and none that others are compared with.
-    has_score = pc.is_valid(rewards["reward"])
-    sampled = pc.and_(is_sampled(responses), has_score)
-    is_all = pc.all(sampled).as_py()
+    counting, sampled = _counting(rewards), is_sampled(rewards)
+    has_reward = pc.and_(sampled, pc.is_in(rewards["validity"], value_set=_WITH_REWARD))
+    is_all = pc.all(counting).as_py()
 
     def kept(table: pa.Table, name: str) -> pa.ChunkedArray:
-        return table[name] if is_all else table[name].filter(sampled)
+        return table[name] if is_all else table[name].filter(counting)
 
     prompts, tokens = (columns.lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
     matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
     if not (reference := kept(rewards, _REFERENCE)).null_count:
         matrices[_REFERENCE] = _padded(reference)
-    others = pc.invert(is_sampled(responses))
+    others = pc.invert(sampled)
     return _Part(
         num_rows=responses.num_rows,
-        prompt_ids=responses["prompt_id"].filter(sampled).to_pylist(),
+        counts=validity_counts(rewards),
+        prompt_ids=kept(responses, "prompt_id").to_pylist(),
+        samples=kept(responses, "sample_index").to_pylist(),
         rows=[Row(prompt, response) for prompt, response in zip(prompts, tokens, strict=True)],
         matrices=matrices,
-        outcome=_outcome_of(responses, rewards, sampled),
+        outcome=_outcome_of(responses, rewards, counting),
         greedy_ids=responses["prompt_id"].filter(others).to_pylist(),
         greedy=_outcome_of(responses, rewards, others),
-        responses=responses.select(_FOR_METRICS).filter(sampled),
-        rewards=rewards.drop_columns([_REFERENCE]).filter(sampled),
+        rewarded_ids=responses["prompt_id"].filter(has_reward).to_pylist(),
+        rewarded=_outcome_of(responses, rewards, has_reward),
+        responses=responses.select(_FOR_METRICS).filter(has_reward),
+        rewards=rewards.drop_columns([_REFERENCE]).filter(has_reward),
     )
 
 
 def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
-    """Put parts together, but for responses whose baseline has no score; ``shards`` [N] is each response's
-    shard."""
+    """Put parts together; ``shards`` [N] is each response's shard."""
     ids = [prompt_id for part in parts for prompt_id in part.prompt_ids]
-    index = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(ids))}
     has_reference = all(_REFERENCE in part.matrices for part in parts)
-    found = Experience(
+    return Experience(
         rows=[row for part in parts for row in part.rows],
         prompt_ids=ids,
+        samples=[sample for part in parts for sample in part.samples],
         shards=shards,
         mask=_stacked(parts, _MASK),
         rollout_log_probs=_stacked(parts, _ROLLOUT),
         reference_log_probs=_stacked(parts, _REFERENCE) if has_reference else None,
         outcome=_together([part.outcome for part in parts]),
         greedy=_greedy_of(parts, ids),
-        groups=torch.tensor([index[prompt_id] for prompt_id in ids]),
-        responses=pa.concat_tables([part.responses for part in parts]),
-        rewards=pa.concat_tables([part.rewards for part in parts]),
+        groups=_groups_of(ids),
+        rewarded=Rewarded(
+            outcome=_together([part.rewarded for part in parts]),
+            groups=_groups_of([prompt_id for part in parts for prompt_id in part.rewarded_ids]),
+            responses=pa.concat_tables([part.responses for part in parts]),
+            rewards=pa.concat_tables([part.rewards for part in parts]),
+        ),
     )
-    if found.greedy is None or not found.greedy.scores.isnan().any():
-        return found
-    return found.select(found.greedy.scores.isfinite().nonzero().flatten().tolist())
+
+
+def _groups_of(prompt_ids: Sequence[str]) -> Tensor:
+    """Return the index of each row's prompt, in the order in which prompts first occur."""
+    index = {prompt_id: i for i, prompt_id in enumerate(dict.fromkeys(prompt_ids))}
+    return torch.tensor([index[prompt_id] for prompt_id in prompt_ids], dtype=torch.long)
 
 
 def _greedy_of(parts: Sequence[_Part], ids: Sequence[str]) -> ShapingInput | None:

@@ -83,7 +83,8 @@ class Update:
     """Targets of the losses; None when nothing was trained on."""
     steps: Steps
     num_discarded: int
-    """Responses that were left out: they were cut, or their groups have nothing to teach."""
+    """Responses with a reward that were left out: they do not count, or their groups have nothing to
+    teach."""
     padding_efficiency: float
     """Share of real tokens in the first epoch's micro-batches."""
     before: Tensor | None = None
@@ -109,7 +110,8 @@ def update(
         past: what an update that was done before has learned: its steps are taken again, and its
             micro-batches go through the models, whatever the number of ranks.
     """
-    config, total, num_shares = learner.config, len(experience), past.machine.ranks if past else None
+    config, num_shares = learner.config, past.machine.ranks if past else None
+    total = len(experience.rewarded)
     # 1. shaped scores, and only responses that have something to teach
     experience, scores = _shaped(config, experience, moments)
     if not len(experience):
@@ -155,21 +157,12 @@ def _take_steps(
 def _shaped(
     config: Config, experience: Experience, moments: RunningMoments
 ) -> tuple[Experience, TargetScores]:
-    """Return the responses that are learned from, and their shaped scores: without those that were cut, if
-    they are masked, and then without those of flat groups, if these are left out."""
+    """Return the responses that are learned from, and their shaped scores: without those of flat groups, if
+    these are left out."""
     scores = shape(config, experience, moments)
-    if config.algorithm.mask_truncated:
-        experience, scores = _selected(experience, scores, ~experience.is_cut)
-    if config.algorithm.shaping.filter_groups:
-        is_flat = flat_groups(scores.shaped, experience.groups)
-        experience, scores = _selected(experience, scores, ~is_flat)
-    return experience, scores
-
-
-def _selected(
-    experience: Experience, scores: TargetScores, is_kept: Tensor
-) -> tuple[Experience, TargetScores]:
-    kept = is_kept.nonzero().flatten()
+    if not config.algorithm.shaping.filter_groups:
+        return experience, scores
+    kept = (~flat_groups(scores.shaped, experience.groups)).nonzero().flatten()
     return experience.select(kept.tolist()), scores.select(kept)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from pipeline.config.algorithm import CorrectionMode
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason, component_column
-from stages.ppo.experience import Experience
+from stages.ppo.experience import Experience, Rewarded
 from stages.ppo.learner import Update
 from stages.ppo.math.masked import masked_mean, masked_sum
 from stages.ppo.math.mismatch import effective_share, mismatch_metrics, pushed_outwards, second_moment
@@ -19,8 +19,8 @@ from stages.ppo.training import Steps
 
 
 def update_metrics(config: Config, experience: Experience, done: Update) -> dict[str, float]:
-    """Return everything the update stage reports. ``experience`` has all responses, also those left out."""
-    metrics = reward_metrics(config, experience) | response_metrics(experience)
+    """Return everything the update stage reports."""
+    metrics = reward_metrics(config, experience) | response_metrics(experience.rewarded)
     metrics["reward/discarded"] = float(done.num_discarded)
     if done.targets is not None:
         mask = done.experience.mask
@@ -36,45 +36,49 @@ def update_metrics(config: Config, experience: Experience, done: Update) -> dict
 
 
 def reward_metrics(config: Config, experience: Experience) -> dict[str, float]:
-    scores = experience.outcome.scores
+    """Return metrics of all rewards, also of responses that are left out; of components those that scored."""
+    rewarded = experience.rewarded
+    scores = rewarded.outcome.scores
     metrics = {
         "reward/mean": scores.mean().item(),
         "reward/std": scores.std(unbiased=False).item(),
         "reward/min": scores.min().item(),
         "reward/max": scores.max().item(),
-        "reward/frac_zero_std": fraction_of_flat_prompts(config, experience),
+        "reward/frac_zero_std": fraction_of_flat_prompts(config, rewarded),
     }
     if experience.greedy is not None:
         metrics["reward/greedy/mean"] = experience.greedy.scores.mean().item()
     for name in config.reward.components:
-        column = experience.rewards[component_column(name)]
+        column = rewarded.rewards[component_column(name)].drop_null()
+        if not len(column):  # the rule has abstained from all
+            continue
         metrics[f"reward/{name}/mean"] = pc.mean(column).as_py()
         metrics[f"reward/{name}/std"] = pc.stddev(column).as_py()
     return metrics
 
 
-def fraction_of_flat_prompts(config: Config, experience: Experience) -> float:
+def fraction_of_flat_prompts(config: Config, rewarded: Rewarded) -> float:
     """Return the share of prompts whose samples all have the same reward; with one sample each, all prompts
     count as one."""
-    scores, groups = experience.outcome.scores, experience.groups
+    scores, groups = rewarded.outcome.scores, rewarded.groups
     if config.rollout.samples_per_prompt == 1:
         return float((scores == scores[0]).all())
     return len(torch.unique(groups[flat_groups(scores, groups)])) / len(torch.unique(groups))
 
 
-def response_metrics(experience: Experience) -> dict[str, float]:
-    lengths = experience.outcome.lengths
-    reasons = Counter(experience.responses["finish_reason"].to_pylist())
+def response_metrics(rewarded: Rewarded) -> dict[str, float]:
+    lengths = rewarded.outcome.lengths
+    reasons = Counter(rewarded.responses["finish_reason"].to_pylist())
     metrics = {
         "response_tokens": lengths.sum().item(),
         "response_length/mean": lengths.mean().item(),
         "response_length/min": lengths.min().item(),
         "response_length/max": lengths.max().item(),
-        "response_length/clip_ratio": reasons[FinishReason.LENGTH] / len(experience),
-        "num_turns/mean": pc.mean(experience.responses["num_turns"]).as_py(),
+        "response_length/clip_ratio": reasons[FinishReason.LENGTH] / len(rewarded),
+        "num_turns/mean": pc.mean(rewarded.responses["num_turns"]).as_py(),
     }
     for reason in FinishReason:
-        metrics[f"finish_reason/{reason}"] = reasons[reason] / len(experience)
+        metrics[f"finish_reason/{reason}"] = reasons[reason] / len(rewarded)
     return metrics
 
 

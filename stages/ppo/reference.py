@@ -44,7 +44,7 @@ def is_policy(context: Context, iteration: int) -> bool:
     """Whether the reference is what the policy is before an iteration's first step, and the policy computes
     its log-probabilities over the very same micro-batches."""
     config = context.config
-    if iteration > 1 or config.algorithm.leaves_rows_out:
+    if iteration > 1 or config.algorithm.shaping.filter_groups:
         return False
     given = context.source(config.model.reference or config.model.policy)
     return given.resolve() == context.policy_files(0).base.resolve()
@@ -74,6 +74,8 @@ def reference_log_probs(
     Args:
         num_shares: as of :func:`stages.ppo.batching.micro_batches`.
     """
+    if not len(experience):
+        return torch.zeros_like(experience.rollout_log_probs)
     # Over the policy's own micro-batches, unless groups are left out later: the same weights then give a
     # KL of exactly 0.
     several = context.config.rollout.samples_per_prompt > 1 and not is_packed(context.config.update)

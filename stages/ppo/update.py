@@ -80,7 +80,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> StageResu
     following = TrainerState(
         iteration=iteration,
         kl_coef=coef if kl is None else next_kl_coef(coef, kl, len(done.experience), config.algorithm.kl),
-        responses=state.responses + len(experience),
+        responses=state.responses + len(experience.rewarded),
         rewards=moments,
         seed=config.seed,
     )
@@ -93,7 +93,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> StageResu
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
     metrics |= start.relearned.metrics | {"samples": float(following.responses)}
-    return StageResult(outputs, len(experience), "trainer/1", iteration, metrics)
+    return StageResult(outputs, len(experience.rewarded), "trainer/1", iteration, metrics)
 
 
 def count_all_ranks() -> None:

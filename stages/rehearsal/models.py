@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipeline.config.compose import compose
 from pipeline.config.schema import Config
-from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.schemas import REWARD, ROLLOUT, Validity, conform
 from stages.ppo.experience import Experience, build_experience
 
 CONTEXT = 128
@@ -206,6 +206,7 @@ def tables_of(
         "response_messages": [None] * rows,
     }
     reward = {**ids, "reward": scores, "reference_logprobs": pa.nulls(rows)}
+    reward["validity"] = [Validity.SCORED] * rows
     extra = pa.table({"reward/rule": pa.array(scores, pa.float32())})
     return conform(rollout, ROLLOUT), conform(reward, REWARD, extra=extra)
 

@@ -29,9 +29,7 @@ from stages.process.kept import kept_value
 from stages.rewards.failed import rows_judged
 from stages.rewards.rows import conversation_ids, name_of, texts_with_special_tokens, tokenized_conversations
 from stages.rewards.rules import rule_scores
-
-Score = float | None
-"""Score of a row; None for a row that a reward model cannot take, which is left out of the update."""
+from stages.rewards.validity import Score
 
 
 def component_scores(
@@ -63,7 +61,7 @@ def component_scores(
             with context.computing():
                 num_judged = rows_judged(context.config, context.task, rows.num_rows)
                 found, counted = rule_scores(name, component, rows, special, context.stays, num_judged)
-            scores[name] = [*found]
+            scores[name] = found
             metrics |= counted
         else:
             from stages.rewards.remote import remote_scores  # an HTTP client, which most tasks do not need

@@ -1,10 +1,10 @@
 """Rules: Python functions of the user's, or ready ones, called in processes of their own as
 
-    f(*, prompts: list[str], responses: list[str], **columns: list, **arguments) -> Sequence[float]
+    f(*, prompts: list[str], responses: list[str], **columns: list, **arguments) -> Sequence[float | None]
 
-with one entry per response; ``columns`` are the user's own columns of the prompt file, and of conversations
-of several turns ``response_messages``, a list of {role, content} messages each. A rule must give the same
-scores for the same responses, or a repeated task would not repeat its result.
+with one entry per response, None where the rule abstains; ``columns`` are the user's own columns of the
+prompt file, and of conversations of several turns ``response_messages``, a list of {role, content} messages
+each. A rule must give the same scores for the same responses, or a repeated task would not repeat its result.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from stages.logs import log
 from stages.process.imported import Files, files_behind, is_changed
 from stages.process.kept import drop_value, kept_value
 from stages.rewards.rows import name_of, rule_inputs
+from stages.rewards.validity import Score
 
 _SHOWN = 200
 """Characters of a response in an error message."""
@@ -51,9 +52,9 @@ def rule_scores(
     special: Sequence[str] | None = None,
     stays: bool = False,
     num_judged: int | None = None,
-) -> tuple[list[float], dict[str, float]]:
-    """Return one number per row of a rollout table; and how many rows took too long, or made the rule fail,
-    where that is no error.
+) -> tuple[list[Score], dict[str, float]]:
+    """Return one score per row of a rollout table; and how many rows took too long, made the rule fail, where
+    that is no error, or got None.
 
     The scores do not depend on the number of workers, nor does which row an error names.
 
@@ -64,14 +65,14 @@ def rule_scores(
 
     Raises:
         PluginError: the rule cannot be imported.
-        UserError: it cannot be called with these columns, or returned something else than numbers.
+        UserError: it cannot be called with these columns, or returned something else than numbers and None.
         RuleFailed: it gave no answer.
     """
     slices = list(call_slices(rows, config.rows_per_call))
     if not slices:
         return [], {}
     inputs = {**rule_inputs(rows), **responses_of(config, rows, special)}
-    scores: list[float] = []
+    scores: list[Score] = []
     failed: list[FailedCall] = []
     with rule_calls(name, config, min(config.workers, len(slices)), stays) as calls:
         late_score = checked_call(calls, config, list(inputs))
@@ -80,15 +81,28 @@ def rule_scores(
         for part, answer in answers(calls, config, inputs, slices):
             if isinstance(answer, PluginFailure):
                 failed.append(FailedCall(answer, rows.slice(part.start, part.stop - part.start)))
-                answer = [substitute(name, config, failed[-1], late_score)] * failed[-1].rows.num_rows
-            scores += answer
-    num_late = sum(one.rows.num_rows for one in failed if one.failure.is_late)
-    counts = {} if late_score is None else {f"late/{name}": float(num_late)}
+                scores += [substitute(name, config, failed[-1], late_score)] * failed[-1].rows.num_rows
+            else:
+                scores += answer
     if config.on_error is OnError.SCORE:
         of_responses = [one for one in failed if one.failure.is_of_response]
         check_failed(name, config, of_responses, rows.num_rows, num_judged or rows.num_rows)
-        counts[f"failed/{name}"] = float(len(of_responses))  # a call has one response
-    return scores, counts
+    counts = counts_of(config, scores, failed, late_score)
+    return scores, {f"{what}/{name}": float(count) for what, count in counts.items()}
+
+
+def counts_of(
+    config: RuleConfig, scores: Sequence[Score], failed: Sequence[FailedCall], late_score: float | None
+) -> dict[str, int]:
+    """Return how many rows took too long, made the rule fail or got None, where that may be."""
+    counts = {}
+    if late_score is not None:
+        counts["late"] = sum(one.rows.num_rows for one in failed if one.failure.is_late)
+    if config.on_error is OnError.SCORE:
+        counts["failed"] = sum(one.failure.is_of_response for one in failed)  # a call has one response
+    if None in scores:
+        counts["abstained"] = sum(score is None for score in scores)
+    return counts
 
 
 def responses_of(config: RuleConfig, rows: pa.Table, special: Sequence[str] | None) -> dict[str, list[str]]:
@@ -118,7 +132,7 @@ def checked_call(calls: Calls, config: RuleConfig, columns: Sequence[str]) -> fl
 
 def answers(
     calls: Calls, config: RuleConfig, inputs: Mapping[str, Sequence[Any]], slices: Sequence[slice]
-) -> Iterator[tuple[slice, list[float] | PluginFailure]]:
+) -> Iterator[tuple[slice, list[Score] | PluginFailure]]:
     """Yield the rows of each call with their scores, or why there are none, in the rows' order."""
     asked = []
     for part in slices:

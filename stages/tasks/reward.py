@@ -11,23 +11,27 @@ import pyarrow.compute as pc
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.engines import Engine
+from pipeline.config.reward import RuleConfig
 from pipeline.config.schema import Config
 from pipeline.run.schemas import (
     ENVIRONMENT_TASK,
     REWARD,
     ROLLOUT,
     SCORE,
+    Validity,
     component_column,
     conform,
     environment_of,
     is_sampled,
+    validity_counts,
     version_of,
 )
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
-from stages.rewards.components import Score, check_finite, component_scores, load_component
+from stages.rewards.components import check_finite, component_scores, load_component
+from stages.rewards.validity import Score, rewarded, validities
 
 
 def run(task: Task, context: Context) -> StageResult:
@@ -45,7 +49,7 @@ def run(task: Task, context: Context) -> StageResult:
     table = reward_table(context.config, rows, scores, reference)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
-    metrics["unscored"] = float(num_left_out(table))
+    metrics |= validity_metrics(table)
     metrics["response_tokens"] = num_tokens(rows)
     metrics |= by_environment(rows, table)
     return StageResult((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
@@ -75,21 +79,12 @@ def by_environment(rows: pa.Table, rewards: pa.Table) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def weighted_sum(factors: Sequence[float], scores: Sequence[Score]) -> Score:
-    """Return the sum of one row's scores, each times its factor; None where one of them is missing."""
-    known = [score for score in scores if score is not None]
-    if len(known) < len(scores):
-        return None
-    return sum(factor * score for factor, score in zip(factors, known, strict=True))
-
-
-def num_left_out(rewards: pa.Table) -> int:
-    """Count the samples that the update leaves out: those without a reward, and those whose prompt's greedy
-    response has none."""
-    has_none, sampled = pc.is_null(rewards["reward"]), is_sampled(rewards)
-    baselines = rewards["prompt_id"].filter(pc.and_(has_none, pc.invert(sampled)))
-    lacks = pc.is_in(rewards["prompt_id"], value_set=baselines.combine_chunks())
-    return int(pc.sum(pc.and_(sampled, pc.or_(has_none, lacks))).as_py() or 0)
+def validity_metrics(rewards: pa.Table) -> dict[str, float]:
+    """Count the samples of each validity that occurs, and those without a reward, or without a baseline."""
+    counts = validity_counts(rewards)
+    metrics = {"unscored": float(sum(n for one, n in counts.items() if not one.has_reward))}
+    occurring = (one for one in Validity if counts[one] or one is Validity.SCORED)
+    return metrics | {f"validity/{one}": float(counts[one]) for one in occurring}
 
 
 def pool_scores(context: Context) -> dict[str, list[Score]]:
@@ -106,11 +101,13 @@ def pool_scores(context: Context) -> dict[str, list[Score]]:
 def reward_table(
     config: Config, rows: pa.Table, scores: Mapping[str, Sequence[Score]], reference: pa.Array | None
 ) -> pa.Table:
-    """Return the weighted sum, each component, and the reference log-probabilities, row by row. A row that a
-    component could not take has no sum."""
-    weights = {name: component.weight for name, component in config.reward.components.items()}
-    factors = [weights[name] for name in scores]
-    total = [weighted_sum(factors, values) for values in zip(*scores.values(), strict=True)]
+    """Return the weighted sum, each component, the reference log-probabilities and the validity, row by row.
+    A row that a component could not take, or of which all abstain, has no sum."""
+    components = [config.reward.components[name] for name in scores]
+    weights = [component.weight for component in components]
+    may_abstain = [isinstance(component, RuleConfig) for component in components]
+    found = [rewarded(values, weights, may_abstain) for values in zip(*scores.values(), strict=True)]
+    total = [reward for reward, _ in found]
     check_finite("the sum of the reward components, each times its weight,", total, rows)
     columns = {component_column(name): pa.array(values, pa.float32()) for name, values in scores.items()}
     return conform(
@@ -119,6 +116,7 @@ def reward_table(
             "sample_index": rows["sample_index"].combine_chunks(),
             "reward": total,
             "reference_logprobs": pa.nulls(rows.num_rows) if reference is None else reference,
+            "validity": validities(rows, [one for _, one in found], config.algorithm.mask_truncated),
         },
         REWARD,
         extra=pa.table(columns),

@@ -10,7 +10,8 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
-from stages.rewards.components import Score, component_scores, load_component
+from stages.rewards.components import component_scores, load_component
+from stages.rewards.validity import Score
 
 
 def run(task: Task, context: Context) -> StageResult:

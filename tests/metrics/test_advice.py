@@ -274,6 +274,8 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     "all cut": (Rule.TRUNCATION, Severity.PROBLEM, lambda i: {"finish_reason/length": 0.99}),
     "cut prompts": (Rule.UNSCORED, Severity.WARNING, lambda i: {"reward/rm/truncated": 30.0}),
     "late rules": (Rule.UNSCORED, Severity.WARNING, lambda i: {"reward/exact/late": 30.0}),
+    "left out": (Rule.UNSCORED, Severity.WARNING, lambda i: {"validity/scored": COUNTING / 2}),
+    "mostly left out": (Rule.UNSCORED, Severity.PROBLEM, lambda i: {"validity/scored": COUNTING / 5}),
     "mismatch": (Rule.ENGINE_MISMATCH, Severity.WARNING, late(20, mismatch__k3=lambda i: 0.03)),
     "great mismatch": (Rule.ENGINE_MISMATCH, Severity.PROBLEM, lambda i: {"mismatch/k3": 0.3}),
     "stale": (Rule.STALE_RESPONSES, Severity.WARNING, lambda i: {"staleness/effective_samples": 0.7}),
@@ -294,7 +296,29 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     "memory": (Rule.MEMORY, Severity.WARNING, lambda i: {"memory_gib/rollout": 63.0}),
     "states": (Rule.STATE_WRITES, Severity.NOTE, lambda i: {"seconds/state/held_up": 90.0}),
 }
+COUNTING = CONFIG.responses_per_iteration
 PADDED = {"policy/padding_efficiency": 0.3, "seconds/update": 250.0}
+
+
+@pytest.mark.parametrize(
+    ("reason", "said", "remedy"),
+    [
+        ("truncated", "they were cut", "algorithm.mask_truncated=false"),
+        ("abstained", "no rule gave a score", "return None"),
+    ],
+)
+def test_of_responses_that_do_not_count_the_commonest_reason_is_named(reason, said, remedy):
+    lost = {"validity/scored": COUNTING / 2, "validity/refused": 1.0, f"validity/{reason}": COUNTING / 2 - 1}
+    advice = only(Rule.UNSCORED, found_in(lambda i: lost))
+    assert advice.title == "many responses do not count"
+    assert f"50 % of {COUNTING} responses are left out of the update" in advice.what
+    assert said in advice.what
+    assert remedy in advice.remedy
+
+
+def test_of_few_responses_that_do_not_count_nothing_is_said():
+    few = {"validity/scored": COUNTING * 0.9, "validity/truncated": COUNTING * 0.1}
+    assert [advice for advice in found_in(lambda i: few) if advice.rule is Rule.UNSCORED] == []
 
 
 @pytest.mark.parametrize(("rule", "severity", "change"), FAILURES.values(), ids=FAILURES)

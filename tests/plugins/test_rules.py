@@ -52,6 +52,13 @@ def test_a_rule_may_compare_the_responses_of_a_prompt(scores):
     assert scores("ranks", rows_per_call="prompt") == [1.0, 0.0, 1.0, 0.0]
 
 
+def test_a_rule_may_abstain_and_its_abstentions_are_counted(project):
+    rule = RuleConfig(function=f"{module(project)}:none", on_error=OnError.SCORE, error_score=-1.0)
+    found, counts = rule_scores("mine", rule, table(["xyz", "", "ü", ""]))
+    assert found == [None, 0.0, None, 0.0]
+    assert counts == {"abstained/mine": 2.0, "failed/mine": 0.0}
+
+
 def test_scores_do_not_depend_on_the_number_of_workers(scores):
     rows = table([f"{i} words in {i * i} orders" for i in range(20)])
     assert scores("unordered", rows, workers=3) == scores("unordered", rows, workers=1)
@@ -81,7 +88,6 @@ def test_a_shard_without_rows_has_no_scores(scores):
         ("nothing", "returned NoneType instead of a list of numbers for prompt_id p0, sample 0"),
         ("number", "returned float instead of a list of numbers for prompt_id p0, sample 0"),
         ("letters", "returned str instead of a list of numbers for prompt_id p0, sample 0"),
-        ("none", "returned None instead of a finite number for prompt_id p0, sample 0"),
         ("nan", "returned nan instead of a finite number for prompt_id p1, sample 0"),
         ("large", "returned 1e+39 instead of a number up to 3.403e+38 for prompt_id p1, sample 0"),
     ],

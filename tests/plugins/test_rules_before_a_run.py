@@ -170,6 +170,16 @@ def test_a_first_look_says_the_mean_and_the_range_of_each_text(look):
     assert look(by_length, {"solution": "x"}, trial=False) == []
 
 
+def test_a_first_look_says_for_which_texts_a_rule_abstains(look):
+    (line,) = look("return [None] * len(responses)", {"answer": "x"})
+    assert line.endswith(
+        "at 1 prompt, without a model: an empty response gets no score (None); the text of column answer as "
+        "response gets no score (None)"
+    )
+    (line,) = look("return [None if r == 'x' else 2 for r in responses]", {"answer": "x"}, {"answer": "y"})
+    assert line.endswith("the text of column answer as response gets 2, and 1 times no score (None)")
+
+
 @pytest.mark.parametrize(("arguments", "warnings"), [({}, 1), ({"pattern": "= (.*)"}, 0)])
 def test_a_reward_that_even_answers_do_not_get_is_warned_of_where_they_are_responses(
     look, arguments, warnings
@@ -234,9 +244,9 @@ def scored(inputs: Path, tmp_path: Path, project: Path, name: str) -> tuple[Run,
 
 
 def test_a_rule_with_a_wrong_answer_ends_in_exit_code_2(inputs, tmp_path, project):
-    run, done = scored(inputs, tmp_path, project, "none")
+    run, done = scored(inputs, tmp_path, project, "text")
     assert done.code == 2, done.log
-    assert "returned None instead of a finite number for prompt_id " in done.log
+    assert " instead of a finite number for prompt_id " in done.log
     assert "Traceback" not in done.log
     assert read_record(run.paths, Task(1, Stage.REWARD, 0)) is None
 

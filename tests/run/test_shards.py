@@ -25,6 +25,7 @@ def reward_table(rows: int, **extra: object) -> pa.Table:
         "sample_index": [0] * rows,
         "reward": [i / 8 for i in range(rows)],
         "reference_logprobs": [[-0.5] * (i % 7) for i in range(rows)],
+        "validity": ["scored"] * rows,
     }
     return conform(columns, REWARD, pa.table(extra) if extra else None)
 
@@ -104,6 +105,7 @@ def test_any_values_survive(tmp_path_factory, values, lists):
         "sample_index": list(range(rows)),
         "reward": values[:rows],
         "reference_logprobs": lists[:rows],
+        "validity": ["scored"] * rows,
     }
     paths = RunPaths(tmp_path_factory.mktemp("shard"))
     read = read_shard(paths, write(paths, conform(columns, REWARD)), REWARD).to_pydict()
@@ -150,10 +152,10 @@ def test_a_shard_whose_data_is_gone_is_corrupt(tmp_path):
 def test_a_shard_of_another_version_is_refused_with_both_named(tmp_path):
     paths = RunPaths(tmp_path)
     newer = reward_table(2).replace_schema_metadata({VERSION_KEY: b"reward/9"})
-    with pytest.raises(SchemaError, match=r"shard-00001.*holds reward/9.*reads reward/1"):
+    with pytest.raises(SchemaError, match=r"shard-00001.*holds reward/9.*reads reward/2"):
         read_shard(paths, write(paths, newer), REWARD)
     unmarked = reward_table(2).replace_schema_metadata(None)
-    with pytest.raises(SchemaError, match=r"holds no version.*reads reward/1"):
+    with pytest.raises(SchemaError, match=r"holds no version.*reads reward/2"):
         read_shard(paths, write(paths, unmarked), REWARD)
 
 
@@ -164,7 +166,7 @@ def test_a_column_that_is_absent_or_of_another_type_is_named(tmp_path):
         read_shard(paths, write(paths, table.drop_columns(["reward"])), REWARD)
     index = table.schema.get_field_index("sample_index")
     wide = table.set_column(index, "sample_index", table["sample_index"].cast(pa.int64()))
-    with pytest.raises(SchemaError, match="'sample_index' has type int64; reward/1 wants int32"):
+    with pytest.raises(SchemaError, match="'sample_index' has type int64; reward/2 wants int32"):
         read_shard(paths, write(paths, wide), REWARD)
 
 
@@ -217,7 +219,7 @@ def test_no_batch_of_a_file_that_was_changed_or_cut_is_given_out(tmp_path):
     with pytest.raises(CorruptData, match="arrow is gone"):
         read_batches(paths, record, REWARD)
     newer = reward_table(2).replace_schema_metadata({VERSION_KEY: b"reward/9"})
-    with pytest.raises(SchemaError, match=r"holds reward/9.*reads reward/1"):
+    with pytest.raises(SchemaError, match=r"holds reward/9.*reads reward/2"):
         read_batches(paths, write(paths, newer), REWARD)
 
 

@@ -103,8 +103,12 @@ def check(found: Experience, shards: list[list[dict]], has_greedy: bool, has_ref
     assert (found.greedy is not None) == has_greedy
     if has_greedy:
         assert found.greedy.scores.tolist() == [best[prompt_id] for prompt_id in found.prompt_ids]
-    assert found.responses["finish_reason"].to_pylist() == [row["finish_reason"] for _, row in rows]
-    assert_same(torch.tensor(found.rewards["reward/rm"].to_numpy()), found.outcome.scores)
+    assert found.samples == [row["sample_index"] for _, row in rows]
+    of_all = found.rewarded
+    assert of_all.responses["finish_reason"].to_pylist() == [row["finish_reason"] for _, row in rows]
+    assert_same(torch.tensor(of_all.rewards["reward/rm"].to_numpy()), found.outcome.scores)
+    assert_same(of_all.outcome.scores, found.outcome.scores)
+    assert_same(of_all.groups, found.groups)
 
 
 def assert_same(one: torch.Tensor, other: torch.Tensor) -> None:

@@ -132,7 +132,7 @@ def test_rows_that_the_policy_wrote_nothing_in_are_in_no_mini_batch(make):
 @pytest.mark.parametrize(
     ("estimator", "packed"), [*((estimator, True) for estimator in Estimator), (Estimator.GAE, False)]
 )
-def test_a_prompt_that_the_engine_refused_goes_through_no_model_and_counts_as_a_row(make, estimator, packed):
+def test_a_prompt_that_the_engine_refused_goes_through_no_model_and_is_counted(make, estimator, packed):
     """Its tokens may be none that the models have; every sample of it is refused."""
     greedy = estimator is Estimator.REMAX
     samples = 2 if greedy or estimator in GROUP_ESTIMATORS else 1
@@ -147,7 +147,9 @@ def test_a_prompt_that_the_engine_refused_goes_through_no_model_and_counts_as_a_
     metrics = metrics_of(learner, given)
     assert difference(before, weights(learner)) > 1e-4
     assert {name for name, value in metrics.items() if not math.isfinite(value)} == set()
-    refused = (1 if greedy else samples) / len(given)
+    count = 1 if greedy else samples
+    refused = count / len(given.rewarded)
+    assert len(given.rewarded) - len(given) == metrics["reward/discarded"] == count
     assert metrics["finish_reason/refused"] == refused
     assert metrics["response_length/min"] == 0
 

@@ -45,15 +45,17 @@ def test_groups_of_equal_rewards_are_left_out_and_counted(make):
 def test_responses_that_were_cut_are_left_out_of_the_update_and_of_their_groups(make):
     """The last of each prompt's four, whose rewards are far from those of the others."""
     rewards = [0.2, 0.1, 0.9, 9.0, 0.1, 0.3, 0.7, -5.0]
-    given = experience(samples=4, rewards=rewards)
-    reasons = given.responses["finish_reason"].to_pylist()
+    given = experience(samples=4, rewards=rewards, mask_truncated=True)
+    everything = experience(samples=4, rewards=rewards)
+    reasons = everything.rewarded.responses["finish_reason"].to_pylist()
     whole = [row for row, reason in enumerate(reasons) if reason != "length"]
     assert 0 < len(whole) < len(reasons)
-    learner, other = make(*GROUPS, "algorithm.mask_truncated=true"), make(*GROUPS)
+    learner, other = make(*GROUPS), make(*GROUPS)
     metrics = metrics_of(learner, given)
-    updated(other, given.select(whole))
+    updated(other, everything.select(whole))
     assert metrics["reward/discarded"] == len(reasons) - len(whole)
     assert metrics["response_length/clip_ratio"] == 1 - len(whole) / len(reasons)
+    assert metrics["reward/max"] == 9.0, "the reward that is reported is that of all"
     assert difference(weights(learner), weights(other)) == 0
 
 

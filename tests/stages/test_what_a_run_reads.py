@@ -23,7 +23,7 @@ from stages.ppo.forward import policy_outputs
 from stages.ppo.targets import TargetScores, estimate
 from stages.rewards.components import component_scores
 from stages.tasks.evaluate import Sampled, evaluation_numbers
-from stages.tasks.reward import num_left_out, reward_table
+from stages.tasks.reward import reward_table, validity_metrics
 from tests.support import tiny
 from tests.support.composed import composed_of
 from tests.support.processes import make_run
@@ -132,7 +132,7 @@ def test_the_update_leaves_it_out_and_compares_no_other_with_it():
     assert found.groups.tolist() == [0, 0]
     assert list(found.shards) == [4, 6]
     assert found.mask.shape == (2, 2)
-    assert num_left_out(rewards) == 1
+    assert validity_metrics(rewards) == {"unscored": 1.0, "validity/unscorable": 1.0, "validity/scored": 2.0}
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce++-baseline"])
@@ -154,7 +154,7 @@ def test_the_last_of_a_group_has_nothing_to_be_compared_with(models, tmp_path, e
 def test_without_a_score_of_the_greedy_response_remax_has_nothing_to_compare_with():
     rollout, rewards = scored([-6.0, -7.0, None], [0, 1, GREEDY_SAMPLE])
     assert len(build_experience(rollout, rewards, [0, 0, 0])) == 0
-    assert num_left_out(rewards) == 2
+    assert validity_metrics(rewards) == {"unscored": 2.0, "validity/no_baseline": 2.0, "validity/scored": 0.0}
 
 
 def test_an_evaluation_counts_it_in_no_mean_and_as_not_solved():

@@ -59,10 +59,12 @@ def experience(
     rewards: list[float] | None = None,
     greedy: bool = False,
     refused: Collection[int] = (),
+    mask_truncated: bool = False,
 ) -> Experience:
     """Ragged rows of random tokens in shards of four; with holes, the middle third of each response is an
     observation; with greedy, the last sample of each prompt is what ReMax compares with; rows that are
-    refused have no response, and prompts of tokens that no model has."""
+    refused have no response, and prompts of tokens that no model has; every fourth is cut, and does not count
+    with mask_truncated."""
     draw = torch.Generator().manual_seed(3)
     lengths = [(1 + (5 * i) % 11, 0 if i in refused else 3 + (7 * i) % 10) for i in range(rows)]
     tokens = [torch.randint(2, 258, (p + r,), generator=draw).tolist() for p, r in lengths]
@@ -86,7 +88,8 @@ def experience(
         num_turns=[int(i not in refused) for i in range(rows)],
     )
     scores = rewards or torch.randn(rows, generator=draw).tolist()
-    reward = reward_table(rollout, scores, reference_logprobs=noise if with_kl else None, rm=scores)
+    reference = noise if with_kl else None
+    reward = reward_table(rollout, scores, mask_truncated, reference_logprobs=reference, rm=scores)
     return build_experience(rollout, reward, [i // 4 for i in range(rows)])
 
 

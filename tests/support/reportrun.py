@@ -75,6 +75,7 @@ def make_row(i: int, iterations: int = 20) -> dict[str, float]:
     row |= {"response_length/mean": 90 - 30 * p, "response_length/min": 3, "response_length/max": 128}
     row |= {"response_length/clip_ratio": 0.4 - 0.3 * p}
     row |= {"finish_reason/stop": 0.7, "finish_reason/length": 0.3}
+    row |= {"validity/scored": 60.0, "validity/abstained": 3.0, "validity/truncated": 1.0}
     for stage, seconds in STAGES.items():
         row |= {f"seconds/{stage}": seconds, f"seconds/compute/{stage}": 2 * seconds}
         row |= {f"memory_gib/{stage}": 3.0, f"tokens_per_second/{stage}": 570.0}

@@ -5,7 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.run.schemas import REWARD, ROLLOUT, conform
+from pipeline.run.schemas import REWARD, ROLLOUT, Validity, conform
+from stages.rewards.validity import validities
 
 TEXTS = ["xyz", "a longer answer", "ü", "xyz"]
 
@@ -30,8 +31,10 @@ def rollout_table(tokens: Sequence[Sequence[int]], **columns: Any) -> pa.Table:
     return conform(rows, ROLLOUT, extra=pa.table(extra))
 
 
-def reward_table(rollout: pa.Table, rewards: Sequence[float | None], **columns: Any) -> pa.Table:
-    """The rewards of a rollout's rows.
+def reward_table(
+    rollout: pa.Table, rewards: Sequence[float | None], mask_truncated: bool = False, **columns: Any
+) -> pa.Table:
+    """The rewards of a rollout's rows; those without one are unscorable.
 
     Args:
         columns: scores of components by name, and ``reference_logprobs``, if there are some.
@@ -39,7 +42,10 @@ def reward_table(rollout: pa.Table, rewards: Sequence[float | None], **columns: 
     reference = columns.pop("reference_logprobs", None) or [None] * len(rewards)
     rows = {name: rollout[name] for name in ("prompt_id", "sample_index")}
     scores = {f"reward/{name}": pa.array(values, pa.float32()) for name, values in columns.items()}
-    return conform(rows | {"reward": rewards, "reference_logprobs": reference}, REWARD, pa.table(scores))
+    found = [Validity.UNSCORABLE if reward is None else Validity.SCORED for reward in rewards]
+    validity = validities(rollout, found, mask_truncated)
+    rows |= {"reward": rewards, "reference_logprobs": reference, "validity": validity}
+    return conform(rows, REWARD, pa.table(scores))
 
 
 def table(texts: Sequence[str] = TEXTS, messages: list[str] | None = None, **extra: list) -> pa.Table:
