@@ -81,7 +81,7 @@ def test_a_setting_that_results_depend_on_is_refused(begun, word):
 
 @pytest.mark.parametrize("begun", ["slurm"], indirect=True)
 @pytest.mark.parametrize(
-    "word", ["scheduler.update.gpus_per_node=1", "scheduler.rollout.gres=gpu:1", "scheduler=local"]
+    "word", ["scheduler.update.gpus_per_node=null", "scheduler.options.clusters=other", "scheduler=local"]
 )
 def test_a_stage_keeps_its_kind_of_device_and_a_run_its_scheduler(begun, word):
     changed = configure([word], None, to_mapping(begun))
