@@ -1,4 +1,4 @@
-"""Partition, time and memory change while a run is at work: the next jobs have them, the bytes are the same."""
+"""Partition, time and memory change while a run is at work: the next jobs have them, the bytes stay."""
 
 import re
 
