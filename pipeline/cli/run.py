@@ -149,7 +149,7 @@ def resume_run(
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
     run = as_own(run)
     if settings:
-        run = change_settings(run, settings, config_dir, hold_to_change(run, patience))
+        run = change_settings(run, config, hold_to_change(run, patience), settings, config_dir)
     if point is not None:
         if executor is None:
             clear_queue(run)

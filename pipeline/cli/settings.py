@@ -51,21 +51,24 @@ def check_change(run: Run, words: Sequence[str], config_dir: Path | None = None)
             raise no_setting(word)
     config = configure(words, config_dir, to_mapping(run.config))
     if refused := list(refusals(run.config, config)):
-        raise ConfigError("\n".join([*map(str, refused), *_ways_out(run, words, config), _REFERENCE]))
+        ways = _ways_out(run, words, config, config_dir)
+        raise ConfigError("\n".join([*map(str, refused), *ways, _REFERENCE]))
     if config.slurm and config.scheduler != run.config.scheduler:
         refuse(check_cluster(config))
     return config
 
 
-def _ways_out(run: Run, words: Sequence[str], config: Config) -> list[str]:
+def _ways_out(run: Run, words: Sequence[str], config: Config, config_dir: Path | None) -> list[str]:
     """Return the command that goes on with refused settings in a run of its own, or why there is none."""
     parent = nearest_parent(run, config.iterations)
     if parent is None:
         return ["nothing of the run can be forked yet: start another run with them, and another run_dir=..."]
     if problems := [str(one) for one in misfits(parent, config)]:
         return ["nor can a fork have them:", *problems]
-    root, new = (shlex.quote(str(path)) for path in (run.paths.root, _free_name(run.paths.root)))
-    command = f"slurm-ppo fork {root}@{parent.number} {new} {shlex.join(words)}"
+    root = run.paths.root
+    given = [word for word in words if not word.lstrip("+").startswith("run_dir=")]
+    given += [f"--config-dir={config_dir}"] if config_dir else []
+    command = shlex.join(["slurm-ppo", "fork", f"{root}@{parent.number}", str(_free_name(root)), *given])
     return [f"to go on with them in a run of its own: {command}"]
 
 
@@ -88,13 +91,26 @@ def _free_name(root: Path) -> Path:
 
 
 def change_settings(
-    run: Run, words: Sequence[str], config_dir: Path | None, lease: AbstractContextManager[Lease]
+    run: Run,
+    config: Config,
+    lease: AbstractContextManager[Lease],
+    words: Sequence[str],
+    config_dir: Path | None = None,
 ) -> Run:
-    """Note changed settings in the run, which holds its lease meanwhile: of two people the second changes
-    what the first has made. Returns the run as it is then. Raises as :func:`check_change`."""
+    """Note changed settings in the run, whose lease is held meanwhile: of two people the second changes what
+    the first has made. Returns the run as it is then.
+
+    Args:
+        config: what :func:`check_change` has made of the words.
+
+    Raises:
+        ConfigError, RunError: as that function, of what another has changed since.
+    """
     with lease as held:
-        run = run.with_newest_settings()
-        config = check_change(run, words, config_dir)
+        newest = run.with_newest_settings()
+        if newest.changes != run.changes:
+            config = check_change(newest, words, config_dir)
+        run = newest
         if not (found := differences(run.config, config)):
             print("the run has these settings already", file=sys.stderr)
             return run
@@ -102,8 +118,7 @@ def change_settings(
         held.beat()
         iteration = min(find_frontier(run.plan, run.paths).updated + 1, run.plan.iterations)
         change = Change(time.time(), owner_by_id(os.getuid()).user, iteration, found)
-        changed = replace(run, config=config, changes=(*run.changes, change))
-        changed = _with_place(changed)
+        changed = _with_place(replace(run, config=config, changes=(*run.changes, change)))
         write_changes(run.paths, changed.changes)
         keys = [one.key for one in found]
         journal.event(run.paths.events, CHANGED, by=change.by, iteration=iteration, keys=keys)

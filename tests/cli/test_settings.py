@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli.settings import change_settings, check_change
+from pipeline.config.compose import compose
 from pipeline.run.changes import read_changes
 from pipeline.run.control import begin_invocation
 from pipeline.run.directory import load_run
@@ -141,8 +143,6 @@ def world(tmp_path, monkeypatch, clock) -> World:
 
 def changed_alone(words, folder, base):
     """The models of a toy run are not there."""
-    from pipeline.config.compose import compose
-
     return compose(words, folder, base)
 
 
@@ -153,9 +153,8 @@ def waiting(world: World) -> dict[str, str]:
 
 
 def change(world: World, *words: str) -> None:
-    from pipeline.cli.settings import change_settings
-
-    change_settings(world.run, words, None, hold(world.run.paths.locks))
+    run = world.run.with_newest_settings()
+    change_settings(run, check_change(run, words), hold(run.paths.locks), words)
 
 
 def test_jobs_that_wait_are_submitted_again_with_the_new_settings(world):
