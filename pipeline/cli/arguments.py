@@ -21,11 +21,7 @@ Overrides = Annotated[
     typer.Argument(help="Hydra overrides, e.g. experiment=quickstart seed=3 update.learning_rate=1e-5"),
 ]
 Changes = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Settings to change, e.g. scheduler.update.time=8:00:00",
-    ),
+    list[str] | None, typer.Argument(help="Settings to change, e.g. scheduler.update.time=8:00:00")
 ]
 ConfigDir = Annotated[
     Path | None, typer.Option("--config-dir", help="Folder with config groups of your own, searched first.")

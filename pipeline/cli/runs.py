@@ -68,7 +68,7 @@ def _scripts(existing: "Run | None", settings: list[str], config_dir: Path | Non
 
 def resume(
     run_dir: RunDir,
-    settings: Changes = None,
+    overrides: Changes = None,
     config_dir: ConfigDir = None,
     from_: Annotated[
         str | None,
@@ -90,7 +90,7 @@ def resume(
     """Continue a run where it stopped, or from an earlier stage; with settings that change from now on."""
     from pipeline.cli.run import resume_run
 
-    done = resume_run(load(run_dir), True, from_, take_over, settings or [], config_dir)
+    done = resume_run(load(run_dir), True, from_, take_over, overrides or [], config_dir)
     raise typer.Exit(done)
 
 
