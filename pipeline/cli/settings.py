@@ -116,7 +116,8 @@ def change_settings(
             return run
         will_change("the run's settings")
         held.beat()
-        iteration = min(find_frontier(run.plan, run.paths).updated + 1, run.plan.iterations)
+        trained = max(find_frontier(run.plan, run.paths).updated, run.plan.start)
+        iteration = min(trained + 1, run.plan.iterations)
         change = Change(time.time(), owner_by_id(os.getuid()).user, iteration, found)
         changed = _with_place(replace(run, config=config, changes=(*run.changes, change)))
         write_changes(run.paths, changed.changes)

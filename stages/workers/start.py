@@ -169,8 +169,8 @@ def to_json(given: Arguments | None) -> str:
     words = {"task": task_key(given.task), "run_dir": str(given.run_dir), "attempt": given.attempt}
     failure = str(given.failure_file) if given.failure_file else None
     ways = {"stays": given.stays, "loads": given.loads, "halvings": given.halvings}
-    ways |= {"settings": given.settings}
-    return json.dumps({**words, "failure_file": failure, "patience": given.patience, **ways})
+    more = {"failure_file": failure, "patience": given.patience, "settings": given.settings}
+    return json.dumps({**words, **more, **ways})
 
 
 def from_json(text: str) -> Arguments | None:

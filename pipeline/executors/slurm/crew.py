@@ -126,9 +126,11 @@ def outdated(run: Run, pending: Sequence[Pending], submissions: Iterable[Submiss
 
 
 def _asks_otherwise(run: Run, submission: Submission) -> bool:
+    """Whether jobs of a stage would be submitted with other resources now."""
     before, now = run.with_settings(submission.settings).config.slurm, run.config.slurm
-    kind = submission.job_kind
-    return before is not None and now is not None and asked_for(before, kind) != asked_for(now, kind)
+    if before is None or now is None or not submission.is_of_stage:
+        return False
+    return asked_for(before, submission.job_kind) != asked_for(now, submission.job_kind)
 
 
 def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element | None]]:
