@@ -318,7 +318,7 @@ class Context:
         state that was lost. Raises as :meth:`read`; CorruptData for a state's record too, so that it is moved
         aside; UserError where a fork's first state is gone.
         """
-        background.wait()  # what this process still writes may be the newest
+        background.finish()  # what this process still writes may be the newest
         parent = load_run(self.paths.root).identity.parent
         first = parent.iteration if parent else 0
         while version > 0:

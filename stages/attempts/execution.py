@@ -159,7 +159,7 @@ def commit_state(context: Context, writer: StateWriter, update: Record | None, h
         if writer.detach():  # else the devices are free when the process ends, and not before
             ring(RELEASED)
         begun = time.monotonic()
-        background.wait()
+        background.finish()
         num_bytes = copied_bytes(context, writer)
         if num_bytes is None:
             if outcome := write_state(context, writer, update, history):

@@ -65,9 +65,10 @@ _at_end: Callable[[], None] | None = None
 
 
 def begin(label: Label, work: Callable[[], None]) -> None:
-    """Have a thread do ``work``, once the job before has ended. What it raises is logged, and noted."""
+    """Have a thread do ``work``, once the job before has ended. What it raises is logged, and noted. Raises
+    TimeoutError as :func:`finish`."""
     global _newest
-    wait()
+    finish()
     _newest = job = _Job(label)
 
     def run() -> None:
@@ -106,6 +107,17 @@ def wait(seconds: float | None = None) -> bool:
     return at_work() is None
 
 
+def finish() -> None:
+    """Wait for the job at work, as long as its label says. Raises TimeoutError."""
+    label = at_work()
+    if label is not None and not wait(label.patience):
+        raise TimeoutError(f"{_state(label)} was not written within {label.patience:.0f} s")
+
+
+def _state(label: Label) -> str:
+    return f"the trainer's state of iteration {label.iteration}"
+
+
 def at_work() -> Label | None:
     """Return what is done now; None: nothing."""
     job = _newest
@@ -134,13 +146,11 @@ def leave() -> None:
     label = at_work()
     if label is None:
         return
-    state = f"the trainer's state of iteration {label.iteration}"
-    log.info(f"{state} is being written: the process waits for it, for up to {label.patience:.0f} s")
-    if not wait(label.patience):
-        log.error(
-            f"{state} was not written within {label.patience:.0f} s: the process leaves, and the next update "
-            "learns it again"
-        )
+    log.info(f"{_state(label)} is being written: the process waits for it, for up to {label.patience:.0f} s")
+    try:
+        finish()
+    except TimeoutError as error:
+        log.error(f"{error}: the process leaves, and the next update learns it again")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Processes of rules that a worker keeps from task to task."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.reward import RuleConfig
+from pipeline.plugins.called import Plugin, score
+from pipeline.plugins.sandbox import open_calls
 from stages.engines import release_all
 from stages.rewards.rules import rule_scores
 from tests.support.rollouts import table
 from tests.support.user_rules import module
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, wait_for
 
 
 @pytest.fixture
@@ -41,9 +44,9 @@ def test_a_worker_keeps_the_processes_of_a_rule_from_task_to_task(project, stayi
 def test_processes_that_stay_have_the_rule_as_it_is_now(project, staying):
     rule = project / "changing.py"
     config = RuleConfig(function="changing:f")
-    for score in (1.0, 2.0):
-        rule.write_text(f"def f(*, responses, **columns):\n    return [{score}]  # {'x' * int(score)}\n")
-        assert rule_scores("mine", config, table(), stays=True)[0] == [score] * 4
+    for value in (1.0, 2.0):
+        rule.write_text(f"def f(*, responses, **columns):\n    return [{value}]  # {'x' * int(value)}\n")
+        assert rule_scores("mine", config, table(), stays=True)[0] == [value] * 4
 
 
 def test_rules_of_two_components_keep_processes_side_by_side_and_one_may_be_late(project, staying):
@@ -73,3 +76,24 @@ def test_processes_that_stay_end_with_a_worker_that_is_killed(project):
     assert done.stdout, done.stderr
     status = Path("/proc", done.stdout.strip(), "stat")
     assert eventually(lambda: not status.exists() or ") Z " in status.read_text())
+
+
+def test_a_process_whose_pipe_closes_says_nothing_of_the_signal_that_comes_too(project, staying):
+    """It ends of itself, and is sent SIGTERM: Python, while it takes itself down, would write a traceback."""
+    mask = project / "mask"
+    (project / "leaving.py").write_text(
+        "import _signal, os\n"
+        f"file = os.open({str(mask)!r}, os.O_CREAT | os.O_WRONLY)\n"
+        "class Last:\n"
+        "    def __del__(self, mask=_signal.pthread_sigmask, block=_signal.SIG_BLOCK,\n"
+        "                write=os.write, file=file, repr=repr):\n"
+        "        write(file, repr(mask(block, [])).encode())\n"
+        "last = Last()\n"
+        "def score(*, responses, **columns):\n"
+        "    return [0.0 for _ in responses]\n"
+    )
+    with open_calls(Plugin("reward.components.mine.function", "leaving:score"), 1) as calls:
+        assert calls.call(10, score, {"responses": ["a"]}, 1) == [0.0]
+        calls.pool._pool_manager.worker_manager.close_channels()
+        said = wait_for(mask.read_text, "the process to end of itself", 30)
+    assert str(int(signal.SIGTERM)) in said.strip("{}").split(", ")

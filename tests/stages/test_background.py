@@ -84,6 +84,16 @@ def test_who_leaves_waits_as_long_as_the_job_says_and_says_so():
     ]
 
 
+def test_a_disk_that_hangs_is_waited_for_no_longer_than_the_label_says():
+    gate = threading.Event()
+    background.begin(label(6, patience=0.05), gate.wait)
+    with pytest.raises(TimeoutError, match="state of iteration 6 was not written within 0 s"):
+        background.begin(label(7), lambda: None)
+    gate.set()
+    assert background.wait()
+    assert background.newest(Path("/run")) == 6
+
+
 TERMINATED = """
 import sys, time
 from pathlib import Path
