@@ -16,7 +16,7 @@ from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
 from tests.support.changed import REFUSED
 from tests.support.tables import sample
-from tests.support.toyworld import Luck, World, is_driver, make_world
+from tests.support.toyworld import Luck, World, is_driver, make_world, trials
 
 TIMES = ("scheduler.max_attempts=7", "scheduler.rollout.slots=1")
 
@@ -134,15 +134,20 @@ def test_a_word_that_may_change_beside_one_that_may_not_changes_nothing(changed_
 # --- on Slurm: what waits, and passes of others ---
 
 
+@pytest.fixture(autouse=True)
+def _no_models_nor_cluster(request, monkeypatch) -> None:
+    """The models of a toy run are not there, nor what a cluster is asked for."""
+    if "clock" in request.fixturenames:
+        monkeypatch.setattr("pipeline.cli.settings.configure", changed_alone)
+        monkeypatch.setattr("pipeline.checks.cluster.check_cluster", lambda config: [])
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch, clock) -> World:
-    monkeypatch.setattr("pipeline.cli.settings.configure", changed_alone)
-    monkeypatch.setattr("pipeline.checks.cluster.check_cluster", lambda config: [])
     return make_world(tmp_path / "run", monkeypatch, 1, Luck())
 
 
 def changed_alone(words, folder, base):
-    """The models of a toy run are not there."""
     return compose(words, folder, base)
 
 
@@ -189,6 +194,27 @@ def test_who_is_killed_right_after_a_change_has_made_it(world):
     assert not before.keys() & waiting(world).keys()
     begin_invocation(world.run.paths)
     world.live_on()
+
+
+@pytest.mark.parametrize("seed", range(trials(3)))
+def test_whatever_is_changed_whenever_and_whatever_fails_the_run_comes_to_its_end(
+    seed, tmp_path, monkeypatch, clock
+):
+    world = make_world(tmp_path / "run", monkeypatch, seed, Luck(mishaps=3, disturbances=4))
+    world.submit()
+    for hours in range(1, 9):
+        for _ in range(world.chance.randrange(12)):
+            if world.outcome is None:
+                world.happen()
+        stage = world.chance.choice(["prepare", "rollout", "reward", "update"])
+        change(world, f"scheduler.{stage}.time={hours}:00:00")
+        if world.chance.random() < 0.7:  # else whoever typed it was killed
+            world.submit()
+    world.submit()
+    world.live_on()
+    world.check_is_complete()
+    world.check_failures_are_told()
+    assert len(world.run.with_newest_settings().changes) == 8
 
 
 def events(world: World) -> list[dict]:
