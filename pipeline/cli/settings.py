@@ -17,7 +17,7 @@ from pipeline.config.resolve import configure
 from pipeline.config.schema import Config, WandbMode
 from pipeline.orchestrate.fork import misfits
 from pipeline.run import journal
-from pipeline.run.changes import Change, write_changes
+from pipeline.run.changes import SettingsChange, write_changes
 from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, no_setting
 from pipeline.run.identity import write_identity
@@ -118,7 +118,7 @@ def change_settings(
         held.beat()
         trained = max(find_frontier(run.plan, run.paths).updated, run.plan.start)
         iteration = min(trained + 1, run.plan.iterations)
-        change = Change(time.time(), owner_by_id(os.getuid()).user, iteration, found)
+        change = SettingsChange(time.time(), owner_by_id(os.getuid()).user, iteration, found)
         changed = _with_place(replace(run, config=config, changes=(*run.changes, change)))
         write_changes(run.paths, changed.changes)
         keys = [one.key for one in found]

@@ -26,7 +26,7 @@ from pipeline.report.html import Head, moment, render
 from pipeline.report.settings import settings_apart
 from pipeline.report.timeline import timeline_data, usage, windows_of, workers_table
 from pipeline.run.benchmarks import in_words, read_measured
-from pipeline.run.changes import Change
+from pipeline.run.changes import SettingsChange
 from pipeline.text import duration, number, visible
 
 _TABLE_ROWS = 500
@@ -149,7 +149,7 @@ def places_about(found: Advice, places: Iterable[ChartPlace]) -> list[ChartPlace
     return [p for p in places if patterns & {*p.chart.names.split(), *p.chart.lower.split()}]
 
 
-def changes_table(changes: Iterable[Change]) -> list[list[str]]:
+def changes_table(changes: Iterable[SettingsChange]) -> list[list[str]]:
     """Return the rows of a table of settings that were changed while the run went on, oldest first."""
     return [
         [

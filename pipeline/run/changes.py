@@ -1,6 +1,6 @@
 """Changes of a run's settings while it goes on: ``settings.json``, kept twice.
 
-config.yaml stays as it was frozen. Each change is noted beside it, and whoever opens the run applies them in
+config.yaml stays as it was frozen. Each change is noted beside it, and opening the run applies them in
 their order. The holder of the run's lease writes the file, in one step, so that no change is lost or half
 there. A worker goes on with the number of changes that it began with.
 """
@@ -21,7 +21,7 @@ from pipeline.text import moment
 
 
 @dataclass(frozen=True)
-class Change:
+class SettingsChange:
     """One change of settings by a person."""
 
     time: float
@@ -42,14 +42,14 @@ class Change:
 class _File:
     """Content of settings.json."""
 
-    changes: tuple[Change, ...] = field(default=())
+    changes: tuple[SettingsChange, ...] = field(default=())
 
 
 def difference_in_words(one: Difference) -> str:
     return f"{one.key} {value_in_words(one.before)} -> {value_in_words(one.after)}"
 
 
-def read_changes(paths: RunPaths) -> tuple[Change, ...]:
+def read_changes(paths: RunPaths) -> tuple[SettingsChange, ...]:
     """Return the changes of a run's settings, oldest first.
 
     Raises:
@@ -69,7 +69,7 @@ def _parse(content: dict[str, Any]) -> _File:
     return converted(_File, content)
 
 
-def write_changes(paths: RunPaths, changes: Sequence[Change]) -> None:
+def write_changes(paths: RunPaths, changes: Sequence[SettingsChange]) -> None:
     """Write all changes, for the holder of the run's lease."""
     write_both(paths.settings, paths.root, {"changes": [asdict(one) for one in changes]})
 
@@ -82,7 +82,7 @@ def mend_changes(paths: RunPaths) -> str | None:
     return why
 
 
-def with_changes(config: Config, changes: Sequence[Change]) -> Config:
+def with_changes(config: Config, changes: Sequence[SettingsChange]) -> Config:
     """Return the configuration with changes applied in their order. Pure.
 
     Raises:
@@ -91,7 +91,7 @@ def with_changes(config: Config, changes: Sequence[Change]) -> Config:
     return _with(config, [(one.key, one.after) for change in changes for one in change.settings])
 
 
-def without_changes(config: Config, changes: Sequence[Change]) -> Config:
+def without_changes(config: Config, changes: Sequence[SettingsChange]) -> Config:
     """Return the configuration as it was before changes, the newest last, were applied. Pure."""
     return _with(config, [(one.key, one.before) for change in reversed(changes) for one in change.settings])
 
@@ -105,14 +105,14 @@ def _with(config: Config, settings: Sequence[tuple[str, Any]]) -> Config:
     return from_mapping(mapping)
 
 
-def history(changes: Sequence[Change]) -> list[str]:
+def history(changes: Sequence[SettingsChange]) -> list[str]:
     """Return a line for each change, oldest first."""
     return [
         f"{number}  {moment(one.time)}  {one.by}  {one.in_words}" for number, one in enumerate(changes, 1)
     ]
 
 
-def last_change(changes: Sequence[Change]) -> str:
+def last_change(changes: Sequence[SettingsChange]) -> str:
     """Say what was changed last, and how often settings were changed; empty where none was."""
     if not changes:
         return ""

@@ -18,7 +18,7 @@ from pipeline.config.conversion import from_yaml, in_words
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config, WandbMode
-from pipeline.run.changes import Change, read_changes, with_changes, without_changes
+from pipeline.run.changes import SettingsChange, read_changes, with_changes, without_changes
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.identity import (
@@ -52,7 +52,7 @@ class Run:
     config: Config
     """The configuration as it was frozen, with the changes since."""
     identity: Identity
-    changes: tuple[Change, ...] = ()
+    changes: tuple[SettingsChange, ...] = ()
     """Changes of its settings that ``config`` has, oldest first."""
 
     @property
@@ -325,7 +325,7 @@ def load_run(root: Path, settings: int | None = None) -> Run:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
 
 
-def _changed(config: Config, changes: tuple[Change, ...]) -> Config:
+def _changed(config: Config, changes: tuple[SettingsChange, ...]) -> Config:
     """Apply changes. Raises ConfigError for one that was made by another version, of a key that is not known
     here."""
     try:

@@ -21,7 +21,7 @@ from pipeline.config.changeable import (
 from pipeline.config.compose import to_mapping
 from pipeline.config.resolve import configure
 from pipeline.config.schema import Config
-from pipeline.run.changes import Change, with_changes, without_changes
+from pipeline.run.changes import SettingsChange, with_changes, without_changes
 from tests.support.changed import CHANGES, REFUSED
 from tests.support.processes import config_of
 from tests.support.tables import sample
@@ -66,7 +66,7 @@ def test_a_setting_that_may_change_is_changed_and_taken_back(begun, word):
     ]
     assert found
     assert list(refusals(begun, changed)) == []
-    changes = (Change(0.0, "ada", 1, found),)
+    changes = (SettingsChange(0.0, "ada", 1, found),)
     assert with_changes(begun, changes) == changed
     assert without_changes(changed, changes) == begun
 
@@ -97,7 +97,7 @@ def test_options_that_come_and_go_are_taken_back_in_turn(begun):
         "scheduler.update.options={}",
     ):
         after = configure([word], None, to_mapping(config))
-        changes.append(Change(0.0, "ada", 1, differences(config, after)))
+        changes.append(SettingsChange(0.0, "ada", 1, differences(config, after)))
         config = after
     assert with_changes(begun, changes) == config
     assert without_changes(config, changes) == begun

@@ -13,7 +13,7 @@ import pytest
 from pipeline.config.changeable import Difference
 from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run import pass_requests
-from pipeline.run.changes import Change, write_changes
+from pipeline.run.changes import SettingsChange, write_changes
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation, read_control, take_over, write_control
 from pipeline.run.directory import Run, load_run
@@ -219,7 +219,7 @@ def test_a_worker_goes_on_with_its_settings_to_the_end_of_its_task_and_leaves_on
     with crew(run, ROLLOUTS[0], LIGHT_SECONDS="3") as (worker,):
         wait_until(run, worker, Doing.BUSY, ROLLOUTS[0])
         memory = Difference("rollout.vllm.kv_cache_gib", None, 2.0)
-        write_changes(run.paths, [Change(time.time(), "ada", 1, (memory,))])
+        write_changes(run.paths, [SettingsChange(time.time(), "ada", 1, (memory,))])
         begin_invocation(run.paths)
         assert join(worker) == [0]
     beat = beat_of(run.paths, worker)
