@@ -157,6 +157,12 @@ def waiting(world: World) -> dict[str, str]:
     return {e.job.id: e.job.script.read_text() for e in elements}
 
 
+def drivers(world: World) -> dict[str, str]:
+    """The same of driver jobs."""
+    elements = [e for e in world.slurm.elements() if e.is_pending and is_driver(e)]
+    return {e.job.id: e.job.script.read_text() for e in elements}
+
+
 def change(world: World, *words: str) -> None:
     run = world.run.with_newest_settings()
     change_settings(run, check_change(run, words), hold(run.paths.locks), words)
@@ -185,6 +191,19 @@ def test_jobs_that_a_change_does_not_concern_stay_in_the_queue(world):
     assert waiting(world).keys() == before.keys()
 
 
+def test_driver_jobs_that_wait_are_submitted_again_too(world):
+    world.submit()
+    before = drivers(world)
+    change(world, "scheduler.driver.time=0:07:00")
+    world.submit()
+    after = drivers(world)
+    assert not before.keys() & after.keys()
+    assert len(after) >= len(before) > 1
+    assert all("#SBATCH --time=0:07:00" in script for script in after.values())
+    world.live_on()
+    world.check_is_complete()
+
+
 def test_who_is_killed_right_after_a_change_has_made_it(world):
     world.submit()
     before = waiting(world)
@@ -206,7 +225,7 @@ def test_whatever_is_changed_whenever_and_whatever_fails_the_run_comes_to_its_en
         for _ in range(world.chance.randrange(12)):
             if world.outcome is None:
                 world.happen()
-        stage = world.chance.choice(["prepare", "rollout", "reward", "update"])
+        stage = world.chance.choice(["prepare", "rollout", "reward", "update", "driver"])
         change(world, f"scheduler.{stage}.time={hours}:00:00")
         if world.chance.random() < 0.7:  # else whoever typed it was killed
             world.submit()

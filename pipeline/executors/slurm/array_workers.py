@@ -28,6 +28,7 @@ from pipeline.executors.slurm.crew import (
     live_arrays,
     needs_of,
     outdated,
+    outdated_drivers,
     read_crew,
     read_estimates,
     silent_workers,
@@ -257,6 +258,8 @@ class ArrayWorkers:
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
         self.watchdogs.watch_workers(self.table, sorted(self._arrays_to_watch(leaving), key=int))
+        old = outdated_drivers(self.run, self.table)
+        self.errands.cancel(list(self.watchdogs.renew(self.table, old)), only_pending=True)
         self._end_silent()
         asked = sum(len(request.tasks) for request in decided.requests)
         self._follow_up(decided, is_full=asked > self._launcher.num_submitted)

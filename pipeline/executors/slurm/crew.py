@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pipeline.config.changeable import asked_for
+from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.decide.crew import Crew, Pending, Worker, wanted_workers
 from pipeline.decide.ended import Beats
@@ -126,11 +127,17 @@ def outdated(run: Run, pending: Sequence[Pending], submissions: Iterable[Submiss
 
 
 def _asks_otherwise(run: Run, submission: Submission) -> bool:
-    """Whether jobs of a stage would be submitted with other resources now."""
+    """Whether a job of its kind would be submitted with other resources now."""
+    kind = submission.job_kind if submission.is_of_stage else DRIVER
     before, now = run.with_settings(submission.settings).config.slurm, run.config.slurm
-    if before is None or now is None or not submission.is_of_stage:
-        return False
-    return asked_for(before, submission.job_kind) != asked_for(now, submission.job_kind)
+    return before is not None and now is not None and asked_for(before, kind) != asked_for(now, kind)
+
+
+def outdated_drivers(run: Run, table: JobTable) -> list[Submission]:
+    """Return the driver jobs that wait and would be submitted with other resources now."""
+    found = (s for s in table.submissions if not s.is_of_stage and s.settings < len(run.changes))
+    waiting = (s for s in found if any(map(is_pending, table.seen.queue.get(s.name, ()))))
+    return [one for one in waiting if not one.state.is_withdrawn and _asks_otherwise(run, one)]
 
 
 def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element | None]]:
