@@ -25,7 +25,7 @@ from pipeline.run.tasks import WORK_STAGES
 
 PATH = Path(__file__).parents[2] / "pipeline/cli/completion/words.json"
 
-RUN_OR_OVERRIDES = frozenset({"submit", "plan", "notify", "doctor", "rehearse"})
+RUN_OR_OVERRIDES = frozenset({"submit", "config", "plan", "notify", "doctor", "rehearse"})
 """Commands that take settings, or one run directory."""
 OF_OPTIONS = {"--config-dir": "folder", "--out": FILES}
 """Kinds of the values of options that have no metavar."""

@@ -18,6 +18,7 @@ from docs.generate.markdown import code, page, prose, slug, table
 from pipeline.config import engines as engineconfig
 from pipeline.config import scheduler as schedulerconfig
 from pipeline.config import types as configtypes
+from pipeline.config.changeable import effect_of
 from pipeline.config.choices import known_groups, packaged_configs
 from pipeline.config.schema import Config
 
@@ -68,15 +69,36 @@ Options of each group, and what they set. `GROUP=OPTION` on the command line cho
 [Change settings](../howto/settings.md#groups-of-your-own)."""
 
 
+CHANGE = """\
+What `slurm-ppo resume RUN KEY=VALUE ...` and `slurm-ppo submit RUN KEY=VALUE ...` take: see
+[Change settings](../howto/settings.md#while-a-run-goes-on). All other keys are frozen when a run begins.
+A stage cannot get its first GPU, or lose its last, and a run stays on its cluster."""
+
+
 def config_page() -> str:
     sections = _sections()
-    links = " · ".join(f"[{title}](#{slug(title)})" for title in [*sections.values(), "Groups"])
+    titles = [*sections.values(), "Settings that may change", "Groups"]
+    links = " · ".join(f"[{title}](#{slug(title)})" for title in titles)
     texts = [_section(title, owner, sections) for owner, title in sections.items()]
     about = (
         "Every key of the configuration, with type, default and meaning. A key is given as "
         "`section.key=value`, or nested in a YAML file. A key without default must be given."
     )
-    return page("Configuration", about, links, *texts, "## Groups", GROUPS, *_groups())
+    change = "## Settings that may change", CHANGE, _changeable(sections)
+    return page("Configuration", about, links, *texts, *change, "## Groups", GROUPS, *_groups())
+
+
+def _changeable(sections: dict[type, str]) -> str:
+    """The fields of each dataclass that may change while a run goes on, by when they hold."""
+    rows = []
+    for owner, title in sections.items():
+        names: dict[str, list[str]] = {}
+        for field in dataclasses.fields(owner):
+            if effect := effect_of(owner, field.name):
+                names.setdefault(effect, []).append(code(field.name))
+        link = f"[{title}](#{slug(title)})"
+        rows += [(link, ", ".join(found), effect) for effect, found in names.items()]
+    return table(("section", "keys", "hold from"), rows)
 
 
 def _sections() -> dict[type, str]:

@@ -28,6 +28,8 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_RUN.config_yaml, "the resolved configuration, frozen"),
         (_RUN.run_copy, "the identity once more: the run's oldest files are the first that a purge takes"),
         (_RUN.config_copy, "the configuration once more"),
+        (_RUN.settings, "settings that were changed while the run went on, by whom and when"),
+        (_RUN.settings_copy, "the same once more"),
         (_RUN.forecast, "what was expected of the run when it began: prompt lengths, memory, seconds"),
         (_RUN.metrics, "one flat row per iteration: see [Metrics](metrics.md)"),
         (_RUN.rows / "00007.json", "a row as it was published, once, before its line of metrics.jsonl"),

@@ -147,7 +147,8 @@ def judge_stage(job_kind: str, given: ResourcesConfig, issues: Sequence[ConfigIs
             advice = "its jobs start when nodes are back; or choose another partition"
             yield warning(title, str(issue), advice)
         else:
-            advice = f"start with another {key_of(job_kind)}; a run's own settings are frozen"
+            key = key_of(job_kind)
+            advice = f"start with another {key}; of a run that goes on: slurm-ppo resume RUN {key}.KEY=VALUE"
             yield problem(title, str(issue), advice)
     if not issues:
         where = ", ".join(given.partition) or "the default partition"

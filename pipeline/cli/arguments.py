@@ -20,6 +20,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="Hydra overrides, e.g. experiment=quickstart seed=3 update.learning_rate=1e-5"),
 ]
+Changes = Annotated[
+    list[str] | None, typer.Argument(help="Settings to change, e.g. scheduler.update.time=8:00:00")
+]
 ConfigDir = Annotated[
     Path | None, typer.Option("--config-dir", help="Folder with config groups of your own, searched first.")
 ]
@@ -59,7 +62,8 @@ def planned_run(overrides: list[str] | None, config_dir: Path | None) -> "Run":
         return run_to_come(composed)
     found.refuse()
     run = load(root)
-    if run.config != as_decided(composed, found.auto, run.config):
+    asked = as_decided(composed, found.auto, run.config)
+    if asked not in (run.config, run.with_settings(0).config):
         raise RunError(
             f"{root} holds a run with other settings; to see what it has left to do: slurm-ppo plan {root}"
         )
@@ -81,6 +85,16 @@ def existing_run(overrides: list[str] | None) -> "Run | None":
     if overrides and len(overrides) == 1 and is_run(root := Path(overrides[0])):
         return load(root)
     return None
+
+
+def run_and_settings(words: list[str] | None) -> "tuple[Run | None, list[str]]":
+    """Return the run whose directory is the first word, None where it is none, and the other words."""
+    from pipeline.run.directory import is_run
+
+    given = words or []
+    if given and "=" not in given[0] and is_run(root := Path(given[0])):
+        return load(root), given[1:]
+    return None, given
 
 
 def load(root: Path) -> "Run":

@@ -73,11 +73,25 @@ def _plan_lines(run: "Run", every: bool) -> "Iterator[str]":
     return every_task(run)
 
 
-def config(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
-    """Print the resolved configuration, every key, as YAML."""
+def config(
+    overrides: Overrides = None,
+    config_dir: ConfigDir = None,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Of a run: what was changed of its settings, and when."),
+    ] = False,
+) -> None:
+    """Print the resolved configuration, every key, as YAML: of overrides, or of a run directory."""
     from pipeline.config.compose import to_yaml
+    from pipeline.run.changes import history as lines_of
 
-    typer.echo(to_yaml(config_of(overrides, config_dir)), nl=False)
+    run = existing_run(overrides)
+    if history and run is None:
+        raise typer.BadParameter("give a run directory", param_hint="--history")
+    if run and history:
+        typer.echo("\n".join(lines_of(run.changes)) or "its settings are as it began")
+    else:
+        typer.echo(to_yaml(run.config if run else config_of(overrides, config_dir)), nl=False)
 
 
 def validate(

@@ -7,11 +7,14 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.cli.copied import as_own, check_is_the_only_one
 from pipeline.cli.errors import will_change
-from pipeline.cli.queue import cancel_run, clear_queue, follow_run, submit_run
+from pipeline.cli.queue import cancel_run, clear_queue, follow_run, patient_hold, submit_run
+from pipeline.cli.settings import change_settings, check_change
 from pipeline.cli.summary import announce, say_how_it_ended
 from pipeline.cli.take_over import take_over
 from pipeline.config.allocation import AllocationConfig
@@ -107,13 +110,23 @@ def check(
         print(text, file=sys.stderr)
 
 
-def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bool = False) -> int:
+def resume_run(
+    run: Run,
+    watch: bool,
+    back_to: str | None = None,
+    takes_over: bool = False,
+    settings: Sequence[str] = (),
+    config_dir: Path | None = None,
+) -> int:
     """Continue a run where it stands, or from an earlier point. Returns the exit code.
 
     Args:
         takes_over: of a run on Slurm, whether it becomes this user's, on this cluster, if it is another's.
+        settings: words that change settings of it first.
+        config_dir: folder of groups for these.
     """
-    executor = executor_of(run.config, watch)
+    config = check_change(run, settings, config_dir) if settings else run.config
+    executor = executor_of(config, watch)
     is_copy = original_of(run) is not None  # what is said of the owner is of the original's
     if executor is None:
         if not (is_copy or takes_over):
@@ -127,7 +140,7 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
         checked_point(run, point)
     if takes_over and not is_copy:
         check_is_the_only_one(run)
-        take_over(run)
+        take_over(replace(run, config=config))
     if note := version_warning(run):
         print(note, file=sys.stderr)
     if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (note := not_followed(run, os.environ)):
@@ -135,6 +148,8 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
     # A driver on another node may have been killed with its job: its lease runs out.
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
     run = as_own(run)
+    if settings:
+        run = change_settings(run, config, hold_to_change(run, patience), settings, config_dir)
     if point is not None:
         if executor is None:
             clear_queue(run)
@@ -146,6 +161,11 @@ def resume_run(run: Run, watch: bool, back_to: str | None = None, takes_over: bo
     if executor is not None:
         return carry_on(run, executor, patience=patience)
     return follow_run(run) if watch else submit_run(run)
+
+
+def hold_to_change(run: Run, patience: float) -> AbstractContextManager[Lease]:
+    """Hold the run's lease, to change its settings: on Slurm passes of others are waited for."""
+    return patient_hold(run) if run.config.slurm else hold(run.paths.locks, patience)
 
 
 def check_is_not_lost(run: Run) -> None:

@@ -1,23 +1,28 @@
 """Commands that carry out runs: quickstart, run, submit, resume, cancel, advance, fork; of many: sweep, ls,
 clean. Imports next to nothing by itself."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli.arguments import (
+    Changes,
     ConfigDir,
     Overrides,
     RunDir,
     Source,
     config_in_part,
     config_of,
-    existing_run,
     is_sweep,
     load,
+    run_and_settings,
     run_to_come,
 )
+
+if TYPE_CHECKING:
+    from pipeline.run.directory import Run
 
 
 def run(overrides: Overrides = None, config_dir: ConfigDir = None) -> None:
@@ -44,22 +49,37 @@ def submit(
         bool, typer.Option("--dry-run", help="Print the batch scripts; submit nothing.")
     ] = False,
 ) -> None:
-    """Submit a run to Slurm and return: the run continues by itself. Takes overrides, or a run directory."""
+    """Submit a run to Slurm and return: the run continues by itself.
+
+    Takes overrides, or a run directory and then settings of it to change.
+    """
     from pipeline.cli.run import resume_run, start
 
-    existing = existing_run(overrides)
+    existing, settings = run_and_settings(overrides)
     if dry_run:
-        from pipeline.executors.slurm.dry_run import scripts
-
-        typer.echo(scripts(existing or run_to_come(config_of(overrides, config_dir))))
+        typer.echo(_scripts(existing, settings, config_dir))
         return
     if existing:
-        raise typer.Exit(resume_run(existing, watch=False))
+        done = resume_run(existing, watch=False, settings=settings, config_dir=config_dir)
+        raise typer.Exit(done)
     raise typer.Exit(start(*config_in_part(overrides, config_dir), watch=False))
+
+
+def _scripts(existing: "Run | None", settings: list[str], config_dir: Path | None) -> str:
+    """Return the batch scripts that would be submitted, of a run with settings that change."""
+    from pipeline.cli.settings import check_change
+    from pipeline.executors.slurm.dry_run import scripts
+
+    if existing is None:
+        return scripts(run_to_come(config_of(settings, config_dir)))
+    config = check_change(existing, settings, config_dir) if settings else existing.config
+    return scripts(replace(existing, config=config))
 
 
 def resume(
     run_dir: RunDir,
+    overrides: Changes = None,
+    config_dir: ConfigDir = None,
     from_: Annotated[
         str | None,
         typer.Option(
@@ -77,10 +97,11 @@ def resume(
         ),
     ] = False,
 ) -> None:
-    """Continue a run where it stopped, or from an earlier stage."""
+    """Continue a run where it stopped, or from an earlier stage; with settings that change from now on."""
     from pipeline.cli.run import resume_run
 
-    raise typer.Exit(resume_run(load(run_dir), watch=True, back_to=from_, takes_over=take_over))
+    done = resume_run(load(run_dir), True, from_, take_over, overrides or [], config_dir)
+    raise typer.Exit(done)
 
 
 def cancel(run_dir: RunDir) -> None:

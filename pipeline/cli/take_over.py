@@ -16,7 +16,6 @@ from pipeline.run.control import take_over as note_take_over
 from pipeline.run.directory import Run, slurm_settings
 from pipeline.run.lease import hold
 from pipeline.run.owner import Owner
-from pipeline.run.records import find_frontier
 from pipeline.run.standpoint import Elsewhere, NotOurs, check_may_write, standpoint, way_on
 from pipeline.run.submissions import is_job_of
 from pipeline.workers.beats import SILENT_SECONDS, Beat, Doing, LiveWorkers
@@ -81,8 +80,8 @@ def take_over(run: Run) -> None:
 
 
 def check_jobs_are_taken(run: Run) -> None:
-    """Check that Slurm takes jobs with the run's settings, which are frozen, from this user. Raises
-    ConfigError, with the command that goes on with others."""
+    """Check that Slurm takes jobs with the run's settings from this user. Raises ConfigError, with the
+    command that goes on with others."""
     from pipeline.checks.cluster import check_cluster
     from pipeline.checks.finding import refuse
 
@@ -100,14 +99,13 @@ def with_way_out(run: Run, error: Refused) -> Refused:
 
 
 def with_other_settings(run: Run) -> str:
-    """Return the command that goes on with an account of one's own. A run's settings are frozen."""
-    place, updated = shlex.quote(str(run.paths.root)), find_frontier(run.plan, run.paths).updated
-    why = "settings of a run are frozen; to go on with your own"
-    if updated <= run.plan.start:
-        return (
-            f"{why}, nothing being trained yet: start a run with the same words and scheduler.account=ACCOUNT"
-        )
-    return f"{why}: slurm-ppo fork {place}@{updated} NEW_RUN scheduler.account=ACCOUNT"
+    """Return the command that goes on with an account of one's own."""
+    place = shlex.quote(str(run.paths.root))
+    is_other = standpoint(run.paths, run.who_acts) is not None
+    return (
+        f"to go on with your own: slurm-ppo resume {place}{' --take-over' * is_other} "
+        "scheduler.account=ACCOUNT"
+    )
 
 
 def _end_jobs(run: Run, found: Elsewhere) -> Iterator[str]:

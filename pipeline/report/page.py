@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.config.changeable import value_in_words
 from pipeline.config.compose import to_yaml
 from pipeline.config.evaluate import HELDOUT_REWARD
 from pipeline.metrics.advice_input import MIN_ROWS, Advice
@@ -22,9 +23,10 @@ from pipeline.report.data import ReportData
 from pipeline.report.figures import figure, meaning
 from pipeline.report.forecast import forecast_table
 from pipeline.report.html import Head, moment, render
-from pipeline.report.settings import plain_text, settings_apart
+from pipeline.report.settings import settings_apart
 from pipeline.report.timeline import timeline_data, usage, windows_of, workers_table
 from pipeline.run.benchmarks import in_words, read_measured
+from pipeline.run.changes import SettingsChange
 from pipeline.text import duration, number, visible
 
 _TABLE_ROWS = 500
@@ -45,6 +47,16 @@ _NOTICED = (
     Head("what was noticed"),
     Head("numbers"),
     Head("still so", "whether the newest iterations show it"),
+)
+
+
+_CHANGES = (
+    Head("from iteration", "the first that was not trained then"),
+    Head("when"),
+    Head("by"),
+    Head("key"),
+    Head("before"),
+    Head("after"),
 )
 
 
@@ -81,8 +93,10 @@ def page(data: ReportData) -> str:
         run=run,
         outcome=outcome_of(data),
         resume=f"slurm-ppo resume {shlex.quote(str(run.paths.root))}",
-        settings=[(key, plain_text(value)) for key, value in settings_apart(run.config).items()],
+        settings=[(key, value_in_words(value)) for key, value in settings_apart(run.config).items()],
         settings_heads=[Head("key"), Head("value")],
+        changes=changes_table(run.changes),
+        changes_heads=_CHANGES,
         configuration=to_yaml(run.config),
         findings=[(found, places_about(found, places)) for found in data.advice],
         noticed=noticed_rows(data),
@@ -133,6 +147,22 @@ def places_about(found: Advice, places: Iterable[ChartPlace]) -> list[ChartPlace
     """Return the charts on the page that show the numbers that a finding rests on."""
     patterns = {metric.name for name in found.metrics if (metric := describe(name))}
     return [p for p in places if patterns & {*p.chart.names.split(), *p.chart.lower.split()}]
+
+
+def changes_table(changes: Iterable[SettingsChange]) -> list[list[str]]:
+    """Return the rows of a table of settings that were changed while the run went on, oldest first."""
+    return [
+        [
+            str(one.iteration),
+            moment(one.time),
+            one.by,
+            made.key,
+            value_in_words(made.before),
+            value_in_words(made.after),
+        ]
+        for one in changes
+        for made in one.settings
+    ]
 
 
 def noticed_rows(data: ReportData) -> list[list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from pipeline.config.changeable import value_in_words
 from pipeline.config.schema import Config
 from pipeline.sweep.grid import SEED, plain_number
 from pipeline.sweep.naming import short_keys
@@ -33,7 +34,7 @@ def settings_table(configs: Sequence[Config], swept: Collection[str] = ()) -> li
             name the columns. Without any keys are whole, not their last parts.
     """
     leaves = [
-        {key: plain_text(_plain(value)) for key, value, _ in _leaves("", config, _NOTHING)}
+        {key: value_in_words(_plain(value)) for key, value, _ in _leaves("", config, _NOTHING)}
         for config in configs
     ]
     hidden = {"name", "run_dir", "tracking"} | ({SEED} & {*swept})
@@ -78,10 +79,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def plain_text(value: object) -> str:
-    """Write a value as YAML does, where that is one line."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(plain_text, value))}]"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,7 +7,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pipeline.config.conversion import from_yaml, in_words
 from pipeline.config.issue import ConfigError
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config, WandbMode
+from pipeline.run.changes import SettingsChange, read_changes, with_changes, without_changes
 from pipeline.run.control import read_control
 from pipeline.run.durable import link_once, replace_durably
 from pipeline.run.identity import (
@@ -45,11 +46,14 @@ _LONGEST_SHOWN = 100
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory with its frozen configuration."""
+    """A run directory with its configuration."""
 
     paths: RunPaths
     config: Config
+    """The configuration as it was frozen, with the changes since."""
     identity: Identity
+    changes: tuple[SettingsChange, ...] = ()
+    """Changes of its settings that ``config`` has, oldest first."""
 
     @property
     def cluster(self) -> str:
@@ -59,6 +63,18 @@ class Run:
     def who_acts(self) -> Owner:
         """Return who acts on it from here, on the cluster that is asked about it."""
         return who_acts(self.cluster)
+
+    def with_settings(self, number: int) -> "Run":
+        """Return the run as it was with the first so many changes of its settings; 0: as it began."""
+        config = without_changes(self.config, self.changes[number:])
+        return replace(self, config=config, changes=self.changes[:number])
+
+    def with_newest_settings(self) -> "Run":
+        """Return the run with what was changed of its settings since it was opened. Raises RunError."""
+        changes = read_changes(self.paths)
+        if changes == self.changes:
+            return self
+        return replace(self, config=_changed(self.with_settings(0).config, changes), changes=changes)
 
     @property
     def plan(self) -> Plan:
@@ -108,7 +124,8 @@ def claimed_run(config: Config) -> Iterator[tuple[Run, Lease]]:
         raise RunError(f"run_dir={paths.root} cannot be made: {error}") from None
     try:
         check_is_free(paths, lease)  # another driver may have come and gone since
-        for path in (paths.forecast, paths.run_copy, paths.run_json, paths.config_copy):
+        settings = paths.settings_copy, paths.settings
+        for path in (*settings, paths.forecast, paths.run_copy, paths.run_json, paths.config_copy):
             path.unlink(missing_ok=True)
         yield write_run(paths, config, str(Path.cwd())), lease
     finally:
@@ -271,8 +288,12 @@ def shown(path: Path) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def load_run(root: Path) -> Run:
+def load_run(root: Path, settings: int | None = None) -> Run:
     """Open an existing run.
+
+    Args:
+        settings: number of changes of its settings to apply, as of a worker that began with so many. None:
+            all of them.
 
     Raises:
         RunError: there is no run, or its files were changed.
@@ -298,9 +319,19 @@ def load_run(root: Path) -> Run:
             f"{restore}, or start a new run with the new settings."
         )
     try:
-        return Run(paths, _config_of(text), identity)
+        changes = () if settings == 0 else read_changes(paths)[:settings]
+        return Run(paths, _changed(_config_of(text), changes), identity, changes)
     except ConfigError as error:
         raise RunError(f"{paths.config_yaml} is of another version of slurm-ppo: {error}") from None
+
+
+def _changed(config: Config, changes: tuple[SettingsChange, ...]) -> Config:
+    """Apply changes. Raises ConfigError for one that was made by another version, of a key that is not known
+    here."""
+    try:
+        return with_changes(config, changes)
+    except KeyError as error:
+        raise ConfigError(f"{error.args[0]}: was changed, and is no key here") from None
 
 
 def _no_run(root: Path, missing: str) -> RunError:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from pipeline.config.compose import to_yaml
+from pipeline.run.changes import mend_changes
 from pipeline.run.directory import Run
 from pipeline.run.durable import replace_durably
 from pipeline.run.identity import RunError, config_hash, identity_in, identity_text, read_config
@@ -31,6 +32,8 @@ def keep(run: Run) -> list[str]:
         if path.name not in names:
             replace_durably(path, _config_text(run))
             gone.append(path)
+    if names & {paths.settings.name, paths.settings_copy.name}:
+        mend_changes(paths)
     for path in identifying(paths):
         _renew(path)
     return [path.name for path in gone if path in (paths.run_json, paths.config_yaml)]
@@ -62,14 +65,15 @@ def _config_text(run: Run) -> str:
     try:
         return read_config(run.paths).decode()
     except FileNotFoundError:
-        if config_hash(text := to_yaml(run.config)) != run.identity.config_hash:
+        if config_hash(text := to_yaml(run.with_settings(0).config)) != run.identity.config_hash:
             raise
         return text
 
 
 def identifying(paths: RunPaths) -> tuple[Path, ...]:
     """Return the files that are renewed, whether or not they are there."""
-    return (*(paths.run_json, paths.run_copy, paths.config_yaml, paths.config_copy), *both_of(paths.control))
+    frozen = paths.run_json, paths.run_copy, paths.config_yaml, paths.config_copy
+    return (*frozen, *both_of(paths.control), *both_of(paths.settings))
 
 
 def _renew(path: Path) -> None:

@@ -37,6 +37,9 @@ class RunPaths:
     run_copy = _Below("run.copy.json")
     config_copy = _Below("config.copy.yaml")
     """Copies of the two: what identifies a run is its oldest, and purges by age take that first."""
+    settings = _Below("settings.json")
+    settings_copy = _Below("settings.copy.json")
+    """What was changed of the configuration since, twice too; neither where nothing was."""
     events = _Below("events.jsonl")
     metrics = _Below("metrics.jsonl")
     rows = _Below("rows")

@@ -78,6 +78,8 @@ class Submission:
     """Unix time before which it does not start; None: as soon as there is room."""
     known: Mapping[str, int] = field(default_factory=dict)
     """Number of the newest claim on its task that the pass knew of, by array index; none is 0."""
+    settings: int = 0
+    """Number of changes of the run's settings that it was submitted with."""
     state: State = State()
 
     @property

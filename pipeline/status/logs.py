@@ -353,6 +353,6 @@ def way_out(run: Run, given_up: tuple[Failure, ...]) -> str:
     if not is_there(run.paths.task(PREPARE).record):
         return "nothing was committed: fix the settings and run the same command again"
     return (
-        f"fix what the message names, then: {resume_command(run)} (settings are frozen; "
-        "to change one, start a new run with another run_dir=...)"
+        f"fix what the message names, then: {resume_command(run)} (with KEY=VALUE for a setting to change; "
+        "one that results depend on is refused, with the command that forks the run)"
     )

@@ -17,6 +17,7 @@ from pipeline.orchestrate.row_writer import differing_rows
 from pipeline.run import journal
 from pipeline.run.ages import aging
 from pipeline.run.benchmarks import in_words, read_measured
+from pipeline.run.changes import last_change, read_changes
 from pipeline.run.commits import Record
 from pipeline.run.directory import Run, resume_command, slurm_settings
 from pipeline.run.endings import Endings, read_endings
@@ -147,6 +148,7 @@ class StatusReader:
             last_row=rows[-1] if rows else None,
             last_failure=next((event for event in reversed(events) if event["event"] == "failed"), None),
             forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
+            settings_changed=last_change(read_changes(run.paths)),
             copy_of=str(original) if original else None,
             advice=() if run.config.slurm else self._advise(),
             rows_missing=max(0, frontier.updated - newest),

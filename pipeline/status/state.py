@@ -53,6 +53,8 @@ class Status:
     """Costs from accounting; None unless asked for."""
     forked_from: str | None = None
     """Parent and iteration like ``/runs/first@7``, if the run is a fork."""
+    settings_changed: str = ""
+    """Last change of the run's settings, in words, and how many there were; empty where there was none."""
     copy_of: str | None = None
     """Directory of the run that this one is a copy of, as long as it has not gone on by itself."""
     kept: tuple[int, ...] | None = None

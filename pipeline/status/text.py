@@ -47,6 +47,7 @@ class About(StrEnum):
 
     STATE = "state"
     COPY = "copy"
+    SETTINGS = "settings"
     DRIVER = "driver"
     AWAITED = "awaited"
     PAUSE = "pause"
@@ -131,6 +132,8 @@ def _of_state(status: "Status") -> Iterator[Sentence]:
     if status.copy_of:
         message = "whose jobs are not shown here; if it goes on, it does so as a run of its own"
         yield Sentence(About.COPY, f"a copy of {status.copy_of}, {message}")
+    if status.settings_changed:
+        yield Sentence(About.SETTINGS, status.settings_changed)
     if status.awaited:
         yield Sentence(About.AWAITED, f"waiting: {status.awaited}", "awaited")
     elif status.driver:

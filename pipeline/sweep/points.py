@@ -200,7 +200,7 @@ def _may_lie_in(folder: Path, key: str) -> bool:
         return True
     except RunError:
         with contextlib.suppress(RunError):  # something else, or a run that is spoilt: it stays untouched
-            return key_of(load_run(folder).config) == key
+            return key_of(load_run(folder, settings=0).config) == key
     return False
 
 

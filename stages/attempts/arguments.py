@@ -30,6 +30,8 @@ class Arguments:
     """Whether to load only what the task will compute with: a worker does that before it takes a task."""
     halvings: int = 0
     """Number of times that the batch budget is halved, as earlier attempts ran out of GPU memory."""
+    settings: int | None = None
+    """Number of changes of the run's settings that its worker began with; None: all there are."""
 
     def has_said_why(self) -> bool:
         """Whether the attempt has left a failure file."""

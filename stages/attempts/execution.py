@@ -43,7 +43,7 @@ def execute(arguments: Arguments, started: float) -> None:
     Args:
         started: unix time at which the attempt began.
     """
-    run = load_run(arguments.run_dir)
+    run = load_run(arguments.run_dir, arguments.settings)
     check_is_planned(run, arguments.task)
     make_importable(run.identity.folder)
     task = arguments.task
@@ -62,7 +62,7 @@ def execute(arguments: Arguments, started: float) -> None:
 def load(arguments: Arguments) -> None:
     """Load what a task will compute with into what the process keeps, as far as that is known before the
     task's inputs are there. Stages whose tasks load little have nothing for it."""
-    run, task = load_run(arguments.run_dir), arguments.task
+    run, task = load_run(arguments.run_dir, arguments.settings), arguments.task
     make_importable(run.identity.folder)
     stage = importlib.import_module(f"stages.tasks.{task.stage}")
     wanted = run.plan.policy_of(task.iteration) if task.stage is Stage.ROLLOUT else task.iteration - 1

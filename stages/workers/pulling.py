@@ -45,7 +45,7 @@ from stages.workers.kept_trainer import has_kept_trainer, is_writing_state
 from stages.workers.limit import TaskLimit
 from stages.workers.measuring import Besides, release_scorer
 from stages.workers.pulse import Pulse
-from stages.workers.surroundings import Output, Wakeup, control_of, is_called_off
+from stages.workers.surroundings import Output, OwnSettings, Wakeup, control_of, is_called_off
 from stages.workers.waiting import Waiting
 
 _BEATS_SECONDS, _BEATS_SECONDS_ON_NETWORK = 1.0, 5.0
@@ -74,6 +74,7 @@ class Pulling:
     limit: TaskLimit = field(init=False)
     output: Output = field(default_factory=Output)
     own_code: OwnCode = field(default_factory=OwnCode)
+    own_settings: OwnSettings = field(init=False)
     reason: Reason | None = None
     """Why it leaves; None: it stays."""
     failures: int = 0
@@ -106,7 +107,7 @@ class Pulling:
         self.worker = choosing.Chooser(
             task.job_kind, task.shard, task, self.outside.known, element, takes_over=self.settings.has_gpus
         )
-        self.crew = LiveWorkers(self.run.paths)
+        self.crew, self.own_settings = LiveWorkers(self.run.paths), OwnSettings(self.run, task.job_kind)
         self.frontier = FrontierFinder(self.run.plan, self.run.paths)
         self.limit = TaskLimit(self.run.paths, self.settings, self.outside, self.pulse, self.crew)
         self.waiting = Waiting(
@@ -180,7 +181,8 @@ class Pulling:
         """Have what a task needs loaded, once, before the worker takes any: what it takes is computed at
         once then, and others see that it starts up, and does not compute."""
         self.has_loaded = True
-        return replace(self.first, task=task, failure_file=None, stays=True, loads=True)
+        own = len(self.run.changes)
+        return replace(self.first, task=task, failure_file=None, stays=True, loads=True, settings=own)
 
     def ended(self, arguments: Arguments, exit_code: int) -> None:
         """Note the end of an attempt. Of a failed one a reader of the claim sees by the beat that no worker
@@ -351,6 +353,8 @@ class Pulling:
             return self._invocation
         if control.has_failed or is_called_off(control):
             self.leave(Reason.TURNED)
+        if self.own_settings.have_changed(control.invocation):
+            self.leave(Reason.CHANGED)
         return control.invocation
 
     # --- taking ---
@@ -410,4 +414,5 @@ class Pulling:
         self.output.turn_to(files.log(claim.number), self.run.paths.root)
         failure = files.failure(claim.number)
         about = claim.task, self.run.paths.root, claim.attempt, failure, staying.INPUT_SECONDS
-        return Arguments(*about, stays=self.outside.keeps, halvings=claim.halvings)
+        own = len(self.run.changes)
+        return Arguments(*about, stays=self.outside.keeps, halvings=claim.halvings, settings=own)

@@ -169,7 +169,8 @@ def to_json(given: Arguments | None) -> str:
     words = {"task": task_key(given.task), "run_dir": str(given.run_dir), "attempt": given.attempt}
     failure = str(given.failure_file) if given.failure_file else None
     ways = {"stays": given.stays, "loads": given.loads, "halvings": given.halvings}
-    return json.dumps({**words, "failure_file": failure, "patience": given.patience, **ways})
+    more = {"failure_file": failure, "patience": given.patience, "settings": given.settings}
+    return json.dumps({**words, **more, **ways})
 
 
 def from_json(text: str) -> Arguments | None:
@@ -179,7 +180,7 @@ def from_json(text: str) -> Arguments | None:
         return None
     failure = Path(given["failure_file"]) if given["failure_file"] else None
     task, run_dir = parse_task(given["task"]), Path(given["run_dir"])
-    ways = given["stays"], given["loads"], given["halvings"]
+    ways = given["stays"], given["loads"], given["halvings"], given["settings"]
     return Arguments(task, run_dir, given["attempt"], failure, given["patience"], *ways)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.config.changeable import of_worker
+from pipeline.config.issue import UserError
 from pipeline.decide.staying import ASK_SECONDS, QUEUE_SECONDS
 from pipeline.run.control import Control, SpoiltControl, read_control
 from pipeline.run.directory import Run
@@ -139,6 +141,28 @@ def is_called_off(control: Control) -> bool:
     """Whether people cancelled the run, or took it over from the submitter of this process: nothing follows
     then, and Slurm soon kills what has not ended."""
     return control.cancelled or control.is_taken_over_from(owner_of_job(os.environ))
+
+
+@dataclass
+class OwnSettings:
+    """The settings that this process began with."""
+
+    run: Run
+    job_kind: str
+    _invocation: int = -1
+
+    def have_changed(self, invocation: int) -> bool:
+        """Whether a worker that starts now would be another. People change settings as they resume a run, so
+        that is looked up once in each invocation."""
+        if invocation == self._invocation:
+            return False
+        try:
+            newest = self.run.with_newest_settings()
+        except (UserError, OSError):  # a pass will say so
+            return False
+        self._invocation = invocation
+        mine, others = (of_worker(run.config, self.job_kind) for run in (self.run, newest))
+        return mine != others
 
 
 @dataclass

@@ -252,11 +252,11 @@ def test_who_takes_a_run_over_has_it_and_who_had_it_is_refused(scene):
         scene.tidy("live")
 
 
-def test_a_take_over_by_whom_slurm_takes_no_jobs_from_changes_nothing_and_names_the_fork(scene):
+def test_a_take_over_by_whom_slurm_takes_no_jobs_from_changes_nothing_and_names_the_way_on(scene):
     done = scene.type("resume RUN --take-over", "stopped", MATE, is_refused=True)
     assert done.code == 2
     assert "not one of yours" in done.err
-    assert "start a run with the same words and scheduler.account=ACCOUNT" in done.err
+    assert "--take-over scheduler.account=ACCOUNT" in done.err
     assert not done.acts
     assert not differences(entries(scene.folder / "kept/stopped"), entries(scene.root("stopped")))
 

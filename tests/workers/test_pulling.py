@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.changeable import Difference
 from pipeline.orchestrate.rewind import Point, go_back
 from pipeline.run import pass_requests
+from pipeline.run.changes import SettingsChange, write_changes
 from pipeline.run.commits import read_record
 from pipeline.run.control import begin_invocation, read_control, take_over, write_control
 from pipeline.run.directory import Run, load_run
@@ -211,6 +213,19 @@ def test_who_waits_leaves_when_the_run_s_settings_were_changed_under_it(run):
         assert join(worker) == [0]
         beat = beat_of(run.paths, worker)
         assert (beat.doing, beat.reason, beat.tasks) == (Doing.LEAVING, Reason.CHANGED, 0)
+
+
+def test_a_worker_goes_on_with_its_settings_to_the_end_of_its_task_and_leaves_once_they_are_others(run):
+    with crew(run, ROLLOUTS[0], LIGHT_SECONDS="3") as (worker,):
+        wait_until(run, worker, Doing.BUSY, ROLLOUTS[0])
+        memory = Difference("rollout.vllm.kv_cache_gib", None, 2.0)
+        write_changes(run.paths, [SettingsChange(time.time(), "ada", 1, (memory,))])
+        begin_invocation(run.paths)
+        assert join(worker) == [0]
+    beat = beat_of(run.paths, worker)
+    assert (beat.reason, beat.tasks) == (Reason.CHANGED, 1)
+    assert read_record(run.paths, ROLLOUTS[0])
+    assert run.with_newest_settings().config.rollout.vllm.kv_cache_gib == 2.0
 
 
 def test_a_task_that_takes_too_long_ends_with_its_worker_and_one_that_can_save_is_warned_before(

@@ -27,6 +27,8 @@ from pipeline.executors.slurm.crew import (
     lacking_room,
     live_arrays,
     needs_of,
+    outdated,
+    outdated_drivers,
     read_crew,
     read_estimates,
     silent_workers,
@@ -83,6 +85,8 @@ class ArrayWorkers:
     beats: Beats = field(default_factory=dict)
     crew: Crew = field(default_factory=Crew)
     nodes: AtHand = field(default_factory=AtHand)
+    _outdated: Collection[str] = ()
+    """Elements that wait, and were submitted with other settings than the run has."""
     _launcher: Launcher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -130,7 +134,9 @@ class ArrayWorkers:
         self.table = read_table(self.submitter.ledger, self.table.seen, iterations, newest)
         self.table.learn_endings({claim.task.iteration for claim in claims} - iterations)
         self.beats = beats_of(self.run.paths, self._elements_at_hand(claims))
-        self.crew = read_crew(self.table, self.beats, claims)
+        crew = read_crew(self.table, self.beats, claims)
+        self._outdated = outdated(self.run, crew.pending, self.table.submissions)
+        self.crew = crew.without(self._outdated)
         return Sight(self.table.seen.time, self.crew, self.beats, self.table.endings)
 
     def _elements_at_hand(self, claims: Iterable[Claim] = ()) -> set[str]:
@@ -241,7 +247,7 @@ class ArrayWorkers:
         runs see too only one worker makes place."""
         now, self._launcher = self.table.seen.time, self._launch(failures)
         self._hurry(decided)
-        self._withdraw(decided.cancel_pending)
+        self._withdraw([*self._outdated, *decided.cancel_pending])
         self.refusal = self._launcher.submit_workers(decided.requests, now, known)
         handovers = (h for h in decided.end_idle if not h.job or claim_place(self.run.paths, h.job, now))
         return Instructions(tuple(handovers), self.nodes.is_contended, decided.measures)
@@ -252,6 +258,8 @@ class ArrayWorkers:
         here = self._elements_at_hand()
         forget_old(self.run.paths, lambda worker: worker.rpartition("r")[0] in here)
         self.watchdogs.watch_workers(self.table, sorted(self._arrays_to_watch(leaving), key=int))
+        old = outdated_drivers(self.run, self.table)
+        self.errands.cancel(list(self.watchdogs.renew(self.table, old)), only_pending=True)
         self._end_silent()
         asked = sum(len(request.tasks) for request in decided.requests)
         self._follow_up(decided, is_full=asked > self._launcher.num_submitted)

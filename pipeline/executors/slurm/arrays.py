@@ -99,9 +99,8 @@ def _submission(
     given = run.identity.name
     known = run.paths.root.name if given == NO_NAME else given
     name = job_name(known, run.identity.id, iteration, job_kind, number, chunk)
-    return Submission(
-        name, iteration, job_kind, number, chunk, invocation=invocation, created=time.time(), **content
-    )
+    content |= {"created": time.time(), "settings": len(run.changes)}
+    return Submission(name, iteration, job_kind, number, chunk, invocation=invocation, **content)
 
 
 def array_of(

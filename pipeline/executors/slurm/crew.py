@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+from pipeline.config.changeable import asked_for
+from pipeline.config.job_kinds import DRIVER
 from pipeline.config.scheduler import ResourcesConfig, SlurmConfig, resources_of
 from pipeline.decide.crew import Crew, Pending, Worker, wanted_workers
 from pipeline.decide.ended import Beats
@@ -110,6 +112,32 @@ def read_crew(table: JobTable, beats: Beats, claims: Iterable[Claim] = ()) -> Cr
             since, waits = max(submission.created, begin or 0.0), lacks_room(reason)
             pending.append(Pending(name, first, begin, since, waits, is_at_limit(reason)))
     return Crew(workers, pending)
+
+
+def outdated(run: Run, pending: Sequence[Pending], submissions: Iterable[Submission]) -> tuple[str, ...]:
+    """Return the names of the elements that wait and would be submitted with other resources now, as the
+    run's settings were changed since."""
+    old = {
+        f"{submission.state.job}_{index}"
+        for submission in submissions
+        if submission.settings < len(run.changes) and _asks_otherwise(run, submission)
+        for index in submission.indices
+    }
+    return tuple(element.name for element in pending if element.name in old)
+
+
+def _asks_otherwise(run: Run, submission: Submission) -> bool:
+    """Whether a job of its kind would be submitted with other resources now."""
+    kind = submission.job_kind if submission.is_of_stage else DRIVER
+    before, now = run.with_settings(submission.settings).config.slurm, run.config.slurm
+    return before is not None and now is not None and asked_for(before, kind) != asked_for(now, kind)
+
+
+def outdated_drivers(run: Run, table: JobTable) -> list[Submission]:
+    """Return the driver jobs that wait and would be submitted with other resources now."""
+    found = (s for s in table.submissions if not s.is_of_stage and s.settings < len(run.changes))
+    waiting = (s for s in found if any(map(is_pending, table.seen.queue.get(s.name, ()))))
+    return [one for one in waiting if not one.state.is_withdrawn and _asks_otherwise(run, one)]
 
 
 def _live_elements(table: JobTable) -> Iterator[tuple[Submission, int, Element | None]]:

@@ -78,6 +78,7 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
         TakenOver: the run belongs to another driver now.
     """
     check_is_not_taken_over(run)
+    run = run.with_newest_settings()
     try:
         with on_cluster(run.cluster):
             done = _patient_pass(run, watcher, max_age)
@@ -214,6 +215,7 @@ def leased_pass(
         Unanswered: accounting is to be asked, and the pass made again.
         SlurmTimeout: Slurm does not answer, or has been waited for long enough; the next pass goes on.
     """
+    run = run.with_newest_settings()
     config = slurm_settings(run)
     if spoilt := mend_control(run.paths):
         watcher.note(f"{spoilt}; it was written again from what the other says")

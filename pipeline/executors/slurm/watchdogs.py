@@ -1,15 +1,16 @@
 """Driver jobs in the queue: one that starts when a worker's job has ended; watchdogs that always start."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.config.job_kinds import DRIVER, GUARD
 from pipeline.decide.escalating import Escalation
 from pipeline.executors.slurm.arrays import Submitter, driver_submission
 from pipeline.executors.slurm.job_table import JobTable, Snapshot
+from pipeline.run.submissions import Submission
 from slurm.commands import SlurmError
-from slurm.submission import QueueFull, update_dependency
+from slurm.submission import QueueFull, Refused, update_dependency
 
 WATCHDOGS = 2
 _KEPT = 4
@@ -53,6 +54,20 @@ class Watchdogs:
         except QueueFull as error:
             self.note(f"the queue takes no driver job now; the guard does its work ({error})")
         self._forget_old(DRIVER, table.seen)
+
+    def renew(self, table: JobTable, outdated: Iterable[Submission]) -> Iterator[str]:
+        """Submit again driver jobs that wait and were submitted with other settings than the run has. Yields
+        the ids of these, to be cancelled: there is never none that waits."""
+        guards = 0
+        try:
+            for old in outdated:
+                guards += old.job_kind == GUARD
+                begin = 60.0 * self.submitter.config.check_minutes * guards if old.job_kind == GUARD else 0.0
+                self._submit(table.seen, old.job_kind, old.state.waits_for, begin)
+                table.note(old, is_withdrawn=True)
+                yield old.state.job or ""
+        except Refused as error:
+            self.note(f"driver jobs that wait keep the settings that they were submitted with ({error})")
 
     def _forget_old(self, job_kind: str, seen: Snapshot) -> None:
         """Forget all but the newest driver jobs of a kind that is submitted again and again in a run, but

@@ -1,0 +1,136 @@
+"""Settings that a person changes while a run goes on: what is refused, and how a change is noted."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.cli.errors import will_change
+from pipeline.config.changeable import differences, refusals
+from pipeline.config.compose import to_mapping
+from pipeline.config.issue import ConfigError
+from pipeline.config.resolve import configure
+from pipeline.config.schema import Config, WandbMode
+from pipeline.orchestrate.fork import misfits
+from pipeline.run import journal
+from pipeline.run.changes import SettingsChange, write_changes
+from pipeline.run.commits import require_record
+from pipeline.run.directory import Run, no_setting
+from pipeline.run.identity import write_identity
+from pipeline.run.lease import Lease
+from pipeline.run.owner import owner_by_id
+from pipeline.run.plan import policy_maker
+from pipeline.run.records import find_frontier
+from pipeline.run.retention import kept_versions
+from pipeline.run.states import can_fork
+from pipeline.run.versions import Version
+from pipeline.tracking.state import place_of
+
+CHANGED = "changed_settings"
+"""Name of the event of a change in the journal."""
+_OF_A_FORK = ("policy", "critic", "trainer")
+_REFERENCE = 'what may change is in the reference, under "Settings that may change"'
+
+
+def check_change(run: Run, words: Sequence[str], config_dir: Path | None = None) -> Config:
+    """Return the configuration of a run with settings changed.
+
+    Raises:
+        ConfigError: a word is wrong, the run's numbers depend on it, or the cluster refuses jobs with it.
+        RunError: a word sets nothing.
+    """
+    from pipeline.checks.cluster import check_cluster  # slow to import
+    from pipeline.checks.finding import refuse
+
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
+            raise no_setting(word)
+    config = configure(words, config_dir, to_mapping(run.config))
+    if refused := list(refusals(run.config, config)):
+        ways = _ways_out(run, words, config, config_dir)
+        raise ConfigError("\n".join([*map(str, refused), *ways, _REFERENCE]))
+    if config.slurm and config.scheduler != run.config.scheduler:
+        refuse(check_cluster(config))
+    return config
+
+
+def _ways_out(run: Run, words: Sequence[str], config: Config, config_dir: Path | None) -> list[str]:
+    """Return the command that goes on with refused settings in a run of its own, or why there is none."""
+    parent = nearest_parent(run, config.iterations)
+    if parent is None:
+        return ["nothing of the run can be forked yet: start another run with them, and another run_dir=..."]
+    if problems := [str(one) for one in misfits(parent, config)]:
+        return ["nor can a fork have them:", *problems]
+    root = run.paths.root
+    given = [word for word in words if not word.lstrip("+").startswith("run_dir=")]
+    given += [f"--config-dir={config_dir}"] if config_dir else []
+    command = shlex.join(["slurm-ppo", "fork", f"{root}@{parent.number}", str(_free_name(root)), *given])
+    return [f"to go on with them in a run of its own: {command}"]
+
+
+def nearest_parent(run: Run, iterations: int) -> Version | None:
+    """Return the newest version that a fork of so many iterations can begin with, None where there is
+    none."""
+    updated = min(find_frontier(run.plan, run.paths).updated, iterations - 1)
+    there = [one for one in kept_versions(run.paths, _OF_A_FORK) if one <= updated]
+    number = next((one for one in reversed(there) if can_fork(run.paths, one)), None)
+    return None if number is None else Version(run, require_record(run.paths, policy_maker(number)))
+
+
+def _free_name(root: Path) -> Path:
+    """Return a folder beside a run's that is not there."""
+    number, name = 1, root.with_name(f"{root.name}-fork")
+    while name.exists():
+        number += 1
+        name = root.with_name(f"{root.name}-fork{number}")
+    return name
+
+
+def change_settings(
+    run: Run,
+    config: Config,
+    lease: AbstractContextManager[Lease],
+    words: Sequence[str],
+    config_dir: Path | None = None,
+) -> Run:
+    """Note changed settings in the run, whose lease is held meanwhile: of two people the second changes what
+    the first has made. Returns the run as it is then.
+
+    Args:
+        config: what :func:`check_change` has made of the words.
+
+    Raises:
+        ConfigError, RunError: as that function, of what another has changed since.
+    """
+    with lease as held:
+        newest = run.with_newest_settings()
+        if newest.changes != run.changes:
+            config = check_change(newest, words, config_dir)
+        run = newest
+        if not (found := differences(run.config, config)):
+            print("the run has these settings already", file=sys.stderr)
+            return run
+        will_change("the run's settings")
+        held.beat()
+        trained = max(find_frontier(run.plan, run.paths).updated, run.plan.start)
+        iteration = min(trained + 1, run.plan.iterations)
+        change = SettingsChange(time.time(), owner_by_id(os.getuid()).user, iteration, found)
+        changed = _with_place(replace(run, config=config, changes=(*run.changes, change)))
+        write_changes(run.paths, changed.changes)
+        keys = [one.key for one in found]
+        journal.event(run.paths.events, CHANGED, by=change.by, iteration=iteration, keys=keys)
+    print(f"changed {change.in_words}", file=sys.stderr)
+    return changed
+
+
+def _with_place(run: Run) -> Run:
+    """Settle the place on W&B of a run that had none, so that no later shell moves it."""
+    if run.identity.wandb is not None or run.config.tracking.wandb.mode is WandbMode.DISABLED:
+        return run
+    identity = replace(run.identity, wandb=place_of(run, os.environ))
+    write_identity(run.paths, identity)
+    return replace(run, identity=identity)
