@@ -25,15 +25,15 @@ LEAST_GAIN = 0.5
 
 
 @dataclass(frozen=True)
-class Scores:
+class JudgedScores:
     """Per response: what the reward model said, and what the hidden rule says."""
 
     reward: list[float]
     rule: list[float]
 
 
-def read_scores(run: Run, iterations: range) -> Scores:
-    """Scores of every response of some iterations, from their verified shards."""
+def read_scores(run: Run, iterations: range) -> JudgedScores:
+    """JudgedScores of every response of some iterations, from their verified shards."""
     reward: list[float] = []
     rule: list[float] = []
     for iteration in iterations:
@@ -45,7 +45,7 @@ def read_scores(run: Run, iterations: range) -> Scores:
             )
             rule += [hidden_rule(row["prompt_text"], row["response_text"]) for row in rows]
             reward += read_shard(run.paths, scored, REWARD)["reward"].to_pylist()
-    return Scores(reward, rule)
+    return JudgedScores(reward, rule)
 
 
 def gain(first: list[float], last: list[float]) -> float:

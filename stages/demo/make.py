@@ -22,11 +22,11 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from stages.demo.review_grammar import Prompt, distinct_prompts, write_reviews
+from stages.demo.review_grammar import DemoPrompt, distinct_prompts, write_reviews
 
 if TYPE_CHECKING:
-    from stages.demo.policy_sft import Policy
-    from stages.demo.reward_fit import RewardModel
+    from stages.demo.policy_sft import TrainedPolicy
+    from stages.demo.reward_fit import TrainedRewardModel
 
 # Raise it when a change makes other files from the same seed: a demo of another version is made again.
 GENERATOR_VERSION = 1
@@ -36,7 +36,7 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class DemoSize:
     """What another demo follows from."""
 
     seed: int
@@ -65,20 +65,20 @@ def write_json_lines(path: Path, rows: Sequence[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def prompt_rows(prompts: Sequence[Prompt], name: str) -> list[dict[str, str]]:
+def prompt_rows(prompts: Sequence[DemoPrompt], name: str) -> list[dict[str, str]]:
     return [
         {"id": f"{name}-{index:05d}", "prompt": prompt.prompt, "subject": prompt.subject}
         for index, prompt in enumerate(prompts)
     ]
 
 
-def is_made(out: Path, choice: Choice) -> bool:
+def is_made(out: Path, choice: DemoSize) -> bool:
     """True when `out` is this version's demo of this choice; refuses a directory that is no demo at all."""
     summary = out / "demo.json"
     if summary.exists():
         made = json.loads(summary.read_text(encoding="utf-8"))
         sizes = made["sizes"]
-        return made["generator_version"] == GENERATOR_VERSION and choice == Choice(
+        return made["generator_version"] == GENERATOR_VERSION and choice == DemoSize(
             made["seed"], sizes["reviews"], sizes["prompts"]
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -103,7 +103,7 @@ def published(out: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def make_policy(num_reviews: int, rng: Random) -> "Policy":
+def make_policy(num_reviews: int, rng: Random) -> "TrainedPolicy":
     from stages.demo.policy_sft import train_policy
 
     reviews = write_reviews(rng, num_reviews + NUM_HELDOUT_REVIEWS)
@@ -119,8 +119,8 @@ def correlation(first: Any, second: Any) -> float:
 
 
 def make_reward_model(
-    policy: "Policy", prompts: Sequence[Prompt], unseen: Sequence[Prompt], rng: Random
-) -> tuple["RewardModel", dict[str, float]]:
+    policy: "TrainedPolicy", prompts: Sequence[DemoPrompt], unseen: Sequence[DemoPrompt], rng: Random
+) -> tuple["TrainedRewardModel", dict[str, float]]:
     """The reward model and how well it does on pairs whose prompts it never saw."""
     from stages.demo.reward_fit import (
         make_pairs,
@@ -142,7 +142,9 @@ def make_reward_model(
     }
 
 
-def judge_policy(policy: "Policy", reward: "RewardModel", unseen: Sequence[Prompt]) -> dict[str, float]:
+def judge_policy(
+    policy: "TrainedPolicy", reward: "TrainedRewardModel", unseen: Sequence[DemoPrompt]
+) -> dict[str, float]:
     """Where PPO starts from, on fresh samples: both scores and how well they agree."""
     import torch
 
@@ -175,7 +177,7 @@ def start_torch(seed: int) -> None:
     torch.use_deterministic_algorithms(True)
 
 
-def build(directory: Path, choice: Choice, timer: Timer) -> dict[str, Any]:
+def build(directory: Path, choice: DemoSize, timer: Timer) -> dict[str, Any]:
     """Fill `directory`, all but demo.json, whose content is returned."""
     # transformers imports DeepSpeed where it is installed, which looks for a GPU and prints; we need none.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -216,7 +218,7 @@ def build(directory: Path, choice: Choice, timer: Timer) -> dict[str, Any]:
     }
 
 
-def make_demo(out: Path, choice: Choice) -> None:
+def make_demo(out: Path, choice: DemoSize) -> None:
     started, timer = time.perf_counter(), Timer()
     with published(out) as directory:
         measured = build(directory, choice, timer)
@@ -236,7 +238,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out = Path(os.path.abspath(arguments.out))  # noqa: PTH100 - a link given as DIR keeps its own name
     try:
-        choice = Choice(arguments.seed, arguments.reviews, arguments.prompts)
+        choice = DemoSize(arguments.seed, arguments.reviews, arguments.prompts)
         made = is_made(out, choice)
     except ValueError as error:
         parser.error(str(error))

@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 @dataclass(slots=True)
-class Policy:
+class TrainedPolicy:
     model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
     train_loss: float
@@ -32,7 +32,7 @@ def next_token_loss(model: LlamaForCausalLM, ids_BT: torch.Tensor, pad_id: int) 
     return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
-def train_policy(texts: Sequence[str], heldout: Sequence[str], rng: Random) -> Policy:
+def train_policy(texts: Sequence[str], heldout: Sequence[str], rng: Random) -> TrainedPolicy:
     """From random weights to a writer of reviews; the held-out loss shows that it learnt the grammar."""
     tokenizer = train_tokenizer(texts, VOCAB_SIZE, padding_side="left")
     pad_id, eos_id = tokenizer.pad_token_id, tokenizer.eos_token_id
@@ -49,12 +49,12 @@ def train_policy(texts: Sequence[str], heldout: Sequence[str], rng: Random) -> P
     unseen = pad_right([[*ids, eos_id] for ids in tokenizer(list(heldout))["input_ids"]], pad_id)
     with torch.no_grad():
         heldout_loss = next_token_loss(model, unseen, pad_id).item()
-    return Policy(model, tokenizer, train_loss, heldout_loss)
+    return TrainedPolicy(model, tokenizer, train_loss, heldout_loss)
 
 
 @torch.no_grad()
 def sample_responses(
-    policy: Policy, prompts: Sequence[str], max_new_tokens: int, batch_size: int = 256
+    policy: TrainedPolicy, prompts: Sequence[str], max_new_tokens: int, batch_size: int = 256
 ) -> list[str]:
     """One response per prompt at temperature 1; sorted by length, because generation pays for padding."""
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))

@@ -52,7 +52,7 @@ class Review:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class DemoPrompt:
     prompt: str
     """The beginning of a review, cut between two words, without a trailing space."""
     subject: str
@@ -88,16 +88,16 @@ def write_reviews(rng: Random, count: int) -> list[Review]:
     return [write_review(rng) for _ in range(count)]
 
 
-def cut_prompt(rng: Random, review: Review) -> Prompt:
+def cut_prompt(rng: Random, review: Review) -> DemoPrompt:
     """The first few words of a review; they may end inside its second sentence."""
     num_words = rng.randint(MIN_PROMPT_WORDS, MAX_PROMPT_WORDS)
     start = " ".join(review.text.split(" ")[:num_words])
-    return Prompt(start, review.subject, review.text.removeprefix(start))
+    return DemoPrompt(start, review.subject, review.text.removeprefix(start))
 
 
-def distinct_prompts(rng: Random, count: int) -> list[Prompt]:
+def distinct_prompts(rng: Random, count: int) -> list[DemoPrompt]:
     """Prompts that differ in their text, so that no two parts of the list have a row in common."""
-    found: dict[str, Prompt] = {}
+    found: dict[str, DemoPrompt] = {}
     while len(found) < count:
         prompt = cut_prompt(rng, write_review(rng))
         found.setdefault(prompt.prompt, prompt)

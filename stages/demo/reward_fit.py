@@ -11,8 +11,8 @@ from torch.nn.functional import logsigmoid
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from stages.demo.hidden_rule import NEGATIVE, POSITIVE, hidden_rule, words_of
-from stages.demo.policy_sft import Policy, sample_responses
-from stages.demo.review_grammar import Prompt
+from stages.demo.policy_sft import TrainedPolicy, sample_responses
+from stages.demo.review_grammar import DemoPrompt
 from stages.demo.tiny_llama import fit, pad_right, shuffled_batches, tiny_config, train_tokenizer
 
 VOCAB_SIZE = 640  # not the policy's, so that a pipeline that reuses the policy's token ids fails visibly
@@ -34,7 +34,7 @@ class Pair:
 
 
 @dataclass(slots=True)
-class RewardModel:
+class TrainedRewardModel:
     model: LlamaForSequenceClassification
     tokenizer: PreTrainedTokenizerFast
     train_loss: float
@@ -57,7 +57,7 @@ def spoil(rng: Random, response: str) -> str:
     return " " + rng.choice(spoiled)
 
 
-def second_response(rng: Random, prompt: Prompt, sampled: str) -> str:
+def second_response(rng: Random, prompt: DemoPrompt, sampled: str) -> str:
     """Another sample of the policy, the text a person wrote, or a spoiled sample."""
     draw = rng.random()
     if draw < SHARE_POLICY:
@@ -72,7 +72,7 @@ def label(rng: Random, prompt: str, first: str, second: str) -> Pair:
     return Pair(prompt, first, second) if prefers_first else Pair(prompt, second, first)
 
 
-def make_pairs(policy: Policy, prompts: Sequence[Prompt], rng: Random) -> list[Pair]:
+def make_pairs(policy: TrainedPolicy, prompts: Sequence[DemoPrompt], rng: Random) -> list[Pair]:
     """One pair per prompt, two samples of the trained policy being drawn for each."""
     texts = [prompt.prompt for prompt in prompts]
     samples = sample_responses(policy, texts + texts, SAMPLE_TOKENS)
@@ -88,7 +88,7 @@ def pair_texts(pairs: Sequence[Pair]) -> list[str]:
     return [pair.prompt + response for pair in pairs for response in (pair.chosen, pair.rejected)]
 
 
-def train_reward_model(pairs: Sequence[Pair], rng: Random) -> RewardModel:
+def train_reward_model(pairs: Sequence[Pair], rng: Random) -> TrainedRewardModel:
     """Bradley-Terry: the probability that `chosen` wins is sigmoid(score(chosen) - score(rejected))."""
     texts = pair_texts(pairs)
     tokenizer = train_tokenizer(texts, VOCAB_SIZE, padding_side="right")
@@ -105,11 +105,11 @@ def train_reward_model(pairs: Sequence[Pair], rng: Random) -> RewardModel:
     epochs = [list(shuffled_batches(lengths, BATCH_PAIRS, rng)) for _ in range(EPOCHS)]
     train_loss = fit(model, epochs, loss_of, PEAK_LR, "reward model")[-1]
     model.eval()
-    return RewardModel(model, tokenizer, train_loss)
+    return TrainedRewardModel(model, tokenizer, train_loss)
 
 
 @torch.no_grad()
-def score_texts(reward: RewardModel, texts: Sequence[str], batch_size: int = 128) -> torch.Tensor:
+def score_texts(reward: TrainedRewardModel, texts: Sequence[str], batch_size: int = 128) -> torch.Tensor:
     """One score per text, [len(texts)]: read at each text's last token."""
     sequences = reward.tokenizer(list(texts))["input_ids"]
     scores = torch.empty(len(texts))

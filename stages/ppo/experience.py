@@ -20,7 +20,7 @@ from stages.training import check_has_responses, read_pair_in_batches
 
 
 @dataclass(frozen=True)
-class Rewarded:
+class RewardedRows:
     """All samples of an iteration that have a reward, M of them, whether or not they are learned from: what
     metrics of rewards and lengths are made from."""
 
@@ -60,7 +60,7 @@ class Experience:
     """[N] the same of the greedy response to each response's prompt; None when there are none."""
     groups: Tensor
     """[N] index of each response's prompt."""
-    rewarded: Rewarded
+    rewarded: RewardedRows
     """The iteration's samples that have a reward; a selection of rows keeps all of them."""
     teaching: Tensor | None = None
     """[N] true for the rows that go through the policy; None for all that have a token of the policy's."""
@@ -222,7 +222,7 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
         outcome=_together([part.outcome for part in parts]),
         greedy=_greedy_of(parts, ids),
         groups=_groups_of(ids),
-        rewarded=Rewarded(
+        rewarded=RewardedRows(
             outcome=_together([part.rewarded for part in parts]),
             groups=_groups_of([prompt_id for part in parts for prompt_id in part.rewarded_ids]),
             responses=pa.concat_tables([part.responses for part in parts]),

@@ -9,7 +9,7 @@ from torch import Tensor
 from pipeline.config.algorithm import CorrectionMode
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason, component_column
-from stages.ppo.experience import Experience, Rewarded
+from stages.ppo.experience import Experience, RewardedRows
 from stages.ppo.learner import Update
 from stages.ppo.math.masked import masked_mean, masked_sum
 from stages.ppo.math.mismatch import effective_share, mismatch_metrics, pushed_outwards, second_moment
@@ -57,7 +57,7 @@ def reward_metrics(config: Config, experience: Experience) -> dict[str, float]:
     return metrics
 
 
-def fraction_of_flat_prompts(config: Config, rewarded: Rewarded) -> float:
+def fraction_of_flat_prompts(config: Config, rewarded: RewardedRows) -> float:
     """Return the share of prompts whose samples all have the same reward; with one sample each, all prompts
     count as one."""
     scores, groups = rewarded.outcome.scores, rewarded.groups
@@ -66,7 +66,7 @@ def fraction_of_flat_prompts(config: Config, rewarded: Rewarded) -> float:
     return len(torch.unique(groups[flat_groups(scores, groups)])) / len(torch.unique(groups))
 
 
-def response_metrics(rewarded: Rewarded) -> dict[str, float]:
+def response_metrics(rewarded: RewardedRows) -> dict[str, float]:
     lengths = rewarded.outcome.lengths
     reasons = Counter(rewarded.responses["finish_reason"].to_pylist())
     metrics = {

@@ -45,7 +45,7 @@ def test_the_demo_is_made_once(tmp_path):
     demo = tmp_path / "demo"
     made = script(MAKE, "--out", demo, *SMALL)
     assert made.code == 0, made.log
-    choices = [make.Choice(*numbers) for numbers in ((0, 300, 100), (1, 300, 100), (0, 400, 200))]
+    choices = [make.DemoSize(*numbers) for numbers in ((0, 300, 100), (1, 300, 100), (0, 400, 200))]
     assert [make.is_made(demo, choice) for choice in choices] == [True, False, False]
     before = (demo / "policy" / "model.safetensors").stat().st_mtime_ns
     again = script(MAKE, "--out", demo, *SMALL)
