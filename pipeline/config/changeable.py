@@ -165,7 +165,8 @@ def refusals(before: Config, after: Config) -> Iterator[ConfigIssue]:
 
 def _effect_at(config: Config, key: str) -> Effect | None:
     """Return the effect of a key: that of the last field on the way to it."""
-    node, found = config, None
+    node: Any = config
+    found: Effect | None = None
     for part in key.split("."):
         if isinstance(node, Mapping):
             node = node.get(part)

@@ -67,7 +67,9 @@ def sample_responses(
             padding=True,
             return_token_type_ids=False,
         )
-        ids = policy.model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=max_new_tokens)
+        ids: torch.Tensor = policy.model.generate(  # type: ignore[misc, assignment]
+            **inputs, do_sample=True, top_k=0, max_new_tokens=max_new_tokens
+        )
         texts = policy.tokenizer.batch_decode(
             ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
         )

@@ -60,8 +60,8 @@ def component_scores(
                 special = texts_with_special_tokens(tokenizer, rows, policy_ends(context).unwritten)
             with context.computing():
                 num_judged = rows_judged(context.config, context.task, rows.num_rows)
-                found, counted = rule_scores(name, component, rows, special, context.stays, num_judged)
-            scores[name] = found
+                of_rule, counted = rule_scores(name, component, rows, special, context.stays, num_judged)
+            scores[name] = of_rule
             metrics |= counted
         else:
             from stages.rewards.remote import remote_scores  # an HTTP client, which most tasks do not need
