@@ -85,7 +85,7 @@ def test_one_of_the_two_files_may_be_spoilt_and_both_may_not(changed_run, slurm_
     (root / "settings.copy.json").write_text("{}")
     done = slurm_ppo("status", root)
     assert done.returncode == 2
-    assert "settings.json cannot be read" in done.stderr
+    assert "settings.copy.json cannot be read" in done.stderr
 
 
 def test_while_another_drives_the_run_a_change_is_refused(changed_run, slurm_ppo):
