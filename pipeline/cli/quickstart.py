@@ -29,22 +29,28 @@ def quickstart(words: Sequence[str]) -> int:
         UserError: something is wrong with the settings or the run's directory, or libraries are missing;
             nothing has been made.
     """
-    config, found = config_in_part(["experiment=quickstart", *words], None)
-    if found:
+    given = ["experiment=quickstart", *words]
+    _check(given)
+    if code := _carry_out("stages.demo.make", "--out", _DEMO):
+        return code
+    config, found = config_in_part(given, None)
+    return start(config, found, watch=True) or _carry_out("stages.demo.judge", str(config.run_dir))
+
+
+def _check(words: Sequence[str]) -> None:
+    """Raise what is wrong with settings, but for files of the demo, which are made next."""
+    config, found = config_in_part(list(words), None)
+    try:
         found.refuse()
+    except ConfigError as error:
+        if lines := [line for line in str(error).splitlines() if f"/{_DEMO}/" not in line]:
+            raise ConfigError("\n".join(lines)) from None
     if config.iterations < _JUDGED:
         raise ConfigError(f"iterations={config.iterations}: the quickstart is judged by at least {_JUDGED}")
     if not importlib.util.find_spec("transformers"):
-        raise ConfigError(
-            "the quickstart trains models; install what that needs: pip install 'slurm-ppo[train]'"
-        )
+        raise ConfigError("the quickstart trains models, which needs: pip install 'slurm-ppo[train]'")
     check_is_free(RunPaths(Path(config.run_dir)))
     check_can_be_made(Path(config.run_dir))
-    return (
-        _carry_out("stages.demo.make", "--out", _DEMO)
-        or start(config, found, watch=True)
-        or _carry_out("stages.demo.judge", str(config.run_dir))
-    )
 
 
 def _carry_out(module: str, *words: str) -> int:

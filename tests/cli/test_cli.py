@@ -29,16 +29,17 @@ from tests.support.services import Answer, service
 HEAVY = ("torch", "transformers", "deepspeed", "pyarrow", "wandb", "hydra", "plotly", "numpy")
 
 SURFACE = {
+    "quickstart": ["OVERRIDES"],
     "run": ["OVERRIDES", "--config-dir"],
     "submit": ["OVERRIDES", "--config-dir", "--dry-run"],
-    "resume": ["RUN", "--from", "--take-over"],
+    "resume": ["RUN", "OVERRIDES", "--config-dir", "--from", "--take-over"],
     "cancel": ["RUN"],
     "advance": ["RUN", "--asked"],
     "status": ["RUN", "--json", "--cost"],
     "watch": ["RUN", "--interval"],
     "logs": ["RUN", "[STAGE[@ITERATION]]", "--failed", "--follow", "--lines"],
     "plan": ["OVERRIDES", "--config-dir", "--gpu-memory", "--all"],
-    "config": ["OVERRIDES", "--config-dir"],
+    "config": ["OVERRIDES", "--config-dir", "--history"],
     "validate": ["OVERRIDES", "--config-dir", "--probe", "--json", "--gpu-memory"],
     "try": [
         *("OVERRIDES", "--config-dir", "--prompts", "--minutes", "--full", "--keep", "--json"),
@@ -63,7 +64,17 @@ SURFACE = {
 STATUS_KEYS = [
     *("schema", "run", "state", "iterations_done", "iterations", "evaluations_done", "evaluations"),
     *("current", "driver", "stopped", "last_row", "last_failure", "slurm", "cost", "forked_from"),
-    *("copy_of", "kept", "best", "advice", "rows_missing", "troubles", "state_lost", "workers"),
+    *(
+        "settings_changed",
+        "copy_of",
+        "kept",
+        "best",
+        "advice",
+        "rows_missing",
+        "troubles",
+        "state_lost",
+        "workers",
+    ),
     *("benchmarks_done", "benchmarks", "benchmarks_missing", "benchmarks_told", "paused", "held_back"),
     "smaller_budgets",
     "said",
