@@ -1,7 +1,6 @@
 """Settings that a person changes while a run goes on: what is refused, and how a change is noted."""
 
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -18,21 +17,16 @@ from pipeline.config.schema import Config, WandbMode
 from pipeline.orchestrate.fork import misfits
 from pipeline.run import journal
 from pipeline.run.changes import SettingsChange, write_changes
-from pipeline.run.commits import require_record
 from pipeline.run.directory import Run, no_setting
+from pipeline.run.forking import fork_command, nearest_parent
 from pipeline.run.identity import write_identity
 from pipeline.run.lease import Lease
 from pipeline.run.owner import owner_by_id
-from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier
-from pipeline.run.retention import kept_versions
-from pipeline.run.states import can_fork
-from pipeline.run.versions import Version
 from pipeline.tracking.state import place_of
 
 CHANGED = "changed_settings"
 """Name of the event of a change in the journal."""
-_OF_A_FORK = ("policy", "critic", "trainer")
 _REFERENCE = 'what may change is in the reference, under "Settings that may change"'
 
 
@@ -68,26 +62,7 @@ def _ways_out(run: Run, words: Sequence[str], config: Config, config_dir: Path |
     root = run.paths.root
     given = [word for word in words if not word.lstrip("+").startswith("run_dir=")]
     given += [f"--config-dir={config_dir}"] if config_dir else []
-    command = shlex.join(["slurm-ppo", "fork", f"{root}@{parent.number}", str(_free_name(root)), *given])
-    return [f"to go on with them in a run of its own: {command}"]
-
-
-def nearest_parent(run: Run, iterations: int) -> Version | None:
-    """Return the newest version that a fork of so many iterations can begin with, None where there is
-    none."""
-    updated = min(find_frontier(run.plan, run.paths).updated, iterations - 1)
-    there = [one for one in kept_versions(run.paths, _OF_A_FORK) if one <= updated]
-    number = next((one for one in reversed(there) if can_fork(run.paths, one)), None)
-    return None if number is None else Version(run, require_record(run.paths, policy_maker(number)))
-
-
-def _free_name(root: Path) -> Path:
-    """Return a folder beside a run's that is not there."""
-    number, name = 1, root.with_name(f"{root.name}-fork")
-    while name.exists():
-        number += 1
-        name = root.with_name(f"{root.name}-fork{number}")
-    return name
+    return [f"to go on with them in a run of its own: {fork_command(root, parent.number, given)}"]
 
 
 def change_settings(
