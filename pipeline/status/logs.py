@@ -35,6 +35,7 @@ from pipeline.status.log_files import (
     packed_logs,
     parse_choice,
 )
+from pipeline.status.remedies import GivenUp, command
 from pipeline.status.snapshot import is_complete
 from pipeline.text import moment, printable
 from slurm.commands import SlurmError, SlurmMissing, on_cluster
@@ -347,12 +348,15 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
 
 def way_out(run: Run, given_up: tuple[Failure, ...]) -> str:
-    """Return the command to continue with, or what to fix first."""
+    """Return the command to continue with, or what to fix first; a line for each setting that helps."""
+    failed = (GivenUp(f.task.job_kind, f.kind, f.attempt, f.node, f.message) for f in given_up)
+    ways = [way for way in dict.fromkeys(command(run, one) for one in failed) if way]
     if not any(item.kind in FOR_PEOPLE for item in given_up):
-        return f"nothing that was committed is lost; to continue: {resume_command(run)}"
+        return "\n".join([f"nothing that was committed is lost; to continue: {resume_command(run)}", *ways])
     if not is_there(run.paths.task(PREPARE).record):
         return "nothing was committed: fix the settings and run the same command again"
-    return (
+    first = (
         f"fix what the message names, then: {resume_command(run)} (with KEY=VALUE for a setting to change; "
         "one that results depend on is refused, with the command that forks the run)"
     )
+    return "\n".join([first, *ways])

@@ -38,6 +38,7 @@ from pipeline.status.journal_end import (
     troubles_in_words,
 )
 from pipeline.status.lanes import TaskState, lanes_of, local_task_states
+from pipeline.status.remedies import after
 from pipeline.status.state import StageStatus, Status
 from pipeline.status.trainer_state import Writer, missing_state, promising
 from pipeline.text import printable
@@ -146,7 +147,8 @@ class StatusReader:
             driver=holder,
             stopped=None if holder else how_it_stopped(events),
             last_row=rows[-1] if rows else None,
-            last_failure=next((event for event in reversed(events) if event["event"] == "failed"), None),
+            last_failure=(failed := next((e for e in reversed(events) if e["event"] == "failed"), None)),
+            remedy=after(run, failed) if failed and not holder else "",
             forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
             settings_changed=last_change(read_changes(run.paths)),
             copy_of=str(original) if original else None,

@@ -47,6 +47,9 @@ class Status:
     """End of the last driver, how and when; None while one is at work or when none was."""
     last_row: dict[str, Any] | None = None
     last_failure: dict[str, Any] | None = None
+    remedy: str = ""
+    """How to go on after it, with the whole command; empty while a driver is at work, and where no setting is
+    known to help."""
     slurm: "SlurmStatus | None" = None
     """State of the jobs; None for a run of this machine."""
     cost: "Costs | None" = None

@@ -219,6 +219,8 @@ def _of_rows(status: "Status") -> Iterator[Sentence]:
     if (failure := status.last_failure) and status.state != "complete":
         where = f"{moment(failure['time'])} {attempt_in_words(failure)}"
         yield Sentence(About.LAST_FAILURE, f"last failure: {where}: {failure['message']}")
+        if status.remedy and status.state == "failed":
+            yield Sentence(About.LAST_FAILURE, f"go on {status.remedy}")
 
 
 def _of_advice(status: "Status", findings: int) -> Iterator[Sentence]:

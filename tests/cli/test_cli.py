@@ -63,7 +63,8 @@ SURFACE = {
 
 STATUS_KEYS = [
     *("schema", "run", "state", "iterations_done", "iterations", "evaluations_done", "evaluations"),
-    *("current", "driver", "stopped", "last_row", "last_failure", "slurm", "cost", "forked_from"),
+    *("current", "driver", "stopped", "last_row", "last_failure", "remedy", "slurm", "cost"),
+    "forked_from",
     *(
         "settings_changed",
         "copy_of",
