@@ -158,9 +158,11 @@ def make_outside(folder: Path) -> Path:
 LONGEST_SECONDS = 10.0
 """Of a command, on a machine that runs other tests too."""
 LONGEST_OF_WORK = 60.0
-WORKING = ("run", "resume", "sweep", "submit", "doctor")
+WORKING = ("run", "resume", "sweep", "submit", "doctor", "try")
 """Commands that may rightly do a run's work."""
-COMMANDS = [one for one in all_commands() if one.words[0] not in ("devcluster", "completion")]
+LASTING = ("devcluster", "completion", "quickstart", "rehearse")
+"""Commands that set a machine up, or compute for minutes."""
+COMMANDS = [one for one in all_commands() if one.words[0] not in LASTING]
 OFTEN = ("resume", "clean", "fork", "report", "export")
 """Commands that write, of which more are typed."""
 NUMBERS = range(12 if ROUNDS == 1 else 25 * ROUNDS)
