@@ -48,8 +48,11 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "engine/",  # vLLM
         "environment/",
         "staleness/",
+        "validity/",  # reasons why responses do not count
     )
+    assert row["validity/scored"] == 8
     of_components = {
+        "reward/*/abstained",
         "reward/*/late",
         "reward/*/failed",
         "reward/*/unreadable",
