@@ -204,7 +204,7 @@ def test_on_another_filesystem_files_are_copied(parent, tmp_path, monkeypatch):
 def test_a_parent_that_is_damaged_is_named_and_no_fork_is_left(parent, tmp_path, section):
     path = next(parent.glob(f"{section}/00001.*/**/*.safetensors"))
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(RunError, match=f"no longer what was committed: .*{path.name} has xxh3_128"):
+    with pytest.raises(RunError, match=f"no longer holds what was committed: .*{path.name} has xxh3_128"):
         make_fork(parent, tmp_path / "fork")
     assert [path.name for path in tmp_path.iterdir()] == ["parent"]
 
