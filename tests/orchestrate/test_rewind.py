@@ -338,7 +338,7 @@ def test_a_state_whose_policy_was_taken_back_meanwhile_is_not_kept(writing):
     run, publish = writing
     with opened_history(run.paths, state_of(2)) as history:
         run.paths.task(policy_maker(2)).record.unlink()
-        assert "was taken back meanwhile" in publish(history)
+        assert "was retracted meanwhile" in publish(history)
     assert not run.paths.task(state_of(2)).record.exists()
     assert not list(run.paths.states.glob("00002.*"))
 
