@@ -34,15 +34,16 @@ _REASONS = {
 
 def left_out(evidence: AdviceInput) -> Findings:
     """Detect that many responses do not count. The commonest reason is named."""
-    found, responses = recent(evidence, "validity/scored"), evidence.config.responses_per_iteration
-    share = 0.0 if found is None else 1 - found.middle / responses
-    if found is None or share <= _MANY:
+    window, rows = recent(evidence, "iteration"), evidence.trained[-WINDOW:]
+    scored, *lost = (sum(series(rows, f"validity/{how}").values) for how in ("scored", *_REASONS))
+    share = sum(lost) / total if (total := scored + sum(lost)) else 0.0
+    if window is None or share <= _MANY:
         return
-    counts = {how: sum(series(evidence.trained[-WINDOW:], f"validity/{how}").values) for how in _REASONS}
+    counts = dict(zip(_REASONS, lost, strict=True))
     commonest = max(counts, key=lambda how: counts[how])
     why, remedy = _REASONS[commonest]
     what = (
-        f"{percent(share)} of {responses} responses are left out of the update (median of {found.span}), "
+        f"{percent(share)} of {total:,.0f} responses are left out of the update ({window.span}), "
         f"most of them since {why}"
     )
     severity = Severity.PROBLEM if share > _MOST else Severity.WARNING

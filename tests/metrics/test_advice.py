@@ -235,6 +235,11 @@ def late(start: int, **numbers: Callable[[int], float]) -> Change:
     return lambda i: {n.replace("__", "/"): f(i - start) for n, f in numbers.items()} if i > start else {}
 
 
+def counted(scored: float) -> dict[str, float]:
+    """Counts of validity, where the rest of the responses was cut."""
+    return {"validity/scored": scored, "validity/truncated": COUNTING - scored}
+
+
 FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     "held-out": (
         Rule.REWARD_HACKING,
@@ -274,8 +279,8 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     "all cut": (Rule.TRUNCATION, Severity.PROBLEM, lambda i: {"finish_reason/length": 0.99}),
     "cut prompts": (Rule.UNSCORED, Severity.WARNING, lambda i: {"reward/rm/truncated": 30.0}),
     "late rules": (Rule.UNSCORED, Severity.WARNING, lambda i: {"reward/exact/late": 30.0}),
-    "left out": (Rule.UNSCORED, Severity.WARNING, lambda i: {"validity/scored": COUNTING / 2}),
-    "mostly left out": (Rule.UNSCORED, Severity.PROBLEM, lambda i: {"validity/scored": COUNTING / 5}),
+    "left out": (Rule.UNSCORED, Severity.WARNING, lambda i: counted(COUNTING / 2)),
+    "mostly left out": (Rule.UNSCORED, Severity.PROBLEM, lambda i: counted(COUNTING / 5)),
     "mismatch": (Rule.ENGINE_MISMATCH, Severity.WARNING, late(20, mismatch__k3=lambda i: 0.03)),
     "great mismatch": (Rule.ENGINE_MISMATCH, Severity.PROBLEM, lambda i: {"mismatch/k3": 0.3}),
     "stale": (Rule.STALE_RESPONSES, Severity.WARNING, lambda i: {"staleness/effective_samples": 0.7}),
@@ -311,7 +316,7 @@ def test_of_responses_that_do_not_count_the_commonest_reason_is_named(reason, sa
     lost = {"validity/scored": COUNTING / 2, "validity/refused": 1.0, f"validity/{reason}": COUNTING / 2 - 1}
     advice = only(Rule.UNSCORED, found_in(lambda i: lost))
     assert advice.title == "many responses do not count"
-    assert f"50 % of {COUNTING} responses are left out of the update" in advice.what
+    assert f"50 % of {5 * COUNTING:,} responses are left out of the update" in advice.what
     assert said in advice.what
     assert remedy in advice.remedy
 

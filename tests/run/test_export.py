@@ -141,7 +141,7 @@ def test_an_empty_folder_is_filled(complete_run, tmp_path):
 )
 def test_a_damaged_policy_is_named_and_nothing_is_left(copied_run, tmp_path, harm, said):
     harm(next(copied_run.glob("policy/00002.*/tokenizer.json")))
-    with pytest.raises(RunError, match=f"no longer what was committed: .*{said}"):
+    with pytest.raises(RunError, match=f"no longer holds what was committed: .*{said}"):
         export(str(copied_run), tmp_path / "model", adapter=False, say=quiet)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
