@@ -256,7 +256,7 @@ GRPO = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iter
 def test_responses_that_end_with_the_last_token_that_fits_are_not_cut(make):
     """Row 17 of these has max_new_tokens=12 tokens, and its last one is an end."""
     given = experience(rows=20)
-    reasons = given.responses["finish_reason"].to_pylist()
+    reasons = given.rewarded.responses["finish_reason"].to_pylist()
     assert (float(given.outcome.lengths[17]), reasons[17]) == (12, "stop")
     metrics = metrics_of(make("data.prompts_per_iteration=20"), given)
     assert metrics["response_length/clip_ratio"] == reasons.count("length") / 20 == 0.25
