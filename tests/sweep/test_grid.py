@@ -59,7 +59,7 @@ def test_one_value_of_a_key_that_is_swept_already_adds_a_run():
         (["a=1"], None, "nothing to sweep"),
         (["a=1,2", "a=3"], None, "a is given twice"),
         (["a=3", "a=1,2"], None, "a is given twice"),
-        (["a=interval(0,1)"], None, "no list of values"),
+        (["a=interval(0,1)"], None, "not a list of values"),
         (["a=glob(*)"], None, "glob is for groups"),
         (["algorithm=glob(x*)"], None, "matches no option of algorithm"),
         (["a=range(3,1)"], None, "no values"),

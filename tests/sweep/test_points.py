@@ -224,7 +224,7 @@ def test_a_spoilt_manifest_is_one_line(root, content, said):
 def test_where_no_sweep_can_begin(inputs, root, tmp_path):
     check_folder(root)
     (tmp_path / "file").write_text("")
-    with pytest.raises(SweepError, match="no folder"):
+    with pytest.raises(SweepError, match="not a folder"):
         check_folder(tmp_path / "file")
     with pytest.raises(SweepError, match="other files"):
         check_folder(tmp_path)
