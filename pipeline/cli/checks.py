@@ -17,6 +17,7 @@ from pipeline.cli.arguments import (
     existing_run,
     planned_run,
 )
+from slurm.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +88,7 @@ def config(
 
     run = existing_run(overrides)
     if history and run is None:
-        raise typer.BadParameter("give a run directory", param_hint="--history")
+        raise UserError("--history: give a run directory")
     if run and history:
         typer.echo("\n".join(lines_of(run.changes)) or "its settings are as it began")
     else:

@@ -278,4 +278,4 @@ def has_chat_template(directory: Path) -> bool:
     if any((directory / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
     settings = directory / "tokenizer_config.json"
-    return settings.exists() and "chat_template" in (read_json(settings) or {})
+    return settings.exists() and bool((read_json(settings) or {}).get("chat_template"))

@@ -29,7 +29,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("submit RUM", "is not a run directory: nothing is there"),
     ("validate RUN", "settings are wanted here"),
     ("run RUN", "slurm-ppo resume"),
-    ("config NEW", "is no run directory: nothing is there"),
+    ("config NEW", "is not a run directory: nothing is there"),
     ("config FEW --history", "give a run directory"),
     ("resume RUN bla", "or settings as KEY=VALUE"),
     ("resume RUN sed=0", "did you mean 'seed'"),
