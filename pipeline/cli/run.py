@@ -132,19 +132,11 @@ def resume_run(
         if not (is_copy or takes_over):
             check_is_ours(run.paths, run.who_acts)
         check_may_write(run.paths)
-    check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
-    point = None if back_to is None else parse_point(back_to)
-    if point is None:
-        check_is_not_lost(run)
-    else:
-        checked_point(run, point)
+    point = point_to_go_on_from(run, back_to)
     if takes_over and not is_copy:
         check_is_the_only_one(run)
         take_over(replace(run, config=config))
-    if note := version_warning(run):
-        print(note, file=sys.stderr)
-    if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (note := not_followed(run, os.environ)):
-        print(note, file=sys.stderr)
+    say_what_is_not_followed(run)
     # A driver on another node may have been killed with its job: its lease runs out.
     patience = 0.0 if isinstance(run.config.scheduler, LocalConfig) else LEASE_PATIENCE
     run = as_own(run)
@@ -161,6 +153,26 @@ def resume_run(
     if executor is not None:
         return carry_on(run, executor, patience=patience)
     return follow_run(run) if watch else submit_run(run)
+
+
+def point_to_go_on_from(run: Run, back_to: str | None) -> Point | None:
+    """Return the point to go back to; None: the run goes on where it stands. Raises RunError where it cannot
+    go on from there."""
+    check_holds_no_links(run.paths, find_frontier(run.plan, run.paths).updated)
+    if back_to is None:
+        check_is_not_lost(run)
+        return None
+    point = parse_point(back_to)
+    checked_point(run, point)
+    return point
+
+
+def say_what_is_not_followed(run: Run) -> None:
+    """Say which other version began the run, and which of this shell's settings of W&B it does not follow."""
+    if note := version_warning(run):
+        print(note, file=sys.stderr)
+    if run.config.tracking.wandb.mode is not WandbMode.DISABLED and (note := not_followed(run, os.environ)):
+        print(note, file=sys.stderr)
 
 
 def hold_to_change(run: Run, patience: float) -> AbstractContextManager[Lease]:

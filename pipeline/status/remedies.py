@@ -88,9 +88,17 @@ def command(run: Run, failed: GivenUp) -> str:
 
 def after(run: Run, event: Mapping[str, Any]) -> str:
     """Return :func:`command` for an event ``failed`` of the journal."""
-    task, kind = parse_task(event["task"]), FailureKind(event["kind"])
-    node, message = str(event.get("node") or ""), str(event["message"])
-    return command(run, GivenUp(task.job_kind, kind, int(event["attempt"]), node, message))
+    try:
+        failed = GivenUp(
+            parse_task(event["task"]).job_kind,
+            FailureKind(event["kind"]),
+            int(event["attempt"]),
+            str(event.get("node") or ""),
+            str(event["message"]),
+        )
+    except (KeyError, TypeError, ValueError):  # a line of another version's, or damaged
+        return ""
+    return command(run, failed)
 
 
 def _more_time(config: Config, failed: GivenUp) -> Remedy | None:

@@ -147,8 +147,7 @@ class StatusReader:
             driver=holder,
             stopped=None if holder else how_it_stopped(events),
             last_row=rows[-1] if rows else None,
-            last_failure=(failed := next((e for e in reversed(events) if e["event"] == "failed"), None)),
-            remedy=after(run, failed) if failed and not holder else "",
+            **self._last_failure(events, holder),
             forked_from=f"{parent.path}@{parent.iteration}" if (parent := run.identity.parent) else None,
             settings_changed=last_change(read_changes(run.paths)),
             copy_of=str(original) if original else None,
@@ -166,6 +165,11 @@ class StatusReader:
         if run.config.slurm:
             return self._on_slurm(status, frontier, tasks, queue)
         return self._on_this_machine(status, frontier, tasks)
+
+    def _last_failure(self, events: Sequence[Mapping[str, Any]], holder: str | None) -> dict[str, Any]:
+        """Return the newest failure, and what helps where no driver is at work."""
+        failed = next((event for event in reversed(events) if event["event"] == "failed"), None)
+        return {"last_failure": failed, "remedy": after(self.run, failed) if failed and not holder else ""}
 
     def _benchmarks(self, frontier: Frontier) -> dict[str, Any]:
         """Return what a status says of the numbers of evaluate.command."""
