@@ -75,15 +75,17 @@ def prompt_rows(prompts: Sequence[DemoPrompt], name: str) -> list[dict[str, str]
 def is_made(out: Path, choice: DemoSize) -> bool:
     """True when `out` is this version's demo of this choice; refuses a directory that is no demo at all."""
     summary = out / "demo.json"
-    if summary.exists():
+    if not summary.exists():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"{out} is there, and is no demo (it has no demo.json): move it away")
+        return False
+    try:
         made = json.loads(summary.read_text(encoding="utf-8"))
         sizes = made["sizes"]
-        return made["generator_version"] == GENERATOR_VERSION and choice == DemoSize(
-            made["seed"], sizes["reviews"], sizes["prompts"]
-        )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} exists and holds no demo.json: give --out a new or an empty directory")
-    return False
+        found = DemoSize(made["seed"], sizes["reviews"], sizes["prompts"])
+    except (ValueError, KeyError, TypeError):  # damaged: it is made again
+        return False
+    return made.get("generator_version") == GENERATOR_VERSION and found == choice
 
 
 @contextmanager
@@ -237,16 +239,15 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2000, help="to train on (default: 2000)")
     arguments = parser.parse_args()
     out = Path(os.path.abspath(arguments.out))  # noqa: PTH100 - a link given as DIR keeps its own name
+    choice = DemoSize(arguments.seed, arguments.reviews, arguments.prompts)
     try:
-        choice = DemoSize(arguments.seed, arguments.reviews, arguments.prompts)
-        made = is_made(out, choice)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
-        if not made:
+        if not (made := is_made(out, choice)):
             make_demo(out, choice)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     print(f"{out} {'was already made' if made else 'is ready'} (seed {arguments.seed})")
 
 

@@ -52,3 +52,18 @@ def test_the_demo_is_made_once(tmp_path):
     assert again.code == 0
     assert "already" in again.log
     assert (demo / "policy" / "model.safetensors").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("place", ["a file", "something else"])
+def test_a_demo_in_the_place_of_something_else_is_refused(tmp_path, place):
+    demo = tmp_path / "demo"
+    if place == "a file":
+        (tmp_path / "demo").write_text("mine")
+        demo = demo / "below"
+    else:
+        demo.mkdir()
+        (demo / "mine").write_text("mine")
+    made = script(MAKE, "--out", demo, *SMALL)
+    assert made.code == 2
+    assert made.log.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in made.log
