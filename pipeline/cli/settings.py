@@ -1,6 +1,7 @@
 """Settings that a person changes while a run goes on: what is refused, and how a change is noted."""
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from pathlib import Path
 from pipeline.cli.errors import will_change
 from pipeline.config.changeable import differences, refusals
 from pipeline.config.compose import to_mapping
+from pipeline.config.findings import Findings
 from pipeline.config.issue import ConfigError
-from pipeline.config.resolve import configure
+from pipeline.config.resolve import configure_what_can_be, resolve_what_can_be
 from pipeline.config.schema import Config, WandbMode
 from pipeline.orchestrate.fork import misfits
 from pipeline.run import journal
@@ -27,6 +29,7 @@ from pipeline.tracking.state import place_of
 
 CHANGED = "changed_settings"
 """Name of the event of a change in the journal."""
+_SCHEDULER = ("scheduler", "scheduler.kind")
 _REFERENCE = 'what may change is in the reference, under "Settings that may change"'
 
 
@@ -43,12 +46,32 @@ def check_change(run: Run, words: Sequence[str], config_dir: Path | None = None)
     for word in words:
         if "=" not in word and not word.startswith("~"):
             raise no_setting(word)
-    config = configure(words, config_dir, to_mapping(run.config))
+    config = _configured(run, words, config_dir)
     if refused := list(refusals(run.config, config)):
         ways = _ways_out(run, words, config, config_dir)
         raise ConfigError("\n".join([*map(str, refused), *ways, _REFERENCE]))
     if config.slurm and config.scheduler != run.config.scheduler:
         refuse(check_cluster(config))
+    return config
+
+
+def _configured(run: Run, words: Sequence[str], config_dir: Path | None) -> Config:
+    """Return the run's configuration with words applied. Raises ConfigError with what is wrong with it, but
+    for what is wrong without them too: inputs that the run has read may be gone since."""
+    kinds = [word for word in words if word.partition("=")[0].lstrip("+") in _SCHEDULER]
+    if kinds:
+        command = shlex.join(["slurm-ppo", "fork", str(run.paths.root), "NEW_RUN", *kinds])
+        raise ConfigError(
+            f"{kinds[0]}: a run stays with the scheduler that it began with; instead: {command}"
+        )
+    found, before = Findings(), Findings()
+    config = configure_what_can_be(words, config_dir, found, to_mapping(run.config))
+    if config is None:
+        found.refuse()
+    assert config is not None
+    resolve_what_can_be(run.config, before)
+    if new := [line for line in found.lines if line not in before.lines]:
+        raise ConfigError("\n".join(new))
     return config
 
 

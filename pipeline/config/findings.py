@@ -36,6 +36,11 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self._lines or self._last)
 
+    @property
+    def lines(self) -> list[str]:
+        """All problems, and what was not checked, in the order in which they are said."""
+        return [*self._lines, *self._last, *self._skipped]
+
     def names(self, key: str) -> bool:
         """Whether something is wrong with a key itself."""
         return key in self._named
@@ -93,7 +98,7 @@ class Findings:
 
     def refuse(self) -> None:
         """Raise a ConfigError with all problems, or the one error that has them all."""
-        lines = [*self._lines, *self._last, *self._skipped]
+        lines = self.lines
         if len(self._errors) == 1 and str(self._errors[0]).splitlines() == lines:
             raise self._errors[0]
         if lines:

@@ -14,6 +14,7 @@ from pipeline.run.control import begin_invocation
 from pipeline.run.directory import load_run
 from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
+from tests.support import tiny
 from tests.support.changed import REFUSED
 from tests.support.tables import sample
 from tests.support.toyworld import Luck, World, is_driver, make_world, trials
@@ -76,6 +77,28 @@ def test_the_same_value_again_is_no_change(changed_run, slurm_ppo):
     assert done.returncode == 0, done.stderr
     assert "the run has these settings already" in done.stderr
     assert (changed_run / "settings.json").read_bytes() == before
+
+
+def test_inputs_that_are_gone_since_keep_no_setting_from_changing(inputs, slurm_ppo, tmp_path):
+    """As a purge of scratch takes them: the run has its own copy of what it needs."""
+    own = Path(shutil.copytree(inputs, tmp_path / "inputs"))
+    run = tmp_path / "run"
+    assert slurm_ppo("run", *tiny.overrides(own, run, "iterations=1")).returncode == 0
+    (own / "prompts.jsonl").unlink()
+    done = slurm_ppo("resume", run, "notify.stall_after=60")
+    assert done.returncode == 0, done.stderr
+    assert "notify.stall_after" in slurm_ppo("config", run, "--history").stdout
+    refused = slurm_ppo("resume", run, "data.prompts=/nowhere/prompts.jsonl")
+    assert refused.returncode == 2
+    assert "/nowhere/prompts.jsonl: no such file" in refused.stderr
+
+
+def test_another_scheduler_is_one_line_with_the_fork(changed_run, slurm_ppo):
+    for word in ("scheduler.kind=slurm", "scheduler=slurm"):
+        done = slurm_ppo("resume", changed_run, word)
+        assert done.returncode == 2
+        (line,) = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
+        assert f"instead: slurm-ppo fork {changed_run} NEW_RUN {word}" in line
 
 
 def test_one_of_the_two_files_may_be_spoilt_and_both_may_not(changed_run, slurm_ppo, tmp_path):
