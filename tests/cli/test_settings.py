@@ -161,7 +161,8 @@ def test_a_word_that_may_change_beside_one_that_may_not_changes_nothing(changed_
 def _no_models_nor_cluster(request, monkeypatch) -> None:
     """The models of a toy run are not there, nor what a cluster is asked for."""
     if "clock" in request.fixturenames:
-        monkeypatch.setattr("pipeline.cli.settings.configure", changed_alone)
+        monkeypatch.setattr("pipeline.cli.settings.configure_what_can_be", changed_alone)
+        monkeypatch.setattr("pipeline.cli.settings.resolve_what_can_be", lambda config, found: config)
         monkeypatch.setattr("pipeline.checks.cluster.check_cluster", lambda config: [])
 
 
@@ -170,7 +171,7 @@ def world(tmp_path, monkeypatch, clock) -> World:
     return make_world(tmp_path / "run", monkeypatch, 1, Luck())
 
 
-def changed_alone(words, folder, base):
+def changed_alone(words, folder, found, base):
     return compose(words, folder, base)
 
 
