@@ -1,4 +1,4 @@
-"""``slurm-ppo quickstart``: make the demo's models, train on them, and judge whether the run has learnt."""
+"""``slurm-ppo quickstart``: make the demo's models, train on them, and judge whether the run has learned."""
 
 import importlib.util
 import subprocess
@@ -11,6 +11,7 @@ from pipeline.cli.run import start
 from pipeline.config.issue import ConfigError
 from pipeline.run.directory import check_can_be_made, check_is_free
 from pipeline.run.paths import RunPaths
+from slurm.errors import UnfinishedError
 
 _DEMO = ".cache/quickstart"
 """Where experiment=quickstart looks for models and prompts."""
@@ -55,4 +56,7 @@ def _check(words: Sequence[str]) -> None:
 
 def _carry_out(module: str, *words: str) -> int:
     """Run a program of the demo's: torch is not imported in this process."""
-    return subprocess.run([sys.executable, "-m", module, *words], timeout=_DEMO_SECONDS).returncode
+    try:
+        return subprocess.run([sys.executable, "-m", module, *words], timeout=_DEMO_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        raise UnfinishedError(f"{module} did not end within {_DEMO_SECONDS:g} s; run it again") from None

@@ -205,7 +205,7 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
 
 def check_can_go_on(run: Run, version: int) -> None:
     """Raise RunError where the iteration after a committed version cannot be learnt again: its policy was
-    pruned or its record is spoilt, or there is no trainer's state from which learning can get to it."""
+    pruned or its record is corrupt, or there is no trainer's state from which learning can get to it."""
     try:
         record = require_record(run.paths, policy_maker(version))
     except BadCommit as error:

@@ -75,8 +75,8 @@ def write_changes(paths: RunPaths, changes: Sequence[SettingsChange]) -> None:
 
 
 def mend_changes(paths: RunPaths) -> str | None:
-    """Write both files again where one is spoilt or gone, for the holder of the run's lease. Returns what was
-    wrong. Raises as :func:`read_changes`."""
+    """Write both files again where one is corrupt or gone, for the holder of the run's lease. Returns what
+    was wrong. Raises as :func:`read_changes`."""
     if why := why_spoilt(paths.settings, _parse):
         write_changes(paths, read_changes(paths))
     return why

@@ -29,7 +29,7 @@ from slurm.sharedfiles import from_json, is_there, read_plainly, unsealed
 if TYPE_CHECKING:
     from pipeline.run.owner import Owner
 
-SPOILT, NOT_BEGUN = "corrupt", "not begun"
+CORRUPT, NOT_BEGUN = "corrupt", "not begun"
 _LEVELS = 2
 """Levels of folders below the one that is named in which runs are looked for."""
 _THREADS = 4
@@ -128,8 +128,8 @@ def _places(folder: Path, levels: int) -> Iterator[RunPlace]:
 
 
 def _of_sweep(root: Path) -> Iterator[RunPlace]:
-    """Yield the runs of a sweep in its order, also those that have not begun; of a spoilt manifest those that
-    are there."""
+    """Yield the runs of a sweep in its order, also those that have not begun; of a corrupt manifest those
+    that are there."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         points = unsealed(read_plainly(root / SWEEP_MANIFEST))["points"]
         yield from [RunPlace(root / point["name"], root) for point in points]
@@ -182,7 +182,7 @@ def _read(place: RunPlace, now: float, who: Who) -> tuple[Entry, _Queued | None]
         return _read_run(RunPaths(place.root), sweep, now, who)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        return Entry(root, SPOILT, place.root.name, sweep=sweep, note=why), None
+        return Entry(root, CORRUPT, place.root.name, sweep=sweep, note=why), None
 
 
 def _read_run(paths: RunPaths, sweep: str | None, now: float, who: Who) -> tuple[Entry, _Queued | None]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from pipeline.status.listing import SPOILT, Entry
+from pipeline.status.listing import CORRUPT, Entry
 from pipeline.text import MISSING, duration, number, printable, shortened, size, table
 
 _TITLES = ("run", "state", "iteration", "reward", "best", "GPU h", "age", "last row", "size")
@@ -71,5 +71,5 @@ def _cells(entry: Entry, folder: Path) -> tuple[str, ...]:
         number(entry.gpu_hours, 1),
         MISSING if entry.age is None else duration(entry.age),
         MISSING if entry.idle is None else duration(entry.idle),
-        MISSING if entry.bytes is None or entry.state == SPOILT else size(entry.bytes),
+        MISSING if entry.bytes is None or entry.state == CORRUPT else size(entry.bytes),
     )

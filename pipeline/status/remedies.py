@@ -133,7 +133,7 @@ def _other_nodes(config: Config, failed: GivenUp) -> Remedy | None:
 
 
 def _less_at_once(config: Config, failed: GivenUp) -> Remedy | None:
-    """Of a card's memory. A smaller share is vLLM's alone; budgets of tokens are part of the numbers."""
+    """Take less of a GPU's memory at once: vLLM's share of the card, or in a fork the tokens of a batch."""
     if failed.job_kind == Stage.UPDATE:
         less = config.update.tokens_per_micro_batch
         if less == "auto":

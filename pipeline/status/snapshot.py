@@ -129,8 +129,7 @@ class StatusReader:
         run, plan, now = self.run, self.run.plan, time.time()
         original, frontier = original_of(run), find_frontier(plan, run.paths)
         holder = None if original else holder_of(run.paths.locks)  # the original's lease was copied
-        self._refresh()
-        rows, events = self._rows.rows, self._events.rows
+        rows, events = self._refresh()
         tasks = frontier.window(plan, is_ahead=True)
         current = plan.tasks(min(frontier.updated + 1, plan.iterations))
         self._read_records(frontier, [*tasks, *current, *(i for task in tasks for i in plan.inputs(task))])
@@ -184,7 +183,8 @@ class StatusReader:
             "benchmarks_told": printable(in_words(measured, done, total)),
         }
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Read what was written since. Returns all rows and events."""
         if self._events.refresh():
             self._troubles = tuple(troubles_in_words(self._events.rows))
             self._states_lost = tuple(states_lost(self._events.rows))
@@ -193,6 +193,7 @@ class StatusReader:
                 self._records, self._taken_back = Records(self.run.paths), newest
         if self._rows.refresh():
             self._advised = self._differing = None
+        return self._rows.rows, self._events.rows
 
     def _told(self, frontier: Frontier, newest: int) -> Iterator[str]:
         """Yield what people should know of drivers and files. Rows of a run at work its drivers compare."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.run.identity import RunError
 from pipeline.run.lease import holder_of
-from pipeline.status.listing import NOT_BEGUN, SPOILT, Entry, LiveIds, find_places, read_entries
+from pipeline.status.listing import CORRUPT, NOT_BEGUN, Entry, LiveIds, find_places, read_entries
 from pipeline.status.listing_text import counts, lines_of
 from pipeline.status.text import wrapped
 from pipeline.sweep.grid import SweepError
@@ -176,5 +176,5 @@ def closing(status: SweepStatus) -> list[str]:
 
 def is_at_work(entry: Entry) -> bool:
     """Whether a run may still change."""
-    ended = ("complete", "failed", "cancelled", "paused", "stopped", "incomplete", NOT_BEGUN, SPOILT)
+    ended = ("complete", "failed", "cancelled", "paused", "stopped", "incomplete", NOT_BEGUN, CORRUPT)
     return entry.state not in ended

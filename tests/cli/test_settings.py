@@ -251,7 +251,7 @@ def test_whatever_is_changed_whenever_and_whatever_fails_the_run_comes_to_its_en
                 world.happen()
         stage = world.chance.choice(["prepare", "rollout", "reward", "update", "driver"])
         change(world, f"scheduler.{stage}.time={hours}:00:00")
-        if world.chance.random() < 0.7:  # else whoever typed it was killed
+        if world.chance.random() < 0.7:  # else the command was killed
             world.submit()
     world.submit()
     world.live_on()
