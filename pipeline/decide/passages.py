@@ -227,12 +227,18 @@ class _Forecast:
         before = task.iteration - 1
         if before <= self.plan.start:
             return inputs
-        kind, own = task.job_kind, None
+        kind = task.job_kind
         own = next((p.ended for p in self.seen if (p.iteration, p.job_kind) == (before, kind)), None)
-        if own is None and self.committed_at(policy_maker(before)) is None:
-            tasks = [one for one in self.plan.tasks(before) if one.job_kind == kind]
-            times = [self.committed_at(one) for one in tasks]
-            there = [time for time in times if time is not None]
-            undone = tasks[times.index(None)] if len(there) < len(tasks) else None
-            own = max(there) if undone is None else self._result_of(undone, of_first=False)
+        if own is None:  # its row is not written yet
+            own = self._end_of(before, kind)
         return inputs if own is None else max(inputs, own)
+
+    def _end_of(self, iteration: int, job_kind: str) -> float | None:
+        """Return when a stage is done with an iteration, or was; None if its records are not known."""
+        tasks = [one for one in self.plan.tasks(iteration) if one.job_kind == job_kind]
+        times = [self.committed_at(one) for one in tasks]
+        undone = next((one for one, time in zip(tasks, times, strict=True) if time is None), None)
+        if undone is None:
+            return max(time for time in times if time is not None)
+        is_over = self.committed_at(policy_maker(iteration)) is not None
+        return None if is_over else self._result_of(undone, of_first=False)

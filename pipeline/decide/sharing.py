@@ -15,8 +15,10 @@ from itertools import groupby
 from pipeline.decide.places import Need, Room, count, place_all
 
 _WORTH = 0.02
-"""Share of an iteration that further workers of a kind, or an early start, are to save: what saves less only
-holds places."""
+"""Share of an iteration that further workers of a kind are to save: what saves less only holds places."""
+_WORTH_EARLY = 0.03
+"""Share of an iteration that the early starts of all its kinds are to save together: each of them comes late
+in its turn."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ def is_worthwhile(seconds: float | None, works: Mapping[str, Work], most: Mappin
         most: workers of each kind.
     """
     is_unknown = seconds is None or any(work.seconds is None for work in works.values())
-    return is_unknown or (seconds or 0.0) >= _WORTH * _seconds(works, most)
+    return is_unknown or (seconds or 0.0) * len(works) >= _WORTH_EARLY * _seconds(works, most)
 
 
 def worthwhile(works: Mapping[str, Work], most: Mapping[str, int]) -> dict[str, int]:

@@ -103,6 +103,23 @@ def test_a_worker_of_rewards_expects_its_input_when_rollouts_will_be_done(knows_
     assert following == 240.0
 
 
+def test_what_an_iteration_took_is_known_before_its_row_is_written():
+    """Rewards of 100 s are on their way since the last ones were done: the update is not due at once."""
+    lines = [
+        line(
+            k,
+            rollout=(100.0 * k - 60, 100.0 * k - 60, 100.0 * k - 50),
+            reward=(100.0 * k, 100.0 * k, 100.0 * k + 100),
+            update=(100.0 * k + 100, 100.0 * k + 100, 100.0 * k + 110),
+        )
+        for k in (1, 2, 3)
+    ]
+    times = dict.fromkeys(done_up_to(4), 400.0) | {rollout(4): 350.0, Task(4, Stage.REWARD): 500.0}
+    times |= {policy_maker(4): 510.0, rollout(5): 450.0}
+    expected = passages.expected_ready(PLAN, policy_maker(5), times.get, passages.passages(lines), 511.0)
+    assert expected == 600.0
+
+
 # --- places ---
 
 

@@ -89,8 +89,8 @@ def work(seconds: float | None) -> Work:
 
 def test_seconds_matter_by_the_length_of_an_iteration():
     works, most = {"rollout": work(400.0), "reward": work(100.0)}, {"rollout": 4, "reward": 1}
-    assert is_worthwhile(4.1, works, most), "of 200"
-    assert not is_worthwhile(3.9, works, most)
+    assert is_worthwhile(3.1, works, most), "of 200, and so for each of two kinds"
+    assert not is_worthwhile(2.9, works, most)
     assert is_worthwhile(None, works, most)
     assert is_worthwhile(0.1, {**works, "update": work(None)}, most), "nobody knows how long it is"
 

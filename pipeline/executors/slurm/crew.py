@@ -16,7 +16,7 @@ from pipeline.executors.slurm.job_table import JobTable
 from pipeline.executors.slurm.queue import as_heard_of, is_live, is_pending, newest_starts
 from pipeline.executors.slurm.silence import SILENT_SECONDS
 from pipeline.run import journal
-from pipeline.run.commits import Record
+from pipeline.run.commits import CorruptData, Record, read_record
 from pipeline.run.directory import Run
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan
@@ -234,12 +234,24 @@ def read_estimates(
     beats = list(read_beats(run.paths).values())
     seen = passages(journal.read_tail(run.paths.spans, _SPANS_BYTES)) if run.paths.spans.exists() else []
 
+    at_hand = set(tasks)
+
     def committed_at(task: Task) -> float | None:
         record = committed.get(task)
+        if record is None and task not in at_hand:  # of an iteration whose row is not written yet
+            record = _past_record(run.paths, task)
         return record.ended if isinstance(record, Record) else None
 
     early = early_kinds(config, kinds)
     return estimates_of(run.plan, kinds, early, beats, tasks, committed, committed_at, seen, now)
+
+
+def _past_record(paths: RunPaths, task: Task) -> Record | None:
+    """Return the record of a task that no pass looks at any more; None if it is gone or corrupt."""
+    try:
+        return read_record(paths, task)
+    except CorruptData:
+        return None
 
 
 def early_kinds(config: SlurmConfig, kinds: Iterable[str]) -> list[str]:
