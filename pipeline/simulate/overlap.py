@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.decide.staying import PASS_SECONDS
 from pipeline.run.plan import Plan
 from pipeline.run.tasks import Stage
 from pipeline.simulate.plant import Plant, PlantKind, PlantNode, PlantPartition, PlantRequest, Slurm
@@ -14,8 +15,8 @@ from pipeline.simulate.simulation import simulate
 MOST_TIMES = 1.05
 """An iteration may take so many times the least that is possible."""
 MOST_HELD = 1.25
-"""Jobs may hold their devices for so many times what they compute, and for a start-up of each task: a worker
-stays where starting up again would take longer than its wait."""
+"""Jobs may hold their devices for so many times what they compute, and for as long as coming back takes for
+each task: a worker stays where its wait is shorter."""
 _ITERATIONS = 24
 _SETTLED = 8
 """Iterations after which all that estimates are made from is known: the first ones are not judged."""
@@ -71,13 +72,18 @@ class OverlapVerdict:
 
     @property
     def held(self) -> float:
-        """How many times what they compute jobs hold their devices, without a start-up for each task, in
-        which it reads a policy."""
-        jobs, plant = self.result.jobs, self.plant
-        startup = {kind: given.startup + plant.load_seconds for kind, given in plant.kinds.items()}
-        startup[str(Stage.REWARD)] -= plant.load_seconds
-        held = sum(job.gpus * (job.held - job.tasks * startup[job.job_kind]) for job in jobs)
-        return held / sum(job.gpus * job.spent.get("busy", 0.0) for job in jobs)
+        """How many times what they compute jobs hold their devices, beyond what coming back takes for each
+        task: in the queue, to start up, and to read a policy."""
+        coming_back = {kind: self._coming_back(kind) for kind in self.plant.kinds}
+        jobs = [(job, job.spent.get("busy", 0.0)) for job in self.result.jobs]
+        idle = [max(0.0, job.held - busy - job.tasks * coming_back[job.job_kind]) for job, busy in jobs]
+        busy = sum(job.gpus * busy for job, busy in jobs)
+        return 1 + sum(job.gpus * more for (job, _), more in zip(jobs, idle, strict=True)) / busy
+
+    def _coming_back(self, job_kind: str) -> float:
+        plant = self.plant
+        loading = 0.0 if job_kind == Stage.REWARD else plant.load_seconds
+        return plant.kinds[job_kind].startup + loading + plant.slurm.queue + PASS_SECONDS
 
     @property
     def wrong(self) -> tuple[str, ...]:
@@ -91,7 +97,7 @@ class OverlapVerdict:
         if self.times > MOST_TIMES:
             yield f"an iteration takes {self.times:.3f} times the least"
         if self.held > MOST_HELD:
-            yield f"jobs hold their devices {self.held:.2f} times as long as they compute"
+            yield f"jobs hold their devices {self.held:.2f} times as long as they compute and come back"
 
 
 def judge_overlap(seed: str, number: int) -> OverlapVerdict:
