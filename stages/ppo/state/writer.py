@@ -21,6 +21,7 @@ from stages.ppo.state.model_files import ModelFiles
 from stages.ppo.state.saved_state import File, write_counters, write_slices
 from stages.ppo.state.slices import Slice
 from stages.ppo.training import Learner
+from stages.process.heap import give_back_freed
 from stages.training import committed_entries, removed_on_failure
 
 CRITIC = "critic"
@@ -109,6 +110,7 @@ class LearnerState:
         rank."""
         error: Exception | None = None
         critic = self._critic
+        give_back_freed()  # what the passes have left, before as much is taken
         try:
             parts = [part.copied() for part in self._parts]
         except (MemoryError, RuntimeError) as problem:
