@@ -35,6 +35,7 @@ from stages.ppo.trainer import StepOutcome, Trainer
 from stages.ranks import start_distributed
 from tests.support import ROOT, tiny
 from tests.support.processes import in_process_of_its_own
+from tests.support.tables import LONG
 from tests.support.trainers import (
     RATE,
     TOTAL,
@@ -472,6 +473,7 @@ def offload_after_a_killed_build(case: str, policy: Path, folder: Path) -> None:
     assert not lock.exists()
 
 
+@LONG
 def test_a_process_that_was_killed_as_it_compiled_keeps_no_other_from_it(models, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
