@@ -62,17 +62,23 @@ check: $(VENV)/dev
 	@$(BIN)/mypy pipeline slurm stages
 	@$(BIN)/lint-imports --no-logo --cache-dir .cache/lint-imports
 
-docs: $(VENV)/dev
+docs: $(VENV)/dev .cache/pictures/taken
 	@$(BIN)/python -m docs.generate
 	@$(BIN)/python -m sphinx -W --keep-going -q -d .cache/site docs site
 	@echo "open site/index.html"
+
+# Of report and watch, from a run of the quickstart; taken again when what they show has changed.
+.cache/pictures/taken: docs/pictures.py $(wildcard pipeline/watch/*.py pipeline/report/*)
+	@sh tests/install_browser.sh
+	@rm -rf $(@D) && mkdir -p $(@D) && $(BIN)/python -m docs.pictures $(@D)/run
+	@touch $@
 
 format: $(VENV)/dev
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) $(DEMO) .cache/site site build dist
+	rm -rf $(VENV) $(DEMO) .cache/site .cache/pictures site build dist
 
 # Debian's python3 comes without ensurepip: install python3-venv where we may, else say so.
 $(BIN)/python:

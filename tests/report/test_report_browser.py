@@ -1,10 +1,12 @@
 """The report in a real browser: it draws, hover and filters work, it fits, and the console stays empty."""
 
+import struct
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from docs import pictures
 from pipeline.report import write_comparison, write_report, write_sweep_report
 from pipeline.run import journal
 from pipeline.run.directory import Run
@@ -263,3 +265,17 @@ def test_the_report_of_a_sweep_draws_and_fits(browser, tmp_path, width, scheme):
         assert page.locator("#chart-reward .fills path").count() == 3
         assert page.locator(".beside").count() > 1
         assert surplus(page) == 0
+
+
+def test_the_pictures_on_the_site_are_of_what_people_see(browser, run, html, tmp_path):
+    """A report's first curves, and a terminal."""
+    pictures.draw_report(browser, html, tmp_path / "report.png")
+    lines = pictures.screen_of(run)
+    assert any(line.plain.startswith("reward ") for line in lines), "its curves"
+    pictures.draw_screen(browser, lines, tmp_path / "watch.png")
+    for name in ("report.png", "watch.png"):
+        content = (tmp_path / name).read_bytes()
+        width, height = struct.unpack(">II", content[16:24])  # of the PNG's first chunk
+        assert content.startswith(b"\x89PNG")
+        assert width > 600
+        assert height > 300
