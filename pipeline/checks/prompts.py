@@ -24,7 +24,7 @@ from pipeline.data.prompts import Prompts, made_prompts
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.rows import as_text
 from pipeline.data.sources import scan
-from pipeline.data.summary import lines, prompt_lengths
+from pipeline.data.summary import all_prompt_lengths, lines
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.data.tokens import Ends, ends_of
@@ -61,7 +61,7 @@ def validate_rows(
                     if config.slurm is None:
                         raise
                     yield f"warning: {error}; compute nodes may have it, and no task was looked at"
-        lengths += filter(None, map(prompt_lengths, files))
+        lengths += all_prompt_lengths(files)
         samples = [sample for judged in files for sample in samples_of(judged, 1)]
         with found.collecting("rules on rows"):
             if samples:
@@ -140,7 +140,9 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
         with unreadable.collecting(f"{key}={path}"):
             is_made = key in made
             found[key, path] = (
-                made_prompts(made[key], int(path)) if is_made else read_file(config, path, is_sample=True)
+                made_prompts(made[key], int(path))
+                if is_made
+                else read_file(config, key, path, is_sample=True)
             )
     unreadable.refuse()
     for (key, path), prompts in found.items():

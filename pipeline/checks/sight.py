@@ -49,7 +49,7 @@ def paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
     stage, pool = parts_of(job_kind)
     model, reward = config.model, config.reward
     if stage == Stage.PREPARE:  # it tries and hashes everything that the user gave
-        yield from filter(None, (config.data.prompts, *config.data.heldout_sets.values()))
+        yield from filter(None, (*config.data.prompt_keys.values(), *config.data.heldout_sets.values()))
         yield from _of_environments(config, folder)
         yield from filter(None, (model.policy, model.reference, model.critic))
         yield from _of_components(config, reward.components, folder)

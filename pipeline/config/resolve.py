@@ -21,7 +21,7 @@ from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import CLUSTERS
 from pipeline.config.schema import Config
 
-_PATHS = ("run_dir", "model.policy", "model.reference", "model.critic", "data.prompts")
+_PATHS = ("run_dir", "model.policy", "model.reference", "model.critic")
 """Keys whose values are paths; null ones stay null."""
 _COMPONENT_PATHS = {
     RewardModelConfig: ("path", "normalization.reference_samples"),
@@ -114,7 +114,7 @@ def missing_paths(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _data_paths(config: Config) -> Iterator[tuple[str, str | None]]:
-    yield "data.prompts", config.data.prompts
+    yield from config.data.prompt_keys.items()
     yield from config.data.heldout_keys.items()
     for name, component in config.reward.components.items():
         key = f"reward.components.{name}"
@@ -178,7 +178,7 @@ def _absolute(config: Config) -> Config:
     if measure and "/" in measure[0]:
         measure = (_full(measure[0]), *measure[1:])
         config = replace(config, evaluate=replace(config.evaluate, command=measure))
-    absolute: Config = _with_absolute(_with_heldout(_with_interpreters(config)), _PATHS)
+    absolute: Config = _with_absolute(_with_files(_with_interpreters(config)), _PATHS)
     return absolute
 
 
@@ -191,13 +191,18 @@ def _with_interpreters(config: Config) -> Config:
     return replace(config, data=replace(config.data, environment=replace(made, components=components)))
 
 
-def _with_heldout(config: Config) -> Config:
-    """Make the paths of held-out prompts absolute."""
-    given = config.data.heldout
-    if given is None:
-        return config
-    full = {name: _full(path) for name, path in given.items()} if isinstance(given, dict) else _full(given)
-    return replace(config, data=replace(config.data, heldout=full))
+def _with_files(config: Config) -> Config:
+    """Make the paths of prompts absolute, of those to train on and of held-out ones."""
+    data = config.data
+    return replace(
+        config, data=replace(data, prompts=_all_full(data.prompts), heldout=_all_full(data.heldout))
+    )
+
+
+def _all_full(given: str | dict[str, str] | None) -> str | dict[str, str] | None:
+    if isinstance(given, dict):
+        return {name: _full(path) for name, path in given.items()}
+    return None if given is None else _full(given)
 
 
 def _with_absolute(owner: Any, keys: Sequence[str]) -> Any:

@@ -46,11 +46,11 @@ def _one_or_several(value: object) -> object:
     named = value if isinstance(value, dict) else {}
     for name, path in named.items():
         if not re.fullmatch(_NAME, str(name)):
-            raise ValueError(f"{name!r} is not a name of a set: write letters, digits, '_', '.' and '-'")
+            raise ValueError(f"{name!r} is no name: write letters, digits, '_', '.' and '-'")
         if not isinstance(path, str) or not path:
             raise ValueError(f"{name} is {path!r} instead of a file")
     if not (named or isinstance(value, str) or value is None):
-        raise ValueError("write FILE, or data.heldout.NAME=FILE for each of several sets")
+        raise ValueError("write FILE, or KEY.NAME=FILE for each of several")
     return value
 
 
