@@ -16,6 +16,7 @@ from pipeline.data.checks import (
     check_sets,
     check_usable,
     judge,
+    limit_of,
     prompt_files,
     read_file,
     without_known,
@@ -104,7 +105,8 @@ def check_all_answers(config: Config, rules: Sequence[OpenRule], judged: Judged)
     where: list[str] = []
 
     def chunks() -> Iterator[Chunk]:
-        for places, values in scan(Path(judged.path), config.data.split, names, CHUNK_ROWS):
+        limit = limit_of(config, judged.key)
+        for places, values in scan(Path(judged.path), config.data.split, names, CHUNK_ROWS, limit):
             where.extend(places)
             yield as_read(values, found.columns.schema)
 

@@ -8,7 +8,7 @@ from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
 from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import PROMPTS_KEY, Config, DataConfig
 
-_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split")
+_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split", "limit")
 """Keys of data that say how files are read."""
 
 

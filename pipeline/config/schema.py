@@ -92,9 +92,9 @@ class DataConfig:
     """Source of the prompts, and their order."""
 
     prompts: Paths | None = None
-    """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory: written by save_to_disk, or laid out
-    as on the hub; or a name and such a path for each of several (data.prompts.NAME=FILE). It or environment
-    must be given."""
+    """JSONL, CSV, Parquet or Arrow file, or a Hugging Face dataset directory: of save_to_disk, or laid out as
+    on the hub; or a name and such a path for each of several (data.prompts.NAME=FILE). It or
+    environment must be given."""
     weights: dict[Name, PositiveFloat] = field(default_factory=dict)
     """Weights of several files by name: each has that share of every iteration's prompts. Default: an epoch
     has each row of all files once."""
@@ -115,6 +115,8 @@ class DataConfig:
     """Other columns to keep, for rules, templates and services. Default: all."""
     split: str = "train"
     """Split to read when the directory holds a dataset with several."""
+    limit: PositiveInt | None = None
+    """Rows to read of each file of data.prompts, the first ones. Default: all."""
     prompts_per_iteration: PositiveInt = 256
     """Prompts that one iteration rolls out; a multiple of rollout.num_shards."""
     max_prompt_tokens: PositiveInt | None = None

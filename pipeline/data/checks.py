@@ -182,10 +182,16 @@ def read_file(config: Config, key: str, path: str, is_sample: bool = False) -> P
         columns=data.columns,
         reserved=reserved_columns(config),
         is_sample=is_sample,
+        limit=limit_of(config, key),
     )
     if not (name := name_of(key)) or data.id_column is None:
         return found
     return replace(found, rows=tuple(replace(row, prompt_id=f"{name}/{row.prompt_id}") for row in found.rows))
+
+
+def limit_of(config: Config, key: str) -> int | None:
+    """Return the most rows to read of a file; None for all, as of held-out prompts."""
+    return config.data.limit if key == PROMPTS_KEY or name_of(key) else None
 
 
 def judge(
