@@ -57,8 +57,8 @@ def test_a_run_takes_models_and_prompts_by_their_names(hub, inputs, slurm_ppo, e
 
 
 MISSING = {
-    "model.policy=acme/tny": "no such directory, nor is it in the Hugging Face cache HUB; with network, as on "
-    "a login node: hf download acme/tny",
+    "model.policy=acme/tny": "no such directory, nor is it in the Hugging Face cache HUB; with network, as "
+    "on a login node: hf download acme/tny",
     "model.policy=acme/tiny@v9": "hf download acme/tiny --revision v9",
     "data.prompts=acme/nums": "no such file or directory, nor is it in the Hugging Face cache HUB; with "
     "network, as on a login node: hf download acme/nums --repo-type dataset",
