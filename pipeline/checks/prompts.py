@@ -16,6 +16,7 @@ from pipeline.data.checks import (
     check_sets,
     check_usable,
     judge,
+    limit_of,
     prompt_files,
     read_file,
     without_known,
@@ -24,7 +25,7 @@ from pipeline.data.prompts import Prompts, made_prompts
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.rows import as_text
 from pipeline.data.sources import scan
-from pipeline.data.summary import lines, prompt_lengths
+from pipeline.data.summary import all_prompt_lengths, lines
 from pipeline.data.tables import PromptError
 from pipeline.data.tokenizer_files import CannotLook, FileTokenizer, check_can_render, read_tokenizer
 from pipeline.data.tokens import Ends, ends_of
@@ -61,7 +62,7 @@ def validate_rows(
                     if config.slurm is None:
                         raise
                     yield f"warning: {error}; compute nodes may have it, and no task was looked at"
-        lengths += filter(None, map(prompt_lengths, files))
+        lengths += all_prompt_lengths(files)
         samples = [sample for judged in files for sample in samples_of(judged, 1)]
         with found.collecting("rules on rows"):
             if samples:
@@ -104,7 +105,8 @@ def check_all_answers(config: Config, rules: Sequence[OpenRule], judged: Judged)
     where: list[str] = []
 
     def chunks() -> Iterator[Chunk]:
-        for places, values in scan(Path(judged.path), config.data.split, names, CHUNK_ROWS):
+        limit = limit_of(config, judged.key)
+        for places, values in scan(Path(judged.path), config.data.split, names, CHUNK_ROWS, limit):
             where.extend(places)
             yield as_read(values, found.columns.schema)
 
@@ -140,7 +142,9 @@ def judged_files(config: Config) -> tuple[list[Judged], FileTokenizer | None, st
         with unreadable.collecting(f"{key}={path}"):
             is_made = key in made
             found[key, path] = (
-                made_prompts(made[key], int(path)) if is_made else read_file(config, path, is_sample=True)
+                made_prompts(made[key], int(path))
+                if is_made
+                else read_file(config, key, path, is_sample=True)
             )
     unreadable.refuse()
     for (key, path), prompts in found.items():

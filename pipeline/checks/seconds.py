@@ -15,7 +15,7 @@ from pipeline.config.reward import RewardModelConfig
 from pipeline.config.scheduler import LocalConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
-from pipeline.data.summary import lengths_in_words, prompt_lengths
+from pipeline.data.summary import all_prompt_lengths, lengths_in_words, prompt_lengths
 from pipeline.executors.local_limits import local_limits
 from pipeline.forecast.cards import peak_flops
 from pipeline.forecast.corrections import Corrected
@@ -181,8 +181,9 @@ def prompt_lengths_of(config: Config) -> tuple[list[PromptLengths], list[str]]:
     measured = [judged for judged in files if prompt_lengths(judged)]
     if not measured:
         return [], [f"not checked: lengths of prompts ({why_not or 'no prompt can be used'})"]
-    lengths = [found for judged in measured if (found := prompt_lengths(judged))]
-    return lengths, [f"{judged.key}: {lengths_in_words(judged, config)}" for judged in measured]
+    return all_prompt_lengths(measured), [
+        f"{judged.key}: {lengths_in_words(judged, config)}" for judged in measured
+    ]
 
 
 def check_seconds(config: Config, lengths: PromptLengths | None) -> tuple[SecondsForecast | None, Finding]:

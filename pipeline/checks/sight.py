@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
+from pipeline.config.hub import with_blobs
 from pipeline.config.job_kinds import parts_of
 from pipeline.config.reward import ENVIRONMENT_RULE, Component, RemoteConfig, RewardModelConfig
 from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
@@ -46,10 +47,14 @@ def paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
     Args:
         folder: where the run is started: rules may be files of it.
     """
+    yield from map(with_blobs, _paths_of(config, job_kind, folder))
+
+
+def _paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
     stage, pool = parts_of(job_kind)
     model, reward = config.model, config.reward
     if stage == Stage.PREPARE:  # it tries and hashes everything that the user gave
-        yield from filter(None, (config.data.prompts, *config.data.heldout_sets.values()))
+        yield from filter(None, (*config.data.prompt_keys.values(), *config.data.heldout_sets.values()))
         yield from _of_environments(config, folder)
         yield from filter(None, (model.policy, model.reference, model.critic))
         yield from _of_components(config, reward.components, folder)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
+from pipeline.config.shares import divided
 from pipeline.config.types import ArgumentName, Name, PositiveFloat, PositiveInt, Seed, SourceName, Text
 
 TASKS_KEY, HELDOUT_TASKS_KEY = "data.environment.size", "data.environment.heldout_size"
@@ -59,11 +60,4 @@ class EnvironmentConfig:
         return self._shares(self.heldout_size)
 
     def _shares(self, total: int) -> dict[str, int]:
-        """Divide a number by the weights: by the largest remainder, of equal ones the first."""
-        weights = {name: one.weight for name, one in self.components.items()}
-        scale = total / sum(weights.values())
-        found = {name: int(weight * scale) for name, weight in weights.items()}
-        by_remainder = sorted(weights, key=lambda name: found[name] - weights[name] * scale)
-        for name in by_remainder[: total - sum(found.values())]:
-            found[name] += 1
-        return found
+        return divided(total, {name: one.weight for name, one in self.components.items()})

@@ -1,20 +1,21 @@
 """Checks of where a run's prompts come from, a file or environments. Looks at no file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pipeline.config.environment import EnvironmentConfig
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
 from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
-from pipeline.config.schema import Config, DataConfig
+from pipeline.config.schema import PROMPTS_KEY, Config, DataConfig
 
-_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split")
+_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split", "limit")
 """Keys of data that say how files are read."""
 
 
 def source_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield what is wrong with the choice between a file of prompts and environments."""
     data = config.data
+    yield from _file_problems(data)
     if data.environment is None:
         yield from _rules_without_tasks(config)
         return
@@ -41,6 +42,34 @@ def _rules_without_tasks(config: Config) -> Iterator[ConfigIssue]:
     if multi_turn and multi_turn.scheduler == ENVIRONMENT_SCHEDULER:
         why = "no environment makes the prompts; give data.environment.components.NAME.source=..."
         yield ConfigIssue.at(config, "rollout.multi_turn.scheduler", why)
+
+
+def _file_problems(data: DataConfig) -> Iterator[ConfigIssue]:
+    """Yield what is wrong with several files of prompts, and with their weights."""
+    files = data.prompts if isinstance(data.prompts, dict) else {}
+    first = {path: name for name, path in reversed(files.items())}
+    for name, path in files.items():
+        if first[path] != name:
+            why = f"is the file of {PROMPTS_KEY}.{first[path]} too; name each file once, and give it a weight"
+            yield ConfigIssue(f"{PROMPTS_KEY}.{name}", path, why)
+    if data.weights and not files:
+        why = f"is for several files, and there are none by name; write {PROMPTS_KEY}.NAME=FILE for each"
+        yield ConfigIssue("data.weights", _in_words(data.weights), why)
+        return
+    for name in sorted(data.weights.keys() ^ files.keys()) if data.weights else ():
+        why = (
+            "names no file of data.prompts" if name in data.weights else "has no weight; each file needs one"
+        )
+        yield ConfigIssue(f"data.weights.{name}", data.weights.get(name, "null"), why)
+    for name, share in data.prompt_shares.items():
+        if not share:
+            of = f"of data.prompts_per_iteration={data.prompts_per_iteration} prompts"
+            why = f"{of} it gives none; raise one of them"
+            yield ConfigIssue(f"data.weights.{name}", data.weights[name], why)
+
+
+def _in_words(weights: Mapping[str, float]) -> str:
+    return f"{{{', '.join(f'{name}: {weight:g}' for name, weight in weights.items())}}}"
 
 
 def _weight_problems(config: Config, environment: EnvironmentConfig) -> Iterator[ConfigIssue]:

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import scores_with
 from pipeline.config.engines import Engine
+from pipeline.config.hub import Kind, why_not_cached
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.model_classes import Classes, classes_of_tasks
 from pipeline.config.model_files import (
@@ -228,7 +229,12 @@ def _settings(directory: Path) -> dict[str, Any]:
     if directory.is_file():
         raise BadModel("is a file; give the Hugging Face model directory that holds it")
     if not directory.is_dir():
-        raise BadModel("no such directory; give a Hugging Face model directory on this filesystem")
+        why = why_not_cached(str(directory), Kind.MODEL)
+        raise BadModel(
+            f"no such directory, {why}"
+            if why
+            else "no such directory; give a Hugging Face model directory on this filesystem"
+        )
     if no_file := next((one.name for one in sorted(directory.iterdir()) if is_special(one)), None):
         raise BadModel(f"its {no_file} is a pipe, socket or device; put the file itself in its place")
     if not (directory / "config.json").is_file():

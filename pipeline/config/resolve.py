@@ -13,6 +13,7 @@ from pipeline.config.evaluate_rules import missing_programs
 from pipeline.config.findings import Findings, without_problems
 from pipeline.config.hardware import decide, facts_of, has_auto, in_words, with_decisions
 from pipeline.config.home import why_no_home
+from pipeline.config.hub import Kind, located, why_not_cached
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_files import position_limit, text_settings
 from pipeline.config.model_rules import model_problems, used_models
@@ -21,11 +22,16 @@ from pipeline.config.rules import contradictions
 from pipeline.config.scheduler import CLUSTERS
 from pipeline.config.schema import Config
 
-_PATHS = ("run_dir", "model.policy", "model.reference", "model.critic", "data.prompts")
-"""Keys whose values are paths; null ones stay null."""
+_PATHS = {
+    "run_dir": None,
+    "model.policy": Kind.MODEL,
+    "model.reference": Kind.MODEL,
+    "model.critic": Kind.MODEL,
+}
+"""Keys whose values are paths, or names of a kind of repository on the hub; null ones stay null."""
 _COMPONENT_PATHS = {
-    RewardModelConfig: ("path", "normalization.reference_samples"),
-    RemoteConfig: ("tokenizer",),
+    RewardModelConfig: {"path": Kind.MODEL, "normalization.reference_samples": Kind.DATASET},
+    RemoteConfig: {"tokenizer": Kind.MODEL},
 }
 """The same below a component of the reward."""
 
@@ -99,7 +105,8 @@ def unknown_homes(config: Config) -> Iterator[ConfigIssue]:
     models = ((model.key, str(model.directory)) for model in used_models(config))
     commands = {"notify.command": config.notify.command, "evaluate.command": config.evaluate.command}
     programs = ((key, words[0]) for key, words in commands.items() if words)
-    for key, path in (*models, *_data_paths(config), *programs, ("run_dir", config.run_dir)):
+    data = ((key, path) for key, path, _ in _data_paths(config))
+    for key, path in (*models, *data, *programs, ("run_dir", config.run_dir)):
         if path and (why := why_no_home(path)):
             yield ConfigIssue(key, path, why)
 
@@ -107,24 +114,27 @@ def unknown_homes(config: Config) -> Iterator[ConfigIssue]:
 def missing_paths(config: Config) -> Iterator[ConfigIssue]:
     """Yield inputs of the user that do not exist or are not what they should be."""
     yield from model_problems(config)
-    for key, path in _data_paths(config):
+    for key, path, kind in _data_paths(config):
         if path and not Path(path).exists():
-            yield ConfigIssue(key, path, "no such file or directory")
+            why = ", ".join(filter(None, ["no such file or directory", kind and why_not_cached(path, kind)]))
+            yield ConfigIssue(key, path, why)
     yield from missing_programs(config)
 
 
-def _data_paths(config: Config) -> Iterator[tuple[str, str | None]]:
-    yield "data.prompts", config.data.prompts
-    yield from config.data.heldout_keys.items()
+def _data_paths(config: Config) -> Iterator[tuple[str, str | None, Kind | None]]:
+    """Yield keys and paths of data and tokenizers, with the kind of repository that each may be."""
+    for key, path in (*config.data.prompt_keys.items(), *config.data.heldout_keys.items()):
+        yield key, path, Kind.DATASET
     for name, component in config.reward.components.items():
         key = f"reward.components.{name}"
         if isinstance(component, RewardModelConfig) and component.normalization:
-            yield f"{key}.normalization.reference_samples", component.normalization.reference_samples
+            samples = component.normalization.reference_samples
+            yield f"{key}.normalization.reference_samples", samples, Kind.DATASET
         if isinstance(component, RemoteConfig):
-            yield f"{key}.tokenizer", component.tokenizer
+            yield f"{key}.tokenizer", component.tokenizer, Kind.MODEL
     if config.data.environment:
         for name, environment in config.data.environment.components.items():
-            yield f"data.environment.components.{name}.python", environment.python
+            yield f"data.environment.components.{name}.python", environment.python, None
 
 
 def _with_context(config: Config) -> Config:
@@ -166,7 +176,7 @@ def with_cluster(config: Config, environ: Mapping[str, str]) -> Config:
 def _absolute(config: Config) -> Config:
     """Make every path absolute, so that it means the same to every task."""
     components = {
-        name: _with_absolute(component, _COMPONENT_PATHS.get(type(component), ()))
+        name: _with_absolute(component, _COMPONENT_PATHS.get(type(component), {}))
         for name, component in config.reward.components.items()
     }
     config = replace(config, reward=replace(config.reward, components=components))
@@ -178,7 +188,7 @@ def _absolute(config: Config) -> Config:
     if measure and "/" in measure[0]:
         measure = (_full(measure[0]), *measure[1:])
         config = replace(config, evaluate=replace(config.evaluate, command=measure))
-    absolute: Config = _with_absolute(_with_heldout(_with_interpreters(config)), _PATHS)
+    absolute: Config = _with_absolute(_with_files(_with_interpreters(config)), _PATHS)
     return absolute
 
 
@@ -187,25 +197,38 @@ def _with_interpreters(config: Config) -> Config:
     made = config.data.environment
     if made is None:
         return config
-    components = {name: _with_absolute(one, ["python"]) for name, one in made.components.items()}
+    components = {name: _with_absolute(one, {"python": None}) for name, one in made.components.items()}
     return replace(config, data=replace(config.data, environment=replace(made, components=components)))
 
 
-def _with_heldout(config: Config) -> Config:
-    """Make the paths of held-out prompts absolute."""
-    given = config.data.heldout
-    if given is None:
-        return config
-    full = {name: _full(path) for name, path in given.items()} if isinstance(given, dict) else _full(given)
-    return replace(config, data=replace(config.data, heldout=full))
+def _with_files(config: Config) -> Config:
+    """Make the paths of prompts absolute, of those to train on and of held-out ones."""
+    data = config.data
+    return replace(
+        config, data=replace(data, prompts=_all_full(data.prompts), heldout=_all_full(data.heldout))
+    )
 
 
-def _with_absolute(owner: Any, keys: Sequence[str]) -> Any:
-    """Return a dataclass with absolute paths under dotted keys."""
-    for key in keys:
+def _all_full(given: str | dict[str, str] | None) -> str | dict[str, str] | None:
+    if isinstance(given, dict):
+        return {name: located(path, Kind.DATASET) for name, path in given.items()}
+    return None if given is None else located(given, Kind.DATASET)
+
+
+def _with_absolute(owner: Any, keys: Mapping[str, Kind | None]) -> Any:
+    """Return a dataclass with absolute paths under dotted keys, where a kind of repository is given also of
+    names on the hub."""
+    for key, kind in keys.items():
         name, _, rest = key.partition(".")
         if (value := getattr(owner, name)) is not None:
-            owner = replace(owner, **{name: _with_absolute(value, [rest]) if rest else _full(value)})
+            path = (
+                _with_absolute(value, {rest: kind})
+                if rest
+                else located(value, kind)
+                if kind
+                else _full(value)
+            )
+            owner = replace(owner, **{name: path})
     return owner
 
 

@@ -20,6 +20,7 @@ from pipeline.config.notify import NotifyConfig
 from pipeline.config.reward import RewardConfig
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.scheduler import LocalConfig, SchedulerConfig, SlurmConfig
+from pipeline.config.shares import divided
 from pipeline.config.types import (
     ChatArguments,
     Days,
@@ -28,6 +29,7 @@ from pipeline.config.types import (
     NonNegativeInt,
     Paths,
     PluginName,
+    PositiveFloat,
     PositiveInt,
     Seed,
     Text,
@@ -38,6 +40,8 @@ from pipeline.config.update import HALF, Precision, UpdateConfig
 
 NO_NAME = "run"
 """Name of a run that is given none."""
+PROMPTS_KEY = "data.prompts"
+"""Key of the files of prompts to train on, which messages call them by."""
 TOOLS_COLUMN = "tools"
 """Name of the column with the tools of a chat, if no other is given."""
 
@@ -87,9 +91,13 @@ class ModelConfig:
 class DataConfig:
     """Source of the prompts, and their order."""
 
-    prompts: Text | None = None
-    """JSONL, Parquet or Arrow file, or a Hugging Face dataset directory: written by save_to_disk, or laid out
-    as on the hub. It or environment must be given."""
+    prompts: Paths | None = None
+    """JSONL, CSV, Parquet or Arrow file, or a Hugging Face dataset directory: of save_to_disk, or laid out as
+    on the hub; or a name and such a path for each of several (data.prompts.NAME=FILE). It or
+    environment must be given."""
+    weights: dict[Name, PositiveFloat] = field(default_factory=dict)
+    """Weights of several files by name: each has that share of every iteration's prompts. Default: an epoch
+    has each row of all files once."""
     environment: EnvironmentConfig | None = None
     """Environments that make the prompts, in place of a file, and score responses to them. Default: none."""
     heldout: Paths | None = None
@@ -107,6 +115,8 @@ class DataConfig:
     """Other columns to keep, for rules, templates and services. Default: all."""
     split: str = "train"
     """Split to read when the directory holds a dataset with several."""
+    limit: PositiveInt | None = None
+    """Rows to read of each file of data.prompts, the first ones. Default: all."""
     prompts_per_iteration: PositiveInt = 256
     """Prompts that one iteration rolls out; a multiple of rollout.num_shards."""
     max_prompt_tokens: PositiveInt | None = None
@@ -125,19 +135,35 @@ class DataConfig:
         return bool(self.heldout or self.environment)
 
     @property
+    def prompt_keys(self) -> dict[str, str]:
+        """Paths of the files of prompts by their keys, e.g. ``data.prompts.NAME``."""
+        return _by_key(PROMPTS_KEY, self.prompts)
+
+    @property
+    def prompt_shares(self) -> dict[str, int]:
+        """Prompts of every iteration by the name of their file; empty without weights."""
+        return divided(self.prompts_per_iteration, self.weights) if self.weights else {}
+
+    @property
     def heldout_sets(self) -> dict[str, str]:
         """Paths of the held-out prompts by the set's name; the name of one path is empty."""
-        if isinstance(self.heldout, dict):
-            return self.heldout
-        return {"": self.heldout} if self.heldout else {}
+        return _by_name(self.heldout)
 
     @property
     def heldout_keys(self) -> dict[str, str]:
         """Paths of the held-out prompts by their keys, e.g. ``data.heldout.NAME``."""
-        return {
-            f"data.heldout.{name}" if name else "data.heldout": path
-            for name, path in self.heldout_sets.items()
-        }
+        return _by_key("data.heldout", self.heldout)
+
+
+def _by_name(given: str | dict[str, str] | None) -> dict[str, str]:
+    """Return paths by name; the name of one path is empty."""
+    if isinstance(given, dict):
+        return given
+    return {"": given} if given else {}
+
+
+def _by_key(key: str, given: str | dict[str, str] | None) -> dict[str, str]:
+    return {f"{key}.{name}" if name else key: path for name, path in _by_name(given).items()}
 
 
 @dataclass(frozen=True, kw_only=True)

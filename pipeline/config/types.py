@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo
 
 
 def _text_of_number(value: object) -> object:
@@ -41,16 +41,16 @@ def _gpus_or_names(value: object) -> object:
     return names
 
 
-def _one_or_several(value: object) -> object:
+def _one_or_several(value: object, info: ValidationInfo) -> object:
     """Return one path, or paths by name, as they were given. Raises ValueError for anything else."""
     named = value if isinstance(value, dict) else {}
     for name, path in named.items():
         if not re.fullmatch(_NAME, str(name)):
-            raise ValueError(f"{name!r} is not a name of a set: write letters, digits, '_', '.' and '-'")
+            raise ValueError(f"{name!r} is no name: write letters, digits, '_', '.' and '-'")
         if not isinstance(path, str) or not path:
             raise ValueError(f"{name} is {path!r} instead of a file")
     if not (named or isinstance(value, str) or value is None):
-        raise ValueError("write FILE, or data.heldout.NAME=FILE for each of several sets")
+        raise ValueError(f"write FILE, or data.{info.field_name}.NAME=FILE for each of several")
     return value
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline.config.environment import HELDOUT_TASKS_KEY, TASKS_KEY
 from pipeline.config.model_files import text_settings
-from pipeline.config.schema import Config, LongPrompts
+from pipeline.config.schema import PROMPTS_KEY, Config, LongPrompts
 from pipeline.data.chat import Rendering
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts
 from pipeline.data.rendering import PromptTokenizer, ScoringTemplate, prompt_texts
@@ -24,8 +24,6 @@ from pipeline.text import printable
 
 SETS_MERGE = "permissive"
 """Arrow's way to put columns of one name together: the wider type, of numbers or of offsets."""
-FILE_KEY = "data.prompts"
-"""Key that messages call the prompts to train on by, where they are of a file."""
 _MOST_QUOTED = 80
 _WAYS_OUT = {
     RejectReason.BAD_ANSWER: "fix the answers",
@@ -72,7 +70,12 @@ class Judged:
 
     @property
     def is_heldout(self) -> bool:
-        return self.key not in (FILE_KEY, TASKS_KEY)
+        return self.key not in (PROMPTS_KEY, TASKS_KEY) and not self.name
+
+    @property
+    def name(self) -> str:
+        """Name of the file among several that are trained on; empty for any other."""
+        return name_of(self.key)
 
     def without(
         self, problems: Mapping[int, str], reason: RejectReason = RejectReason.BAD_ANSWER
@@ -113,7 +116,7 @@ def prompt_files(config: Config) -> Iterator[tuple[str, str]]:
     make: held-out prompts only if something is evaluated."""
     made = config.data.environment
     if made is None:
-        yield FILE_KEY, str(config.data.prompts)
+        yield from config.data.prompt_keys.items()
     else:
         yield TASKS_KEY, str(made.size)
     if config.evaluate.every:
@@ -124,10 +127,24 @@ def prompt_files(config: Config) -> Iterator[tuple[str, str]]:
         )
 
 
+def name_of(key: str) -> str:
+    """Return the name in ``data.prompts.NAME``; empty for any other key."""
+    above, _, name = key.partition(f"{PROMPTS_KEY}.")
+    return "" if above else name
+
+
+def trained_on(files: Sequence[Judged]) -> list[Judged]:
+    """Return the files, or the tasks, that are trained on: those that are not held out."""
+    return [judged for judged in files if not judged.is_heldout]
+
+
 def without_known(files: Sequence[Judged]) -> list[Judged]:
-    """Return the tasks of environments without held-out ones whose prompt is trained on: environments of few
-    different tasks make the same by any seed."""
+    """Return files without the prompts that one before them has: of several files those of an id, and of
+    environments held-out tasks whose prompt is trained on, as those of few different tasks make the same by
+    any seed."""
     found = {judged.key: judged for judged in files}
+    if any(judged.name for judged in files):
+        return _without_repeated(files)
     if HELDOUT_TASKS_KEY not in found or TASKS_KEY not in found:
         return list(files)
     heldout, known = found[HELDOUT_TASKS_KEY], found[TASKS_KEY].found.rows
@@ -137,10 +154,26 @@ def without_known(files: Sequence[Judged]) -> list[Judged]:
     return [found[TASKS_KEY], heldout.without(problems, RejectReason.DUPLICATE_ID)]
 
 
-def read_file(config: Config, path: str, is_sample: bool = False) -> Prompts:
-    """Read a prompt file. Raises PromptError where the whole file cannot be used."""
+def _without_repeated(files: Sequence[Judged]) -> list[Judged]:
+    """Leave a prompt that several files have to the first of them."""
+    where: dict[str, str] = {}
+    left = []
+    for judged in files:
+        if judged.name:
+            rows = judged.found.rows
+            same = {i: where[rows[i].prompt_id] for i in judged.kept if rows[i].prompt_id in where}
+            problems = {i: f"same prompt as {first}" for i, first in same.items()}
+            judged = judged.without(problems, RejectReason.DUPLICATE_ID)
+            where |= {rows[i].prompt_id: f"{rows[i].where} of {judged.path}" for i in judged.kept}
+        left.append(judged)
+    return left
+
+
+def read_file(config: Config, key: str, path: str, is_sample: bool = False) -> Prompts:
+    """Read a prompt file. Ids that the rows of one of several files bring begin with its name: two data sets
+    may both count from 0. Raises PromptError where the whole file cannot be used."""
     data = config.data
-    return read_prompts(
+    found = read_prompts(
         Path(path),
         prompt_column=data.prompt_column,
         id_column=data.id_column,
@@ -149,7 +182,16 @@ def read_file(config: Config, path: str, is_sample: bool = False) -> Prompts:
         columns=data.columns,
         reserved=reserved_columns(config),
         is_sample=is_sample,
+        limit=limit_of(config, key),
     )
+    if not (name := name_of(key)) or data.id_column is None:
+        return found
+    return replace(found, rows=tuple(replace(row, prompt_id=f"{name}/{row.prompt_id}") for row in found.rows))
+
+
+def limit_of(config: Config, key: str) -> int | None:
+    """Return the most rows to read of a file; None for all, as of held-out prompts."""
+    return config.data.limit if key == PROMPTS_KEY or name_of(key) else None
 
 
 def judge(
@@ -253,27 +295,44 @@ def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> 
         if why := too_few(config, judged, by_example=not listing):
             where = f"; unusable rows are listed in {listing}" if listing else ""
             raise PromptError(f"{judged.key}={judged.path}{why}{where}")
+    check_together(config, files)
 
 
 def check_sets(files: Sequence[Judged]) -> None:
-    """Raise PromptError where a column is of different types in two sets of held-out prompts, which are put
-    together."""
-    schemas = [judged.found.columns.schema for judged in files if judged.is_heldout]
-    try:
-        pa.unify_schemas(schemas, promote_options=SETS_MERGE) if schemas else None
-    except pa.ArrowException as error:
+    """Raise PromptError where a column is of different types in two files that are put together: those that
+    are trained on, or the sets of held-out prompts."""
+    groups = {
+        f"{PROMPTS_KEY}: the files": trained_on(files),
+        "data.heldout: the sets": [judged for judged in files if judged.is_heldout],
+    }
+    for what, group in groups.items():
+        schemas = [judged.found.columns.schema for judged in group]
+        try:
+            pa.unify_schemas(schemas, promote_options=SETS_MERGE) if schemas else None
+        except pa.ArrowException as error:
+            raise PromptError(
+                f"{what} have columns of one name that cannot be put together "
+                f"({first_line(error)}); rename one, or leave it out by data.columns"
+            ) from error
+
+
+def check_together(config: Config, files: Sequence[Judged]) -> None:
+    """Raise PromptError where the prompts of several files are too few for an iteration."""
+    named, wanted = [judged for judged in files if judged.name], config.data.prompts_per_iteration
+    usable = sum(judged.most_usable for judged in named)
+    if named and usable < wanted:
         raise PromptError(
-            "data.heldout: the sets have columns of one name that cannot be put together "
-            f"({first_line(error)}); rename one, or leave it out by data.columns"
-        ) from error
+            f"{PROMPTS_KEY}: its files have {usable} usable rows together, fewer than "
+            f"data.prompts_per_iteration={wanted}"
+        )
 
 
 def too_few(config: Config, judged: Judged, by_example: bool) -> str:
     """Return the complaint about a file of which too little is left, maybe with an example; else nothing."""
-    wanted, because = config.data.prompts_per_iteration, _because(judged, by_example)
-    usable = judged.most_usable
-    if not judged.is_heldout and usable < wanted:
-        return f" has {usable} usable rows, fewer than data.prompts_per_iteration={wanted}{because}"
+    because, usable = _because(judged, by_example), judged.most_usable
+    wanted, why = _wanted_of(config, judged)
+    if usable < wanted:
+        return f" has {usable} usable rows, fewer than {why}{because}"
     if not usable:
         return f" has no usable row{because}"
     if judged.share_dropped > config.data.max_dropped:
@@ -281,6 +340,18 @@ def too_few(config: Config, judged: Judged, by_example: bool) -> str:
         way_out = _WAYS_OUT.get(_commonest(judged), way_out)
         return f": {judged.portion_dropped} cannot be used{because}; {way_out}, or set data.max_dropped=1"
     return ""
+
+
+def _wanted_of(config: Config, judged: Judged) -> tuple[int, str]:
+    """Return the least number of rows that an iteration takes of a file, and what says so."""
+    prompts = config.data.prompts_per_iteration
+    if judged.is_heldout or (judged.name and not config.data.weights):
+        return 0, ""
+    if not judged.name:
+        return prompts, f"data.prompts_per_iteration={prompts}"
+    share = config.data.prompt_shares.get(judged.name, 0)
+    weight = f"data.weights.{judged.name}={config.data.weights.get(judged.name, 0):g}"
+    return share, f"the {share} that an iteration of {prompts} takes by {weight}"
 
 
 def _because(judged: Judged, by_example: bool) -> str:

@@ -90,11 +90,12 @@ def read_prompts(
     columns: Sequence[str] | None = None,
     reserved: frozenset[str] = frozenset(),
     is_sample: bool = False,
+    limit: int | None = None,
 ) -> Prompts:
-    """Read and judge every row of a source of prompts. Blank lines of a JSON Lines file are not rows.
+    """Read and judge every row of a source of prompts. Blank lines of a text file are not rows.
 
     Args:
-        path: JSON Lines, Parquet or Arrow file, or a directory of ``save_to_disk`` or of ``.parquet`` files.
+        path: JSON Lines, CSV, Parquet or Arrow file, or a directory of ``save_to_disk`` or of Parquet files.
         prompt_column: column with a string or a list of messages ``{role, content, ...}``, also as JSON text.
         id_column: column with unique strings or integers; None hashes the prompt's content instead.
         split: the split to read where the directory holds several, or ``.parquet`` files named after it.
@@ -103,6 +104,7 @@ def read_prompts(
         columns: other columns to keep. Default: all.
         reserved: names that the columns to keep must not have.
         is_sample: whether some rows of a large source are enough; ``row`` then counts those that were read.
+        limit: the most rows to read, the first ones. Default: all.
 
     Raises:
         PromptError: the source cannot be read, lacks a column, or has columns that cannot be kept.
@@ -110,7 +112,7 @@ def read_prompts(
     ours = [name for name in (prompt_column, id_column, tools_column) if name]
     wanted = None if columns is None else {*ours, *columns}
     with readable(path):
-        source = read_source(path, split, wanted, is_sample)
+        source = read_source(path, split, wanted, is_sample, limit)
         is_whole = source.num_rows == source.num_total
         kept = None if columns is None else [c for c in columns if is_whole or c in source.names]
         if tools_column not in source.names:

@@ -68,6 +68,8 @@ class RejectReason(StrEnum):
 
     BAD_JSON = "bad_json"
     """The line is not JSON."""
+    BAD_CSV = "bad_csv"
+    """The row of CSV has more or fewer fields than the header."""
     NOT_OBJECT = "not_object"
     """The line is JSON, but not an object."""
     BAD_UTF8 = "bad_utf8"

@@ -1,9 +1,12 @@
 """Dealing of prompts to iterations and their shards."""
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.config.shares import mixed
 from pipeline.run.seeds import derive_seed
 
 
@@ -13,6 +16,20 @@ class Deal:
 
     epoch: int
     indices: tuple[int, ...]
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """Epoch of each file of prompts, where they have weights; :attr:`epoch` is then the least."""
+
+
+@dataclass(frozen=True)
+class Portion:
+    """The usable rows of one of several files, which follow each other among all usable rows."""
+
+    name: str
+    start: int
+    """Index of the first of them."""
+    num_prompts: int
+    share: int
+    """How many of them each iteration has."""
 
 
 def deal(
@@ -56,3 +73,41 @@ def _epoch_order(num_prompts: int, seed: int, epoch: int) -> np.ndarray[tuple[in
     """
     raw = np.random.Philox(key=derive_seed(seed, "epoch", epoch)).random_raw(num_prompts)
     return np.argsort(raw, kind="stable")
+
+
+def portions(counts: Sequence[tuple[str, int]], shares: Mapping[str, int]) -> list[Portion]:
+    """Return the portions of files of which name and number of usable rows are given in their order."""
+    starts = itertools.accumulate((number for _, number in counts), initial=0)
+    return [
+        Portion(name, start, number, shares[name])
+        for (name, number), start in zip(counts, starts, strict=False)
+    ]
+
+
+def deal_by_weight(
+    portions: Sequence[Portion], *, iteration: int, num_shards: int, shard: int, seed: int, shuffle: bool
+) -> Deal:
+    """Return the prompts of one shard of one 1-based iteration, of which each file has its share: each is
+    dealt as by :func:`deal`, in epochs and an order of its own, and their prompts are mixed evenly.
+
+    Raises:
+        ValueError: a file has fewer prompts than its share.
+    """
+    found: dict[str, list[int]] = {}
+    epochs: dict[str, int] = {}
+    for one in portions:
+        if not one.share:
+            continue
+        dealt = deal(
+            one.num_prompts,
+            iteration=iteration,
+            prompts_per_iteration=one.share,
+            num_shards=1,
+            shard=0,
+            seed=derive_seed(seed, "file", one.name),
+            shuffle=shuffle,
+        )
+        found[one.name], epochs[one.name] = [one.start + index for index in dealt.indices], dealt.epoch
+    order = mixed(found)
+    size = len(order) // num_shards
+    return Deal(min(epochs.values()), tuple(order[shard * size : (shard + 1) * size]), epochs)

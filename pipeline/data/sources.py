@@ -1,9 +1,8 @@
-"""The files prompts come in: JSON Lines, Parquet, Arrow, and the directories that Hugging Face writes.
+"""The files prompts come in: JSON Lines, CSV, Parquet, Arrow, and the directories that Hugging Face writes.
 
 Each becomes :class:`SourceLines` or :class:`_Table`: rows to judge one by one, and columns to keep.
 """
 
-import json
 import random
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -15,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.data.arrow_types import check_buffers, has_json, python_value
+from pipeline.data.lines import WANTED, Line, is_text, raw_lines, read_lines
 from pipeline.data.rows import Cells, Columns, Reading, RejectReason, Unusable, column
 from pipeline.data.tables import (
     ARROW,
     KEEP,
     LEGAL,
+    Choose,
     PromptError,
     check_is_no_pipe,
     first_line,
@@ -28,20 +29,11 @@ from pipeline.data.tables import (
     readable,
 )
 
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
 _SAMPLE_ROWS = 20_000
 _SAMPLE_BYTES = 32 << 20
 """Limits of a sample, in rows and bytes: so much is judged and tokenised in seconds."""
-_HEAD_BYTES = 1 << 16
-"""Bytes of a file's beginning and end that say whether it holds lines."""
-_WANTED = "JSON Lines are wanted: an object on each line"
 _SCAN_BYTES = 16 << 20
 """Bytes of a scan's chunk, if one row has no more."""
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-_Line = tuple[int | str, dict[str, object] | Unusable]
-"""1-based number of a line, or another name of the row, and its object, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class SourceLines:
     """The non-blank lines of a JSON Lines file, which are its rows; or rows that come from no file."""
 
     path: Path
-    lines: tuple[_Line, ...]
+    lines: tuple[Line, ...]
     num_total: int
     """Rows of the file, of which ``lines`` may be a sample."""
     word: str = "line"
@@ -66,7 +58,7 @@ class SourceLines:
         if not objects:
             number, first = self.lines[0]
             why = f"{self.path} has no line with a JSON object; {self.word} {number} is {first}"
-            raise PromptError(f"{why}; {_WANTED}")
+            raise PromptError(f"{why}; {WANTED}")
         return list(dict.fromkeys(key for value in objects for key in value))
 
     def cells(self, prompt_column: str, id_column: str | None, tools_column: str | None) -> Iterator[Cells]:
@@ -142,13 +134,18 @@ Source = SourceLines | _Table
 
 
 def read_source(
-    path: Path, split: str, wanted: Collection[str] | None = None, is_sample: bool = False
+    path: Path,
+    split: str,
+    wanted: Collection[str] | None = None,
+    is_sample: bool = False,
+    limit: int | None = None,
 ) -> Source:
     """Open a file or directory that has at least one row.
 
     Args:
         wanted: the only columns to read, if the source has them. Default: all.
         is_sample: whether some rows of a large source are enough: the same ones each time, spread over it.
+        limit: the most rows to read, the first ones; others count as if they were not there. Default: all.
 
     Raises:
         PromptError: there is none, or it is not in one of the formats.
@@ -156,43 +153,58 @@ def read_source(
     if not path.exists():
         raise PromptError(f"{path} does not exist; name {LEGAL}")
     check_is_no_pipe(path)
-    source = _read(path, split, wanted, is_sample)
+    source = _read(path, split, wanted, is_sample, limit)
     if source.num_rows == 0:
         raise PromptError(f"{path} has no rows; give at least one prompt")
     return source
 
 
-def _read(path: Path, split: str, wanted: Collection[str] | None, is_sample: bool) -> Source:
-    suffix = path.suffix.lower()
-    choose = _chosen if is_sample else None
+def _read(
+    path: Path, split: str, wanted: Collection[str] | None, is_sample: bool, limit: int | None
+) -> Source:
     if path.is_dir():
-        found = read_directory(path, split, wanted, choose)
-    elif suffix not in (*_JSON_LINES, *ARROW, ".parquet"):
-        raise PromptError(f"{path} has the unknown extension {suffix!r}; name {LEGAL}")
+        found = read_directory(path, split, wanted, _chooser(is_sample, limit))
+    elif not is_text(path) and path.suffix.lower() not in (*ARROW, ".parquet"):
+        raise PromptError(f"{path} has the unknown extension {path.suffix.lower()!r}; name {LEGAL}")
     elif path.stat().st_size == 0:
         raise PromptError(f"{path} is empty; give at least one prompt")
-    elif suffix in _JSON_LINES:
-        return _read_lines(path, is_sample)
+    elif is_text(path):
+        return SourceLines(path, *read_lines(path, _chosen if is_sample else None, limit))
     else:
-        found = read_files(path, [path], wanted, choose)
-    return _Table(path, found.table, found.names, found.places, found.num_total)
+        found = read_files(path, [path], wanted, _chooser(is_sample, limit))
+    num_total = found.num_total if limit is None else min(limit, found.num_total)
+    return _Table(path, found.table, found.names, found.places, num_total)
+
+
+def _chooser(is_sample: bool, limit: int | None) -> Choose | None:
+    """Return what chooses the rows of a table to look at: the first ``limit``, or a sample of these; None for
+    all."""
+    if limit is None:
+        return _chosen if is_sample else None
+
+    def choose(num_rows: int, num_bytes: int) -> Sequence[int]:
+        first = min(num_rows, limit)
+        return _chosen(first, num_bytes * first // max(num_rows, 1)) if is_sample else range(first)
+
+    return choose
 
 
 def scan(
-    path: Path, split: str, names: Sequence[str], size: int
+    path: Path, split: str, names: Sequence[str], size: int, limit: int | None = None
 ) -> Iterator[tuple[Sequence[str], dict[str, list[object]]]]:
-    """Yield all rows of a source in chunks of up to ``size``: how messages name them, and values by column.
-    Rows that are no JSON objects are left out; a value that cannot be one of Python is None.
+    """Yield all rows of a source, or the first ``limit``, in chunks of up to ``size``: how messages name
+    them, and values by column. Rows that are no JSON objects are left out; a value that cannot be one of
+    Python is None.
 
     Raises:
         PromptError: the source cannot be read.
     """
     with readable(path):
-        if path.is_file() and path.suffix.lower() in _JSON_LINES:
-            yield from _scan_lines(path, names, size)
+        if path.is_file() and is_text(path):
+            yield from _scan_lines(path, names, size, limit)
             return
         read = read_directory(path, split, names, None) if path.is_dir() else None
-        table = (read or read_files(path, [path], names, None)).table
+        table = (read or read_files(path, [path], names, None)).table.slice(0, limit)
         for name in table.column_names:
             _check_values(path, name, table[name], is_judged_by_row=True)
         size = max(1, min(size, _SCAN_BYTES * table.num_rows // max(table.nbytes, 1)))
@@ -203,17 +215,17 @@ def scan(
 
 
 def _scan_lines(
-    path: Path, names: Sequence[str], size: int
+    path: Path, names: Sequence[str], size: int, limit: int | None
 ) -> Iterator[tuple[Sequence[str], dict[str, list[object]]]]:
     where: list[str] = []
     values: dict[str, list[object]] = {name: [] for name in names}
     num_bytes = 0
-    for number, line in _filled(path):
-        row = _parse_line(line)
+    for line in raw_lines(path, limit):
+        row = line.parsed
         if isinstance(row, Unusable):
             continue
-        num_bytes += len(line)
-        where.append(f"line {number}")
+        num_bytes += line.size
+        where.append(f"line {line.number}")
         for name in names:
             values[name].append(row.get(name))
         if len(where) == size or num_bytes > _SCAN_BYTES:
@@ -237,60 +249,6 @@ def _chosen(num_rows: int, num_bytes: int) -> Sequence[int]:
     """Return the rows to look at, in order."""
     limit = min(_SAMPLE_ROWS, max(num_rows * _SAMPLE_BYTES // max(num_bytes, 1), 1))
     return range(num_rows) if num_rows <= limit else sorted(random.Random(0).sample(range(num_rows), limit))
-
-
-def _read_lines(path: Path, is_sample: bool) -> SourceLines:
-    """Read the lines of a file; twice for a sample of them, so that it is never in memory whole."""
-    _check_is_lines(path)
-    if not is_sample:
-        filled = tuple((number, _parse_line(line)) for number, line in _filled(path))
-        return SourceLines(path, filled, len(filled))
-    num_rows, num_bytes = 0, path.stat().st_size
-    for _ in _filled(path):
-        num_rows += 1
-    wanted = set(_chosen(num_rows, num_bytes))
-    chosen = (one for row, one in enumerate(_filled(path)) if row in wanted)
-    return SourceLines(path, tuple((number, _parse_line(line)) for number, line in chosen), num_rows)
-
-
-def _filled(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each line that is not blank."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            line = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
-            if line.strip():
-                yield number, line.removesuffix(b"\n")
-
-
-def _parse_line(line: bytes) -> dict[str, object] | Unusable:
-    try:
-        value = json.loads(line.decode())
-        if b"\\u" in line:  # an escape can name half a character, which no UTF-8 file can hold
-            json.dumps(value, ensure_ascii=False).encode()
-    except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        return Unusable(RejectReason.BAD_UTF8, f"not UTF-8 text: {error.reason}")
-    except (ValueError, RecursionError) as error:
-        return Unusable(RejectReason.BAD_JSON, f"not JSON: {first_line(error)}")
-    if not isinstance(value, dict):
-        return Unusable(RejectReason.NOT_OBJECT, f"a JSON {type(value).__name__}, not an object")
-    return value
-
-
-def _check_is_lines(path: Path) -> None:
-    """Raise PromptError for a file that is one JSON array, or one object, on several lines."""
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK).lstrip()
-        file.seek(max(0, path.stat().st_size - _HEAD_BYTES))
-        tail = file.read().rstrip()
-    first = head.split(b"\n", 1)[0].strip()
-    goes_on = first == b"[" or first.endswith((b",", b"{")) or (b"\n" not in head and b"{" in first)
-    is_array = first.startswith(b"[") and tail.endswith(b"]") and goes_on
-    if is_array:
-        raise PromptError(
-            f"{path} is one JSON array, and {_WANTED}; jq -c '.[]' FILE > FILE.jsonl makes it so"
-        )
-    if first == b"{" and tail.endswith(b"\n}"):
-        raise PromptError(f"{path} is one JSON object on several lines, and {_WANTED}")
 
 
 # --- columns -----------------------------------------------------------------------------------------------

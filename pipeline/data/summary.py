@@ -10,7 +10,7 @@ from pipeline.config.model_files import text_settings
 from pipeline.config.reward import RuleConfig, prefill_of
 from pipeline.config.reward_rules import special_token_warnings
 from pipeline.config.schema import Config
-from pipeline.data.checks import Judged
+from pipeline.data.checks import Judged, trained_on
 from pipeline.data.fit import fit_warnings
 from pipeline.data.prompts import Rejected, summarize
 from pipeline.data.rows import RejectReason
@@ -118,12 +118,20 @@ def span_in_words(found: PromptLengths) -> str:
     return f"prompts of {span}, median {found.median:,}, {MOST:.0%} up to {found.most:,}"
 
 
-def prompt_lengths(judged: Judged) -> PromptLengths | None:
-    """Sum up the lengths of a file's usable prompts; None where nothing was tokenised."""
-    num_over = judged.num_truncated + sum(one.reason is RejectReason.TOO_LONG for one in judged.rejected)
-    return lengths_of(
-        judged.key, [len(judged.tokens[i]) for i in judged.kept] if judged.tokens else [], num_over
+def prompt_lengths(*files: Judged) -> PromptLengths | None:
+    """Sum up the lengths of the usable prompts of files; None where nothing was tokenised."""
+    num_over = sum(
+        one.num_truncated + sum(row.reason is RejectReason.TOO_LONG for row in one.rejected) for one in files
     )
+    lengths = [len(one.tokens[i]) for one in files if one.tokens for i in one.kept]
+    return lengths_of(files[0].key, lengths, num_over) if lengths else None
+
+
+def all_prompt_lengths(files: Sequence[Judged]) -> list[PromptLengths]:
+    """Return the lengths of the prompts that are trained on, of all their files together, and of each set of
+    held-out ones."""
+    groups = [trained_on(files), *([one] for one in files if one.is_heldout)]
+    return [found for group in groups if (found := prompt_lengths(*group))]
 
 
 def num_without_room(judged: Judged, config: Config) -> int:
@@ -148,7 +156,7 @@ def listed(rejected: Sequence[Rejected]) -> Iterator[str]:
 
 _PREFIX = "data/"
 _TOTALS = ("prompts", "rejected", "truncated", "left_out", "masked_ids")
-_BY_KIND = ("rejected/", "read_as/")
+_BY_KIND = ("prompts/", "rejected/", "read_as/")
 
 
 MEAN_LENGTH = "prompt_length/mean"
@@ -157,7 +165,7 @@ MEAN_LENGTH = "prompt_length/mean"
 
 def length_metrics(files: Sequence[Judged]) -> dict[str, float]:
     """Return the lengths of the prompts that are trained on, as prepare's metrics: in tokens."""
-    found = prompt_lengths(files[0]) if files else None
+    found = prompt_lengths(*trained_on(files))
     if found is None:
         return {}
     return {
@@ -182,7 +190,8 @@ def counts(files: Sequence[Judged], num_masked: int) -> dict[str, float]:
         for reading, count in judged.read_as.items():
             kinds[reading.kind] += count
     return {
-        "prompts": float(sum(len(judged.kept) for judged in files[:1])),
+        "prompts": float(sum(len(judged.kept) for judged in trained_on(files))),
+        **{f"prompts/{one.name}": float(len(one.kept)) for one in trained_on(files) if one.name},
         "rejected": float(reasons.total()),
         **{f"rejected/{reason}": float(count) for reason, count in reasons.items()},
         "truncated": float(sum(judged.num_truncated for judged in files)),

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 ARROW = (".arrow", ".feather")
-LEGAL = "a .jsonl, .ndjson, .json, .parquet, .arrow or .feather file, or a folder of save_to_disk or parquet"
+LEGAL = (
+    "a .jsonl, .ndjson, .json, .csv or .tsv file, or one with .gz or .zst after that, a .parquet, .arrow or "
+    ".feather file, or a folder of save_to_disk or parquet"
+)
 KEEP = "name the columns to keep in data.columns"
 _SPLITS = {"train", "test", "validation"}
 _BATCH_ROWS, _BATCH_BYTES = 1 << 16, 64 << 20

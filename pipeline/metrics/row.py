@@ -49,7 +49,7 @@ def iteration_row(
     """
     row: dict[str, float | int] = {"iteration": iteration, "policy_version": iteration}
     if rollouts := records.get(Stage.ROLLOUT):
-        row["epoch"] = int(rollouts[0].metrics["epoch"])
+        row |= {name: int(value) for name, value in rollouts[0].metrics.items() if name.startswith("epoch")}
         if has_lag:
             row["staleness/lag"] = iteration - 1 - rollouts[0].policy_version
         row["rollout/refused"] = sum(r.metrics.get("refused", 0.0) for r in rollouts)
@@ -58,6 +58,7 @@ def iteration_row(
     row |= _facts_of_engines([r for rs in records.values() for r in rs])
     row |= _counted([r for rs in records.values() for r in rs if r.task.stage.scores])
     row |= _by_environment(records.get(Stage.REWARD, ()))
+    row |= _by_file(records.get(Stage.REWARD, ()))
     row |= _by_validity(records.get(Stage.REWARD, ()))
     for stage, stage_records in records.items():
         row |= stage_metrics(stage, stage_records)
@@ -135,12 +136,24 @@ _COUNTED = frozenset({"truncated", "unscored", "abstained", "late", "failed", "u
 
 def _by_environment(records: Sequence[Record]) -> dict[str, float]:
     """Return the mean reward of each environment's responses; none where the run has not several."""
+    means = _means(records, "environment")
+    return {f"environment/{one}/reward": mean for one, mean in means.items()} if len(means) > 1 else {}
+
+
+def _by_file(records: Sequence[Record]) -> dict[str, float]:
+    """Return the mean reward of responses by the file of their prompt; none where files have no names."""
+    return {f"reward/mean/{one}": mean for one, mean in _means(records, "source").items()}
+
+
+def _means(records: Sequence[Record], what: str) -> dict[str, float]:
+    """Return mean rewards by name, from the sums and numbers that reward tasks keep (``WHAT_rewards/NAME``,
+    ``WHAT_responses/NAME``)."""
+    sums, numbers = f"{what}_rewards/", f"{what}_responses/"
     totals: Counter[str] = Counter()
     for record in records:
-        totals.update({k: v for k, v in record.metrics.items() if k.startswith((_REWARDS, _RESPONSES))})
-    names = [name.removeprefix(_RESPONSES) for name in totals if name.startswith(_RESPONSES)]
-    means = {f"environment/{one}/reward": totals[_REWARDS + one] / totals[_RESPONSES + one] for one in names}
-    return means if len(means) > 1 else {}
+        totals.update({k: v for k, v in record.metrics.items() if k.startswith((sums, numbers))})
+    names = [name.removeprefix(numbers) for name in totals if name.startswith(numbers)]
+    return {one: totals[sums + one] / totals[numbers + one] for one in names}
 
 
 def _by_validity(records: Sequence[Record]) -> dict[str, float]:
@@ -155,8 +168,6 @@ def _by_validity(records: Sequence[Record]) -> dict[str, float]:
 
 _VALIDITY = "validity/"
 """Metrics of reward tasks: responses by :class:`pipeline.run.schemas.Validity`."""
-_REWARDS, _RESPONSES = "environment_rewards/", "environment_responses/"
-"""Metrics of reward tasks: sums over the responses to each environment's tasks."""
 
 
 def _counted(records: Sequence[Record]) -> dict[str, float]:

@@ -26,6 +26,7 @@ from pipeline.config.environment import (
 from pipeline.config.reward import ENVIRONMENT_RULE, RowsPerCall, RuleConfig
 from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import Config
+from pipeline.config.shares import mixed
 from pipeline.plugins.called import Plugin, PluginFailure
 from pipeline.plugins.interpreter.contract import MadeTask
 from pipeline.plugins.load import ENVIRONMENTS, MissingImport, PluginError
@@ -93,16 +94,6 @@ def task_sets(made: EnvironmentConfig, seed: int, has_heldout: bool) -> list[Tas
         TaskSet(HELDOUT_TASKS_KEY, made.heldout_shares, ("heldout", heldout)),
     ]
     return sets if has_heldout else sets[:1]
-
-
-def mixed(tasks: Mapping[str, list[NamedTask]]) -> list[NamedTask]:
-    """Return the tasks of all environments in one order, in every part of which each has its share."""
-    placed = [
-        ((index + 0.5) / len(some), order, task)
-        for order, some in enumerate(tasks.values())
-        for index, task in enumerate(some)
-    ]
-    return [task for _, _, task in sorted(placed, key=lambda one: one[:2])]
 
 
 def tasks_of(

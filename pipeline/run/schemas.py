@@ -127,6 +127,8 @@ PROMPT_TOOLS = "prompt_tools"
 without. Only where a prompt has some."""
 HELDOUT_SET = "heldout_set"
 """Column of held-out prompts with the name of their set, where the run has several."""
+PROMPT_SOURCE = "prompt_source"
+"""Column of prompts and responses with the name of the file of the prompt, where the run has several."""
 ENVIRONMENT_TASK = "environment_task"
 """Column with the name of the task of an environment, such as ``sums/17``."""
 ENVIRONMENT_ENTRY = "environment_entry"
@@ -146,7 +148,8 @@ def environment_of(task: str) -> str:
 def reserved_columns(config: Config) -> frozenset[str]:
     """Return the names that the user's columns may not have in this run."""
     rules = [one for one in config.reward.components.values() if isinstance(one, RuleConfig)]
-    of_sets = frozenset({HELDOUT_SET} if isinstance(config.data.heldout, dict) else ())
+    given = {HELDOUT_SET: config.data.heldout, PROMPT_SOURCE: config.data.prompts}
+    of_sets = frozenset(column for column, paths in given.items() if isinstance(paths, dict))
     return RESERVED_COLUMNS | of_sets | frozenset().union(*map(passed_names, rules))
 
 

@@ -239,6 +239,9 @@ def _beside_if(
 
 LISTING = "chunks"
 """Part of the name of the JSON file that lists the chunks of a commit's main Arrow file."""
+SOURCES = "sources"
+"""Key of that listing with name and number of rows of each file of prompts, in their order; for files that
+have names."""
 
 _ROWS = 64
 """Rows of a chunk. A reader of a few rows reads so many for each, and the listing of some 60 bytes a chunk:

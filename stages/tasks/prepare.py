@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
 from pipeline.config.schema import Config
@@ -23,6 +24,7 @@ from pipeline.data.checks import (
     judge,
     prompt_files,
     read_file,
+    trained_on,
     without_known,
 )
 from pipeline.data.prompts import Rejected, made_prompts, write_rejected
@@ -33,9 +35,18 @@ from pipeline.plugins.row_checks import chunks_of, row_problems
 from pipeline.plugins.trial import OpenRule, SampleRow, check_rules, check_scheduler, open_rules
 from pipeline.run.commits import FileEntry, hash_file
 from pipeline.run.durable import file_state, make_folder, replace_durably
-from pipeline.run.schemas import HELDOUT_SET, PROMPT_TOOLS, PROMPTS, conform, extra_columns, version_of
-from pipeline.run.shards import LISTING, listing, write_in_chunks, write_shard
+from pipeline.run.schemas import (
+    HELDOUT_SET,
+    PROMPT_SOURCE,
+    PROMPT_TOOLS,
+    PROMPTS,
+    conform,
+    extra_columns,
+    version_of,
+)
+from pipeline.run.shards import LISTING, SOURCES, listing, write_in_chunks, write_shard
 from pipeline.run.tasks import Task
+from pipeline.run.wide import combined
 from stages.context import Context, StageResult, UserError
 from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
@@ -52,13 +63,16 @@ def run(task: Task, context: Context) -> StageResult:
     make_folder(rejected.parent, context.paths.root)
     with open_rules(config) as rules:
         files = checked_files(context, rules, rejected)
-        prompts, *sets = map(prompt_table, files)
-        sets = [table.slice(0, config.evaluate.num_prompts) for table in sets]
-        tables = zip(prompt_files(config), [prompts, *sets], strict=True)
-        tried = [sample for (key, path), table in tables for sample in samples(table, key, path)]
+        tables = {judged.key: prompt_table(judged) for judged in files}
+        sets = {
+            one.key: tables[one.key].slice(0, config.evaluate.num_prompts) for one in files if one.is_heldout
+        }
+        tables |= sets
+        tried = [sample for one in files for sample in samples(tables[one.key], one.key, one.path)]
         tell(check_rules(config, rules, tried))
     check_scheduler(config)
-    heldout = joined(config, sets)
+    prompts = joined(PROMPT_SOURCE, config.data.prompts, [tables[one.key] for one in trained_on(files)])
+    heldout = joined(HELDOUT_SET, config.data.heldout, list(sets.values()))
     check_remotes(config, prompts, heldout)
     normalization = context.files.data(context.attempt, "normalization", "json")
     replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
@@ -84,7 +98,7 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
     )
     files, made = [], made_tasks(config)
     for key, path in prompt_files(config):
-        prompts = made_prompts(made[key]) if key in made else read_file(config, path)
+        prompts = made_prompts(made[key]) if key in made else read_file(config, key, path)
         judged = judge(key, path, prompts, config, rendering, tokenizer, templates)
         found = row_problems(rules, chunks_of(judged.found.columns), f"{key}={path}")
         files.append(judged.without(dict(found)))
@@ -103,31 +117,38 @@ def tell(said: Iterable[str]) -> None:
         log.log(WARNING if is_warning else INFO, line.removeprefix("warning: "))
 
 
-def joined(config: Config, sets: Sequence[pa.Table]) -> pa.Table:
-    """Return the held-out prompts of all sets, which fit each other, one after the other. Where they have
-    names, a column has them."""
-    if not isinstance(config.data.heldout, dict) or not sets:
-        return next(iter(sets), conform({name: [] for name in PROMPTS.names}, PROMPTS))
-    named_sets = [
-        table.append_column(HELDOUT_SET, pa.array([name] * table.num_rows, pa.string()))
-        for name, table in zip(config.data.heldout, sets, strict=True)
+def joined(column: str, given: object, tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the prompts of several files, which fit each other, one after the other. Where the files were
+    ``given`` by name, ``column`` has their names."""
+    if not isinstance(given, dict) or not tables:
+        return next(iter(tables), conform({name: [] for name in PROMPTS.names}, PROMPTS))
+    with_names = [
+        table.append_column(column, pa.array([name] * table.num_rows, pa.string()))
+        for name, table in zip(given, tables, strict=True)
     ]
-    found = pa.concat_tables(named_sets, promote_options=SETS_MERGE)
-    return found.replace_schema_metadata(sets[0].schema.metadata).combine_chunks()
+    found = pa.concat_tables(with_names, promote_options=SETS_MERGE)
+    columns = [combined(one) for one in found.columns]
+    return pa.Table.from_arrays(columns, schema=found.schema.with_metadata(tables[0].schema.metadata))
 
 
 def write_prompts(context: Context, prompts: pa.Table) -> tuple[FileEntry, FileEntry]:
-    """Write the prompts in chunks, and the listing by which a rollout reads only its own."""
+    """Write the prompts in chunks, and the listing by which a rollout reads only its own: where files have
+    names, it has their rows by name, in the order of the prompts."""
     paths, files = context.paths, context.files
     entry, chunks = write_in_chunks(paths, files.data(context.attempt), prompts)
     path = files.data(context.attempt, LISTING, "json")
-    replace_durably(path, json.dumps(listing(chunks)) + "\n")
+    listed = listing(chunks)
+    if PROMPT_SOURCE in prompts.column_names:
+        counts = pc.value_counts(prompts[PROMPT_SOURCE]).to_pylist()
+        listed[SOURCES] = [[one["values"], one["counts"]] for one in counts]
+    replace_durably(path, json.dumps(listed) + "\n")
     return entry, hash_file(paths, path)
 
 
 def named(judged: Judged) -> Sequence[Rejected]:
-    """Return the rows of a file that cannot be used; those of held-out prompts name their file."""
-    if not judged.is_heldout:
+    """Return the rows of a file that cannot be used; those of held-out prompts, and of one of several files,
+    name their file."""
+    if not (judged.is_heldout or judged.name):
         return judged.rejected
     return [
         replace(
@@ -192,7 +213,7 @@ def hash_user_files(config: Config) -> dict[str, str]:
     norms = [c.normalization for c in components if isinstance(c, RewardModelConfig) and c.normalization]
     given = [config.model.policy, config.model.reference, config.model.critic, *models, *tokenizers]
     given += [
-        config.data.prompts,
+        *config.data.prompt_keys.values(),
         *config.data.heldout_sets.values(),
         *(norm.reference_samples for norm in norms),
     ]

@@ -15,6 +15,7 @@ from pipeline.config.reward import RuleConfig
 from pipeline.config.schema import Config
 from pipeline.run.schemas import (
     ENVIRONMENT_TASK,
+    PROMPT_SOURCE,
     REWARD,
     ROLLOUT,
     SCORE,
@@ -51,7 +52,7 @@ def run(task: Task, context: Context) -> StageResult:
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics |= validity_metrics(table)
     metrics["response_tokens"] = num_tokens(rows)
-    metrics |= by_environment(rows, table)
+    metrics |= by_origin(rows, table)
     return StageResult((output,), rows.num_rows, version_of(REWARD), source.policy_version, metrics)
 
 
@@ -65,17 +66,31 @@ def load(context: Context, version: int) -> None:
         load_reference(context)
 
 
-def by_environment(rows: pa.Table, rewards: pa.Table) -> dict[str, float]:
-    """Return the sum of rewards, and their number, of each environment; none where no environment made the
-    prompts. Greedy responses, and those without a reward, do not count."""
-    if ENVIRONMENT_TASK not in rows.column_names:
-        return {}
+def by_origin(rows: pa.Table, rewards: pa.Table) -> dict[str, float]:
+    """Return the sum of rewards, and their number, of each environment and each file of prompts, and of files
+    the number of samples of each validity; none where no environment made the prompts, and the file has no
+    name. Greedy responses do not count, nor in sums those without a reward."""
+    found: dict[str, float] = {}
+    if ENVIRONMENT_TASK in rows.column_names:
+        names = list(map(environment_of, rows[ENVIRONMENT_TASK].to_pylist()))
+        found |= _reward_sums("environment", names, rewards)
+    if PROMPT_SOURCE in rows.column_names:
+        names = rows[PROMPT_SOURCE].to_pylist()
+        found |= _reward_sums("source", names, rewards)
+        for name in dict.fromkeys(names):
+            counts = validity_counts(rewards.filter(pc.equal(rows[PROMPT_SOURCE], name)))
+            found |= {f"validity/{one}/{name}": float(count) for one, count in sorted(counts.items())}
+    return found
+
+
+def _reward_sums(what: str, names: Sequence[str], rewards: pa.Table) -> dict[str, float]:
+    """Return the sum of rewards, and their number, by the name of each row's origin."""
     found: Counter[str] = Counter()
-    tasks, values = rows[ENVIRONMENT_TASK].to_pylist(), rewards["reward"].to_pylist()
-    for task, reward, counts in zip(tasks, values, is_sampled(rows).to_pylist(), strict=True):
+    values, samples = rewards["reward"].to_pylist(), is_sampled(rewards).to_pylist()
+    for name, reward, counts in zip(names, values, samples, strict=True):
         if counts and reward is not None:
-            found[f"environment_rewards/{environment_of(task)}"] += reward
-            found[f"environment_responses/{environment_of(task)}"] += 1
+            found[f"{what}_rewards/{name}"] += reward
+            found[f"{what}_responses/{name}"] += 1
     return {name: float(value) for name, value in found.items()}
 
 

@@ -2,9 +2,9 @@
 
 from pipeline.config.algorithm import Estimator
 from pipeline.config.schema import Config
-from pipeline.data.sampler import deal
+from pipeline.data.sampler import Deal, deal, deal_by_weight, portions
 from pipeline.run.schemas import GREEDY_SAMPLE, PROMPTS, ROLLOUT, is_sampled, version_of
-from pipeline.run.shards import write_shard
+from pipeline.run.shards import LISTING, SOURCES, write_shard
 from pipeline.run.tasks import PREPARE, Task
 from stages.context import Context, StageResult
 from stages.engines.base import Sampling
@@ -18,15 +18,7 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Stage
     saved."""
     config, rollout = context.config, context.config.rollout
     # 1. this shard's slice of the epoch's permutation
-    dealt = deal(
-        context.read(PREPARE).rows,
-        iteration=task.iteration,
-        prompts_per_iteration=config.data.prompts_per_iteration,
-        num_shards=rollout.num_shards,
-        shard=task.shard,
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-    )
+    dealt = dealt_to(task, context)
     prompts = context.rows(PREPARE, PROMPTS, dealt.indices)
     # 2. responses of the plan's policy, each from a seed of its own
     version = context.plan.policy_of(task.iteration)
@@ -39,7 +31,31 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Stage
     # All tokens count for the speed; the other metrics are of responses that the policy is trained on.
     metrics = response_metrics(rows.filter(is_sampled(rows))) | {"response_tokens": num_tokens(rows)}
     metrics["epoch"] = float(dealt.epoch)
+    metrics |= {f"epoch/{name}": float(epoch) for name, epoch in dealt.epochs.items()}
     return StageResult((output,), rows.num_rows, version_of(ROLLOUT), version, metrics)
+
+
+def dealt_to(task: Task, context: Context) -> Deal:
+    """Return the prompts of a shard: of all, or by the weights of their files."""
+    data, num_shards, seed = context.config.data, context.config.rollout.num_shards, context.config.seed
+    if not data.weights:
+        return deal(
+            context.read(PREPARE).rows,
+            iteration=task.iteration,
+            prompts_per_iteration=data.prompts_per_iteration,
+            num_shards=num_shards,
+            shard=task.shard,
+            seed=seed,
+            shuffle=data.shuffle,
+        )
+    return deal_by_weight(
+        portions(context.json(PREPARE, LISTING)[SOURCES], data.prompt_shares),
+        iteration=task.iteration,
+        num_shards=num_shards,
+        shard=task.shard,
+        seed=seed,
+        shuffle=data.shuffle,
+    )
 
 
 def load(context: Context, version: int) -> None:

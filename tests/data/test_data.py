@@ -1,6 +1,8 @@
 """Prompts: every format gives the same rows, and bad rows are told apart."""
 
 import contextlib
+import csv
+import gzip
 import json
 import string
 from pathlib import Path
@@ -95,10 +97,23 @@ def write_parquet_splits(path: Path, *stems: str) -> Path:
     return path
 
 
+def jsonl_of(rows) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def zst(content: bytes) -> bytes:
+    return bytes(pa.compress(content, "zstd", asbytes=True))
+
+
 FORMATS = {
     "jsonl": lambda folder: write_jsonl(folder / "p.jsonl", ROWS),
     "ndjson": lambda folder: write_jsonl(folder / "p.ndjson", ROWS),
     "json": lambda folder: write_jsonl(folder / "p.JSON", ROWS),
+    "jsonl.gz": lambda folder: write_bytes(folder / "p.jsonl.gz", gzip.compress(jsonl_of(ROWS))),
+    "jsonl.gz in two parts": lambda folder: write_bytes(
+        folder / "p.jsonl.gz", b"".join(gzip.compress(jsonl_of(some)) for some in (ROWS[:2], ROWS[2:]))
+    ),
+    "ndjson.zst": lambda folder: write_bytes(folder / "p.ndjson.ZST", zst(jsonl_of(ROWS))),
     "parquet": lambda folder: write_parquet(folder / "p.parquet", table_of(ROWS)),
     "parquet in a key=value folder": lambda folder: write_parquet(
         folder / "k=1" / "p.parquet", table_of(ROWS)
@@ -446,8 +461,44 @@ WHOLE_SOURCE_TROUBLE = {
     "blank": (lambda folder: write_bytes(folder / "p.jsonl", b"\n \n"), "has no rows"),
     "no rows": (lambda folder: write_parquet(folder / "p.parquet", table_of(ROWS).slice(9)), "has no rows"),
     "extension": (
-        lambda folder: write_bytes(folder / "p.csv", b"prompt"),
-        r"extension '\.csv'; name a \.jsonl",
+        lambda folder: write_bytes(folder / "p.txt", b"prompt"),
+        r"extension '\.txt'; name a \.jsonl",
+    ),
+    "cut gz": (
+        lambda folder: write_bytes(folder / "p.jsonl.gz", gzip.compress(jsonl_of(ROWS))[:-9]),
+        r"p\.jsonl\.gz cannot be read \(Truncated compressed stream\)",
+    ),
+    "wrong sum of gz": (
+        lambda folder: write_bytes(folder / "p.jsonl.gz", gzip.compress(jsonl_of(ROWS))[:-8] + bytes(8)),
+        r"cannot be read \(zlib inflate failed: incorrect data check\)",
+    ),
+    "no gz": (lambda folder: write_bytes(folder / "p.csv.gz", b"prompt,key\na,b\n"), "cannot be read"),
+    "no zst": (lambda folder: write_bytes(folder / "p.jsonl.zst", jsonl_of(ROWS)), "cannot be read"),
+    "nothing in gz": (lambda folder: write_bytes(folder / "p.json.gz", gzip.compress(b"")), "has no rows"),
+    "array in gz": (
+        lambda folder: write_bytes(folder / "p.json.gz", gzip.compress(b'[\n{"prompt": "a"}\n]\n')),
+        "is one JSON array, and JSON Lines are wanted",
+    ),
+    "header alone": (lambda folder: write_bytes(folder / "p.csv", b"prompt,key\n"), "has no rows"),
+    "open quote": (
+        lambda folder: write_bytes(folder / "p.csv", b'prompt,key\na,b\n"never closed,c\nd,e\n'),
+        r"is no CSV from line 3 on \(unexpected end of data\); put text with commas",
+    ),
+    "text after a quote": (
+        lambda folder: write_bytes(folder / "p.tsv", b'prompt\tkey\n"a"x\tb\n'),
+        r"is no CSV from line 2 on \('\t' expected after '\"'\); put text",
+    ),
+    "columns of one name": (
+        lambda folder: write_bytes(folder / "p.csv", b"prompt,key,key\na,b,c\n"),
+        "several columns of the name 'key'",
+    ),
+    "semicolons": (
+        lambda folder: write_bytes(folder / "p.csv", b"prompt;key\na;b\n"),
+        r"no column 'prompt' in any row; set data\.prompt_column .*: 'prompt;key'",
+    ),
+    "csv in utf-16": (
+        lambda folder: write_bytes(folder / "p.csv", "prompt,key\na,b\n".encode("utf-16")),
+        "its header is not UTF-8 text; save it as UTF-8",
     ),
     "no extension": (lambda folder: write_bytes(folder / "p", b"prompt"), "extension ''"),
     "utf-16": (
@@ -489,6 +540,41 @@ WHOLE_SOURCE_TROUBLE = {
         "cannot be read .*out of bounds",
     ),
 }
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=9)
+
+
+@given(st.lists(st.tuples(CELLS.filter(str.strip), CELLS), min_size=1, unique_by=lambda row: row[0]))
+def test_what_pythons_csv_writes_is_read_as_it_was(tmp_path_factory, rows):
+    path = tmp_path_factory.mktemp("csv") / "p.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("", "prompt", "note"), *((i, *row) for i, row in enumerate(rows))])
+    found = read(path, id_column=None)
+    texts = [row.prompt for row in found.rows if isinstance(row.prompt, str)]
+    assert list(zip(texts, found.columns["note"].to_pylist(), strict=True)) == rows
+    assert found.columns.column_names == ["note"]  # the unnamed numbers of rows are left out
+
+
+def test_rows_of_csv_that_do_not_fit_its_header_are_left_out_with_their_lines(tmp_path):
+    path = write_bytes(tmp_path / "p.csv", b'prompt,key\r\n"a,\r\nb",1\r\n\r\nc, d,2\r\ncaf\xe9,3\r\ne,4\r\n')
+    found = read(path)
+    assert [(row.prompt, row.prompt_id) for row in found.rows] == [("a,\r\nb", "1"), ("e", "4")]
+    assert reasons(found) == ["bad_csv", "bad_utf8"]
+    assert found.rejected[0].detail.startswith("line 5: 3 fields, and the header has 2; put text with commas")
+    assert found.rejected[1].detail == "line 6: not UTF-8 text"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_limit_takes_the_first_rows_as_if_there_were_no_others(name, tmp_path):
+    path = FORMATS[name](tmp_path)
+    for is_sample in (False, True):
+        found = read(path, limit=3, is_sample=is_sample)
+        assert [row.prompt_id for row in found.rows] == ["a", "b"]
+        assert (found.num_total, reasons(found)) == (3, ["empty"])
+    assert read(path, limit=9).num_total == 4
+    scanned = [where for where, _ in sources.scan(path, "train", ["level"], 2, limit=3)]
+    assert sum(map(len, scanned)) == 3
 
 
 @pytest.mark.parametrize("name", WHOLE_SOURCE_TROUBLE)

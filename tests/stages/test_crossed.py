@@ -137,7 +137,7 @@ def context_of(folder: Path, is_chat: bool) -> Context:
 def responses_of(context: Context, generator: Generator) -> pa.Table:
     config = context.config
     tokenizer = AutoTokenizer.from_pretrained(config.model.policy)
-    found = read_file(config, config.data.prompts)
+    found = read_file(config, "data.prompts", config.data.prompts)
     judged = judge("data.prompts", config.data.prompts, found, config, context.rendering, tokenizer)
     prompts = prompt_table(judged)
     repeated, samples = prompts.take([i for i in range(prompts.num_rows) for _ in range(4)]), range(4)

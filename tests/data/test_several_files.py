@@ -1,0 +1,281 @@
+"""Several prompt files with weights: each iteration has their shares, rows say whose they are, and a run that
+is killed and resumed takes the same prompts."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.shares import divided, mixed
+from pipeline.data.sampler import deal_by_weight, portions
+from pipeline.run.commits import read_record
+from pipeline.run.directory import load_run
+from pipeline.run.schemas import PROMPTS, ROLLOUT
+from pipeline.run.shards import read_shard
+from pipeline.run.tasks import PREPARE, Stage, Task
+from tests.support import tiny
+from tests.support.killing import assert_same_end, hooked
+from tests.support.light import write_jsonl
+from tests.support.tables import sample
+
+# --- dealing ---
+
+WEIGHTS = st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 100), min_size=1)
+
+
+@given(st.integers(1, 300), WEIGHTS)
+def test_a_number_is_divided_by_weights_to_the_nearest(total, weights):
+    found = divided(total, weights)
+    assert sum(found.values()) == total
+    exact = {name: total * weight / sum(weights.values()) for name, weight in weights.items()}
+    assert all(abs(found[name] - exact[name]) < 1 for name in weights)
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=4))
+def test_every_part_of_a_mix_has_its_share_of_each_list(sizes):
+    lists = {str(i): [(i, j) for j in range(size)] for i, size in enumerate(sizes)}
+    order = mixed(lists)
+    for i, size in enumerate(sizes):
+        assert [item for item in order if item[0] == i] == lists[str(i)]
+        for end in range(len(order) + 1):
+            seen = sum(item[0] == i for item in order[:end])
+            assert abs(seen - size * end / max(len(order), 1)) <= len(sizes)
+
+
+@st.composite
+def several(draw):
+    num_shards = draw(st.integers(1, 3))
+    shares = {name: draw(st.integers(0, 4)) for name in "abc"[: draw(st.integers(1, 3))]}
+    shares["a"] += num_shards - (sum(shares.values()) % num_shards)
+    counts = [(name, share + draw(st.integers(0, 12))) for name, share in shares.items()]
+    return (
+        counts,
+        shares,
+        {"num_shards": num_shards, "seed": draw(st.integers(0, 99)), "shuffle": draw(st.booleans())},
+    )
+
+
+@given(several(), st.integers(1, 12))
+def test_every_iteration_has_each_files_share_and_no_prompt_twice(files, iteration):
+    counts, shares, how = files
+    known = portions(counts, shares)
+    deals = [
+        deal_by_weight(known, iteration=iteration, shard=shard, **how) for shard in range(how["num_shards"])
+    ]
+    dealt = [index for one in deals for index in one.indices]
+    whose = [name for name, number in counts for _ in range(number)]
+    assert Counter(whose[index] for index in dealt) == Counter({k: v for k, v in shares.items() if v})
+    assert len(set(dealt)) == len(dealt)
+    assert len({len(one.indices) for one in deals}) == 1
+
+
+@given(several(), st.integers(0, 2))
+def test_an_epoch_of_a_file_has_each_of_its_prompts_once_at_most(files, epoch):
+    counts, shares, how = files
+    (name, number), share = counts[0], shares["a"]
+    turns, how = number // share, how | {"num_shards": 1}
+    dealt = []
+    for iteration in range(1 + epoch * turns, 1 + (epoch + 1) * turns):
+        deal = deal_by_weight(portions(counts, shares), iteration=iteration, shard=0, **how)
+        assert deal.epochs[name] == epoch
+        assert deal.epoch == min(deal.epochs.values())
+        dealt += [index for index in deal.indices if index < number]
+    assert len(set(dealt)) == len(dealt) == turns * share
+
+
+# --- a run ---
+
+
+def words(inputs: Path, run_dir: Path, files: dict[str, Path], *more: str) -> list[str]:
+    """A run of light tasks of several prompt files."""
+    given = [word for word in tiny.overrides(inputs, run_dir) if not word.startswith("data.prompts=")]
+    return [*given, *(f"data.prompts.{name}={path}" for name, path in files.items()), *more]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    """Sums as JSON Lines, and compressed CSV whose ids are the same numbers."""
+    folder = tmp_path_factory.mktemp("files")
+    rows = [{"id": i, "prompt": f"say a{i}", "answer": str(i)} for i in range(12)]
+    table = "id,prompt,answer,level\n" + "".join(f'{i},"tell ""b{i}"", now",{i},hard\n' for i in range(9))
+    (folder / "words.csv.gz").write_bytes(gzip.compress(table.encode()))
+    return {"sums": write_jsonl(folder / "sums.jsonl", rows), "words": folder / "words.csv.gz"}
+
+
+WEIGHTED = ("data.weights={sums: 3, words: 1}", "rollout.num_shards=2")
+
+
+@pytest.fixture(scope="module")
+def weighted_run(inputs, files, slurm_ppo, tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("weighted") / "run"
+    done = slurm_ppo("run", *words(inputs, run_dir, files, *WEIGHTED))
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def test_prompts_know_their_file_and_ids_of_two_files_do_not_collide(weighted_run):
+    run = load_run(weighted_run)
+    prompts = read_shard(run.paths, read_record(run.paths, PREPARE), PROMPTS)
+    rows = {row["prompt_id"]: row for row in prompts.to_pylist()}
+    assert len(rows) == prompts.num_rows == 21
+    assert rows["words/3"]["prompt_source"] == "words"
+    assert (rows["words/3"]["prompt_text"], rows["words/3"]["level"]) == ('tell "b3", now', "hard")
+    assert (rows["sums/3"]["prompt_text"], rows["sums/3"]["level"]) == ("say a3", None)
+
+
+def test_each_iteration_has_the_shares_and_rows_have_rewards_by_file(weighted_run):
+    run = load_run(weighted_run)
+    lines = (weighted_run / "metrics.jsonl").read_text().splitlines()
+    for iteration, line in enumerate(lines, start=1):
+        row = json.loads(line)
+        sources: Counter[str] = Counter()
+        for shard in range(2):
+            record = read_record(run.paths, Task(iteration, Stage.ROLLOUT, shard))
+            sources.update(read_shard(run.paths, record, ROLLOUT)["prompt_source"].to_pylist())
+        assert sources == {"sums": 6, "words": 2}
+        weighted = (6 * row["reward/mean/sums"] + 2 * row["reward/mean/words"]) / 8
+        assert weighted == pytest.approx(row["reward/mean"])
+        assert (row["validity/scored/sums"], row["validity/scored/words"]) == (6, 2)
+        assert (row["epoch/sums"], row["epoch/words"], row["epoch"]) == (0, 0, 0)
+        assert (row["data/prompts"], row["data/prompts/sums"], row["data/prompts/words"]) == (21, 12, 9)
+
+
+def test_killed_in_its_second_rollout_it_ends_the_same(
+    weighted_run, inputs, files, slurm_ppo, environment, tmp_path
+):
+    run_dir = tmp_path / "run"
+    env = hooked(environment, tmp_path, "before-link:iterations/00002/rollout")
+    more = (*WEIGHTED, "scheduler.max_attempts=1")
+    killed = slurm_ppo("run", *words(inputs, run_dir, files, *more), env=env)
+    assert list(tmp_path.glob("killed-*")), killed.stderr
+    assert killed.returncode != 0
+    resumed = slurm_ppo("resume", run_dir)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_end(run_dir, weighted_run)
+
+
+def test_without_weights_an_epoch_has_every_row_of_all_files(inputs, files, slurm_ppo, tmp_path):
+    more = ("data.limit=4", "data.prompts_per_iteration=8", "iterations=1")
+    done = slurm_ppo("run", *words(inputs, tmp_path / "run", files, *more))
+    assert done.returncode == 0, done.stderr
+    run = load_run(tmp_path / "run")
+    rollout = read_shard(run.paths, read_record(run.paths, Task(1, Stage.ROLLOUT, 0)), ROLLOUT)
+    ids = rollout["prompt_id"].to_pylist()
+    assert sorted(ids) == [f"{name}/{i}" for name in ("sums", "words") for i in range(4)]
+
+
+# --- what is wrong is one line ---
+
+
+def broken_gz(path: Path) -> Path:
+    path.write_bytes(gzip.compress(b'{"prompt": "x", "id": 1}\n' * 99)[:-9])
+    return path
+
+
+def written(name: str, text: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_text(text)
+        return folder / name
+
+    return write
+
+
+WRONG: dict[str, tuple[Callable[[Path], Path], tuple[str, ...], str]] = {
+    # second file, settings, what validate says of it
+    "weight of zero": (
+        written("b.csv", "id,prompt\n1,b\n"),
+        ("data.weights={sums: 1, more: 0}",),
+        "data.weights.more: Input should be greater than 0",
+    ),
+    "negative weight": (
+        written("b.csv", "id,prompt\n1,b\n"),
+        ("data.weights={sums: 1, more: -1}",),
+        "data.weights.more: Input should be greater than 0",
+    ),
+    "no weight": (
+        written("b.csv", "id,prompt\n1,b\n"),
+        ("data.weights={sums: 1}",),
+        "data.weights.more=null: has no weight; each file needs one",
+    ),
+    "weight of no file": (
+        written("b.csv", "id,prompt\n1,b\n"),
+        ("data.weights={sums: 1, more: 1, mroe: 1}",),
+        "data.weights.mroe=1.0: names no file of data.prompts",
+    ),
+    "tiny weight": (
+        written("b.csv", "id,prompt\n1,b\n"),
+        ("data.weights={sums: 1, more: 0.001}",),
+        "data.weights.more=0.001: of data.prompts_per_iteration=8 prompts it gives none",
+    ),
+    "too small for its weight": (
+        written("b.csv", "id,prompt\n1,b\n"),
+        ("data.weights={sums: 1, more: 1}",),
+        "has 1 usable rows, fewer than the 4 that an iteration of 8 takes by data.weights.more=1",
+    ),
+    "broken gz": (
+        lambda folder: broken_gz(folder / "b.jsonl.gz"),
+        (),
+        "b.jsonl.gz cannot be read (Truncated compressed stream)",
+    ),
+    "open quote": (
+        written("b.csv", 'id,prompt\n1,"b\n2,c\n'),
+        (),
+        "b.csv is no CSV from line 2 on (unexpected end of data); put text with commas",
+    ),
+    "bare commas": (
+        written("b.csv", "id,prompt\n1,b, c\n2,d, e\n"),
+        (),
+        "more/b.csv has no usable row, most are bad_csv (line 2: 3 fields, and the header has 2",
+    ),
+    "mixed columns": (
+        written("b.jsonl", '{"id": 1, "prompt": "b", "answer": [1]}\n'),
+        (),
+        "data.prompts: the files have columns of one name that cannot be put together",
+    ),
+    "reserved column": (
+        written("b.csv", "id,prompt,prompt_source\n1,b,x\n"),
+        (),
+        "has columns with reserved names: 'prompt_source'; rename",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sample(sorted(WRONG), 1 / 3))
+def test_validate_says_what_is_wrong_with_a_file_in_one_line(name, inputs, files, slurm_ppo, tmp_path):
+    make, more, said = WRONG[name]
+    (tmp_path / "more").mkdir()
+    given = {"sums": files["sums"], "more": make(tmp_path / "more")}
+    done = slurm_ppo("validate", *words(inputs, tmp_path / "run", given, *more))
+    assert done.returncode == 2, done.stdout
+    assert [line for line in done.stderr.splitlines() if said in line], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_and_weights_are_checked_together(inputs, files, slurm_ppo, tmp_path):
+    twice = {"one": files["sums"], "two": files["sums"]}
+    done = slurm_ppo("validate", *words(inputs, tmp_path / "run", twice))
+    assert done.returncode == 2
+    assert f"data.prompts.two={files['sums']}: is the file of data.prompts.one too" in done.stderr
+    alone = tiny.overrides(inputs, tmp_path / "run", "data.weights={a: 1}")
+    done = slurm_ppo("validate", *alone)
+    assert done.returncode == 2
+    assert "data.weights={a: 1}: is for several files" in done.stderr
+
+
+def test_a_prompt_in_two_files_is_the_first_ones(inputs, slurm_ppo, tmp_path):
+    rows = [{"prompt": f"say {i}"} for i in range(8)]
+    given = {
+        "first": write_jsonl(tmp_path / "a.jsonl", rows),
+        "second": write_jsonl(
+            tmp_path / "b.jsonl", [*rows[:2], *({"prompt": f"tell {i}"} for i in range(8))]
+        ),
+    }
+    done = slurm_ppo("validate", *words(inputs, tmp_path / "run", given, "data.id_column=null"))
+    assert done.returncode == 0, done.stderr
+    assert f"duplicate_id: line 1: same prompt as line 1 of {given['first']}" in done.stdout
+    assert "data.prompts.second: 8 usable rows" in done.stdout
