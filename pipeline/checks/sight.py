@@ -119,6 +119,8 @@ def _samples(components: Mapping[str, Component]) -> Iterator[str]:
 def _reference(config: Config, stage: ReferenceStage) -> Iterator[str]:
     if has_reference_in(config, stage):
         yield config.model.reference or config.model.policy
+        if config.algorithm.kl.sync_interval and config.update.lora:  # adapters of it
+            yield config.model.policy
 
 
 # --- images ---

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.config.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from pipeline.config.types import Fraction, NonNegativeFloat, OpenFraction, PositiveFloat, PositiveInt
 
 
 class Estimator(StrEnum):
@@ -147,6 +147,12 @@ class KLConfig:
     """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
     reference_in: ReferenceStage = ReferenceStage.REWARD
     """Stage that computes the reference's log-probabilities."""
+    sync_every: PositiveInt | None = None
+    """Updates after which the policy takes the reference's place: the reference is the newest policy whose
+    version is a multiple of this, of those that the iteration's rollouts could have. Default: never."""
+    sync_weight: OpenFraction = 1.0
+    """Share of the policy in the new reference; the rest is the old one (ref_model_mixup_alpha of TRL). Below
+    1 the update at a sync commits the average too, in fp32."""
     controller: KLController = KLController.FIXED
     """Controller of the coefficient, which may keep it fixed."""
     target: PositiveFloat = 6.0
@@ -159,6 +165,16 @@ class KLConfig:
         """Estimator that is computed."""
         by_placement = {KLPlacement.REWARD: KLEstimator.K1, KLPlacement.LOSS: KLEstimator.K3}
         return self.estimator or by_placement[self.placement]
+
+    @property
+    def sync_interval(self) -> int:
+        """Updates from one sync of the reference to the next; 0: there is none."""
+        return (self.sync_every or 0) if self.coef > 0 else 0
+
+    @property
+    def averages(self) -> bool:
+        """Whether a new reference is an average of the policy and the old one."""
+        return self.sync_interval > 0 and self.sync_weight < 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,14 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.config.schema import Config
 from pipeline.run.schemas import is_sampled
 from stages.context import Context
 from stages.engines import Wanted, engine
 from stages.engines.in_place import Unused
 from stages.files import columns
+from stages.files.policy import PolicyFiles
+from stages.models.adapters import merge_into, read_adapter
 from stages.models.devices import device
 from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import load_causal_lm
@@ -32,20 +35,20 @@ class Reference:
 
 
 def load_reference(context: Context) -> Reference:
-    """Return the reference: loaded now, or kept by the process."""
+    """Return the reference of the task's iteration: loaded now, or kept by the process."""
     config = context.config
-    directory = context.source(config.model.reference or config.model.policy)
-    reward, trust = config.reward, config.model.trust_remote_code
-    wanted = Wanted("reference", context.attempt, config, (context.fingerprint_of(str(directory)),))
-    found: Reference = engine(
-        wanted,
-        lambda: Reference(
-            hide_unknown_ids(
-                load_causal_lm(directory, config.reward_precision, trust, reward.device_map), config
-            )
-        ),
-    )
+    files = context.reference_files(context.plan.reference_of(context.task.iteration))
+    wanted = Wanted("reference", context.attempt, config, files.weights)
+    found: Reference = engine(wanted, lambda: Reference(_loaded(config, files)))
     return found
+
+
+def _loaded(config: Config, files: PolicyFiles) -> PreTrainedModel:
+    reward, trust = config.reward, config.model.trust_remote_code
+    model = load_causal_lm(files.base, config.reward_precision, trust, reward.device_map)
+    if files.adapter is not None:
+        merge_into(model, read_adapter(files.adapter))
+    return hide_unknown_ids(model, config)
 
 
 @torch.inference_mode()

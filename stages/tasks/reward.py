@@ -59,7 +59,9 @@ def load(context: Context, version: int) -> None:
     """Load the first reward model, which may have to leave before the next is loaded, and the reference if
     it fits beside that."""
     name = load_component(context, context.config.reward.components_of(None))
-    if has_reference_in(context.config, ReferenceStage.REWARD) and name in (None, Engine.TRANSFORMERS):
+    is_there = context.plan.reference_of(context.task.iteration) <= version
+    is_wanted = is_there and has_reference_in(context.config, ReferenceStage.REWARD)
+    if is_wanted and name in (None, Engine.TRANSFORMERS):
         from stages.rewards.reference import load_reference
 
         load_reference(context)
