@@ -89,6 +89,16 @@ class KLPlacement(StrEnum):
     """Added to the policy loss (arXiv 2402.03300)."""
 
 
+class DistillationPlacement(StrEnum):
+    """Places where the KL to a teacher enters."""
+
+    ADVANTAGE = "advantage"
+    """Each token's log-probability ratio of teacher to old policy is added to its advantage: no later token
+    shares in it."""
+    LOSS = "loss"
+    """Added to the policy loss."""
+
+
 class ReferenceStage(StrEnum):
     """Stages that can compute the frozen reference's log-probabilities."""
 
@@ -175,6 +185,24 @@ class KLConfig:
     def averages(self) -> bool:
         """Whether a new reference is an average of the policy and the old one."""
         return self.sync_interval > 0 and self.sync_weight < 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """KL(policy || teacher) on the policy's own responses (on-policy distillation, arXiv 2306.13649), for
+    reward.teachers, whose weights are its coefficients."""
+
+    placement: DistillationPlacement = DistillationPlacement.ADVANTAGE
+    """Whether the KL is a part of each token's advantage or a term of the policy loss."""
+    estimator: KLEstimator | None = None
+    """Per-token estimator in the loss, as algorithm.kl.estimator. Default: k3. Advantages have k1."""
+    straight_through: bool = False
+    """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
+
+    @property
+    def per_token(self) -> KLEstimator:
+        """Estimator that the loss has."""
+        return self.estimator or KLEstimator.K3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +300,8 @@ class AlgorithmConfig:
     the old policy (KL per token, k3). Default: no limit."""
     kl: KLConfig = KLConfig()
     """KL to the reference."""
+    distillation: DistillationConfig = DistillationConfig()
+    """KL to teachers (reward.teachers)."""
     shaping: ShapingConfig = ShapingConfig()
     """Reward shaping."""
     correction: CorrectionConfig = CorrectionConfig()

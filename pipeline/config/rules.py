@@ -15,6 +15,7 @@ from pipeline.config.algorithm import (
 )
 from pipeline.config.allocation import AllocationConfig, StepConfig
 from pipeline.config.correction_rules import correction_problems, old_log_probs_problems
+from pipeline.config.distillation_rules import distillation_problems
 from pipeline.config.engine_rules import engine_problems
 from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
@@ -40,6 +41,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         loss_problems,
         _kl_problems,
         _sync_problems,
+        distillation_problems,
         _shaping_problems,
         correction_problems,
         old_log_probs_problems,
@@ -332,11 +334,12 @@ def _notify_problems(config: Config) -> Iterator[ConfigIssue]:
 def _pool_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield pools without resources, and resources without use. On this machine, pools default to a slot."""
     given = config.scheduler.pools
-    for name, component in config.reward.components.items():
-        if config.slurm and component.pool and component.pool not in given:
-            pool = component.pool
+    scored = {f"reward.components.{name}.pool": one.pool for name, one in config.reward.components.items()}
+    scored |= {f"reward.teachers.{name}.pool": one.pool for name, one in config.reward.teachers.items()}
+    for key, pool in scored.items():
+        if config.slurm and pool and pool not in given:
             why = f"scheduler.pools has no {pool!r}; give scheduler.pools.{pool}.partition=..."
-            yield ConfigIssue(f"reward.components.{name}.pool", pool, why)
+            yield ConfigIssue(key, pool, why)
     for pool in given:
         if pool not in config.reward.pools:
             why = f"no component is scored there; give reward.components.NAME.pool={pool}, or leave it out"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.reward import RemoteConfig, RewardModelConfig, strange_column, unknown_field
 from pipeline.config.schema import Config
 from pipeline.data.checks import (
     SETS_MERGE,
@@ -60,6 +60,7 @@ def run(task: Task, context: Context) -> StageResult:
     check_scheduler(config)
     heldout = joined(config, sets)
     check_remotes(config, prompts, heldout)
+    check_teachers(config, prompts)
     normalization = context.files.data(context.attempt, "normalization", "json")
     replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
     outputs = (
@@ -157,6 +158,14 @@ def check_remotes(config: Config, *tables: pa.Table) -> None:
                     raise UserError(f"reward.components.{name}.template: {why}")
 
 
+def check_teachers(config: Config, *tables: pa.Table) -> None:
+    """Raise UserError where a teacher is for values of a column that the prompts do not have."""
+    for name, teacher in config.reward.teachers.items():
+        for table in tables:
+            if table.num_rows and (why := strange_column(teacher, extra_columns(table).column_names)):
+                raise UserError(f"reward.teachers.{name}.only: {why}")
+
+
 def prompt_table(judged: Judged) -> pa.Table:
     """Return the usable rows, with the user's own columns.
 
@@ -191,6 +200,7 @@ def hash_user_files(config: Config) -> dict[str, str]:
     tokenizers = [c.tokenizer for c in components if isinstance(c, RemoteConfig)]
     norms = [c.normalization for c in components if isinstance(c, RewardModelConfig) and c.normalization]
     given = [config.model.policy, config.model.reference, config.model.critic, *models, *tokenizers]
+    given += [teacher.path for teacher in config.reward.teachers.values()]
     given += [
         config.data.prompts,
         *config.data.heldout_sets.values(),
