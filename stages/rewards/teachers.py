@@ -50,8 +50,8 @@ def taught(name: str, teacher: TeacherConfig, rows: pa.Table) -> np.ndarray:
 def combined(
     teachers: Mapping[str, TeacherConfig], log_probs: Mapping[str, pa.Array | pa.ChunkedArray]
 ) -> pa.Table:
-    """Return the columns TEACHER_LOGPROBS and TEACHER_WEIGHT, from those of :func:`teacher_log_probs`: of each
-    response the weighted mean over its teachers, and the sum of their weights; neither without teachers."""
+    """Return the columns TEACHER_LOGPROBS and TEACHER_WEIGHT, from those of :func:`teacher_log_probs`: the
+    weighted mean over each response's teachers, and the sum of their weights; neither without teachers."""
     if not log_probs:
         return pa.table({})
     chunked = {

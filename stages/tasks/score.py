@@ -1,4 +1,4 @@
-"""Score: one rollout shard, by components and teachers of one pool; its reward task joins them with the rest."""
+"""Score: one rollout shard, by components and teachers of one pool, for its reward task to join."""
 
 from collections.abc import Mapping, Sequence
 
