@@ -22,7 +22,7 @@ from pipeline.config.algorithm import Estimator
 from pipeline.config.compose import compose
 from pipeline.config.schema import Config
 from pipeline.forecast.parts import GIB, peak_of
-from pipeline.forecast.serving import generating, scoring_reference
+from pipeline.forecast.serving import generating, scoring_tokens
 from pipeline.forecast.shapes import read_shape
 from pipeline.forecast.training import BatchSize, Ranks, update_parts, width_of
 from pipeline.run.environment import TASK_ENVIRONMENT
@@ -164,7 +164,7 @@ def predicted(case: Case, folder: Path) -> float:
     tokens = case.rows * (case.prompt + case.response)
     if case.kind == "reference":
         width = width_of(config.reward_precision)
-        return peak_of(scoring_reference(shape, width, tokens, spread=1, has_gpu=False))
+        return peak_of(scoring_tokens("reference", shape, width, tokens, spread=1, has_gpu=False))
     return peak_of(generating(shape, width_of(config.rollout_precision), tokens, case.response, gpus=1))
 
 

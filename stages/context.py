@@ -310,6 +310,17 @@ class Context:
             )
         return files.base
 
+    def reference_files(self, version: int) -> PolicyFiles:
+        """Return where the KL's reference of a version is, as :meth:`policy_files`: the user's model for 0,
+        else the average that was committed with the policy, or the policy itself."""
+        given = self.config.model.reference or self.config.model.policy
+        if version == 0:
+            return PolicyFiles(self.source(given), weights=(self.fingerprint_of(given), ""))
+        is_average = self.config.algorithm.kl.averages
+        if is_average and (folder := self._directory(version, self.paths.references)):
+            return PolicyFiles(folder, weights=(self.read(policy_maker(version)).fingerprint, "average"))
+        return self.policy_files(version)
+
     def newest_state(self, version: int) -> int:
         """Return the newest version, at most ``version``, that has a trainer's state which was not pruned;
         0 needs none.

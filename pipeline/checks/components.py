@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from pipeline.config.findings import Findings
-from pipeline.config.issue import ConfigError
-from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.issue import ConfigError, ConfigIssue
+from pipeline.config.reward import Component, RemoteConfig, RewardModelConfig, strange_column, unknown_field
 from pipeline.config.schema import Config
 from pipeline.data.tables import PromptError
 from pipeline.plugins.trial import SampleRow
@@ -24,6 +24,11 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 def describe_components(config: Config, samples: Sequence[SampleRow], found: Findings) -> Iterator[str]:
     """Yield a line for each component of the reward, and what services that are asked now answer."""
+    for name, teacher in config.reward.teachers.items():
+        yield f"teacher {name}: {teacher.path}, weight {teacher.weight:g}"
+        for sample in samples:
+            if why := strange_column(teacher, list(sample.columns)):
+                found.add([ConfigIssue(f"reward.teachers.{name}.only", teacher.only, why)])
     for name, component in config.reward.components.items():
         yield f"reward {name}: {describe_component(component)}, weight {component.weight:g}"
         if isinstance(component, RemoteConfig):

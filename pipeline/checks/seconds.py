@@ -75,7 +75,9 @@ def forecast_seconds(config: Config, lengths: PromptLengths | None) -> SecondsFo
 
 def has_scoring_models(config: Config) -> bool:
     """Whether the reward stage computes with models of its own; rules and services take what they take."""
-    return bool(_scored_by(config)) or has_reference_in(config, ReferenceStage.REWARD)
+    return bool(_scored_by(config) or config.reward.teachers_of(None)) or has_reference_in(
+        config, ReferenceStage.REWARD
+    )
 
 
 def _scored_by(config: Config) -> list[Path]:
@@ -121,7 +123,7 @@ def _flops(config: Config, work: IterationWork, stage: str) -> float:
         return 2 * read_shape(Path(config.model.policy)).parameters * work.tokens * work.update_passes
     if stage == Stage.ROLLOUT:
         return 2 * read_shape(Path(config.model.policy)).parameters * work.tokens
-    models = _scored_by(config)
+    models = _scored_by(config) + [Path(one.path) for one in config.reward.teachers_of(None).values()]
     if has_reference_in(config, ReferenceStage.REWARD):
         models.append(Path(config.model.reference or config.model.policy))
     return sum(2 * read_shape(path).parameters * work.tokens for path in models)

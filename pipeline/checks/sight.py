@@ -58,14 +58,17 @@ def _paths_of(config: Config, job_kind: str, folder: Path) -> Iterator[str]:
         yield from _of_environments(config, folder)
         yield from filter(None, (model.policy, model.reference, model.critic))
         yield from _of_components(config, reward.components, folder)
+        yield from (teacher.path for teacher in reward.teachers.values())
         yield from _samples(reward.components)
     elif stage == Stage.ROLLOUT:
         yield model.policy
         yield from _of_conversations(config, folder)
     elif stage == Stage.SCORE:
         yield from _of_components(config, reward.components_of(pool), folder)
+        yield from (teacher.path for teacher in reward.teachers_of(pool).values())
     elif stage == Stage.REWARD:
         yield from _of_components(config, reward.components_of(None), folder)
+        yield from (teacher.path for teacher in reward.teachers_of(None).values())
         yield from _reference(config, ReferenceStage.REWARD)
     elif stage == Stage.UPDATE:
         yield from filter(None, (model.policy, model.critic))
@@ -124,6 +127,8 @@ def _samples(components: Mapping[str, Component]) -> Iterator[str]:
 def _reference(config: Config, stage: ReferenceStage) -> Iterator[str]:
     if has_reference_in(config, stage):
         yield config.model.reference or config.model.policy
+        if config.algorithm.kl.sync_interval and config.update.lora:  # adapters of it
+            yield config.model.policy
 
 
 # --- images ---

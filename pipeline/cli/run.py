@@ -325,8 +325,9 @@ def modules_to_preload(config: Config, hazard: str) -> list[str]:
 def model_modules(config: Config) -> list[str]:
     """Return the modules that define the run's models, to be imported once instead of in every task."""
     rewards = [c.path for c in config.reward.components.values() if isinstance(c, RewardModelConfig)]
+    teachers = [teacher.path for teacher in config.reward.teachers.values()]
     kinds = set()
-    for directory in (config.model.policy, *rewards):
+    for directory in (config.model.policy, *rewards, *teachers):
         kind = json.loads((Path(directory) / "config.json").read_text()).get("model_type", "")
         if kind.isidentifier():
             kinds.add(kind)

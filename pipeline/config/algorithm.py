@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.config.types import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
+from pipeline.config.types import Fraction, NonNegativeFloat, OpenFraction, PositiveFloat, PositiveInt
 
 
 class Estimator(StrEnum):
@@ -89,6 +89,16 @@ class KLPlacement(StrEnum):
     """Added to the policy loss (arXiv 2402.03300)."""
 
 
+class DistillationPlacement(StrEnum):
+    """Places where the KL to a teacher enters."""
+
+    ADVANTAGE = "advantage"
+    """Each token's log-probability ratio of teacher to old policy is added to its advantage: no later token
+    shares in it."""
+    LOSS = "loss"
+    """Added to the policy loss."""
+
+
 class ReferenceStage(StrEnum):
     """Stages that can compute the frozen reference's log-probabilities."""
 
@@ -147,6 +157,12 @@ class KLConfig:
     """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
     reference_in: ReferenceStage = ReferenceStage.REWARD
     """Stage that computes the reference's log-probabilities."""
+    sync_every: PositiveInt | None = None
+    """Updates after which the policy takes the reference's place: the reference is the newest policy whose
+    version is a multiple of this, of those that the iteration's rollouts could have. Default: never."""
+    sync_weight: OpenFraction = 1.0
+    """Share of the policy in the new reference; the rest is the old one (ref_model_mixup_alpha of TRL). Below
+    1 the update at a sync commits the average too, in fp32."""
     controller: KLController = KLController.FIXED
     """Controller of the coefficient, which may keep it fixed."""
     target: PositiveFloat = 6.0
@@ -159,6 +175,34 @@ class KLConfig:
         """Estimator that is computed."""
         by_placement = {KLPlacement.REWARD: KLEstimator.K1, KLPlacement.LOSS: KLEstimator.K3}
         return self.estimator or by_placement[self.placement]
+
+    @property
+    def sync_interval(self) -> int:
+        """Updates from one sync of the reference to the next; 0: there is none."""
+        return (self.sync_every or 0) if self.coef > 0 else 0
+
+    @property
+    def averages(self) -> bool:
+        """Whether a new reference is an average of the policy and the old one."""
+        return self.sync_interval > 0 and self.sync_weight < 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """KL(policy || teacher) on the policy's own responses (on-policy distillation, arXiv 2306.13649), for
+    reward.teachers, whose weights are its coefficients."""
+
+    placement: DistillationPlacement = DistillationPlacement.ADVANTAGE
+    """Whether the KL is a part of each token's advantage or a term of the policy loss."""
+    estimator: KLEstimator | None = None
+    """Per-token estimator in the loss, as algorithm.kl.estimator. Default: k3. Advantages have k1."""
+    straight_through: bool = False
+    """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
+
+    @property
+    def per_token(self) -> KLEstimator:
+        """Estimator that the loss has."""
+        return self.estimator or KLEstimator.K3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +300,8 @@ class AlgorithmConfig:
     the old policy (KL per token, k3). Default: no limit."""
     kl: KLConfig = KLConfig()
     """KL to the reference."""
+    distillation: DistillationConfig = DistillationConfig()
+    """KL to teachers (reward.teachers)."""
     shaping: ShapingConfig = ShapingConfig()
     """Reward shaping."""
     correction: CorrectionConfig = CorrectionConfig()

@@ -7,9 +7,11 @@ from pipeline.config.algorithm import (
     GROUP_ESTIMATORS,
     CorrectionLevel,
     CorrectionMode,
+    DistillationPlacement,
     KLPlacement,
     OldLogProbs,
 )
+from pipeline.config.distillation_rules import has_teachers_in
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.schema import Config
 
@@ -49,10 +51,11 @@ def _refused(config: Config, why: str) -> ConfigIssue:
 
 def step_gives_old_log_probs(config: Config) -> bool:
     """Whether an iteration has one step, which starts from the old policy, and what is computed before the
-    step needs no old log-probabilities: neither a KL in the reward nor importance weights."""
+    step needs no old log-probabilities: no KL in the reward or to a teacher, and no importance weights."""
     algorithm, update = config.algorithm, config.update
     has_penalty = algorithm.kl.coef > 0 and algorithm.kl.placement is KLPlacement.REWARD
-    is_corrected = algorithm.correction.level is not CorrectionLevel.NONE
+    is_taught = has_teachers_in(config, DistillationPlacement.ADVANTAGE)
+    is_corrected = algorithm.correction.level is not CorrectionLevel.NONE or is_taught
     return update.epochs * update.minibatches == 1 and not has_penalty and not is_corrected
 
 

@@ -327,9 +327,11 @@ def _reward_precision(config: Config, facts: Hardware, is_said: bool) -> Iterato
 
 
 def _scoring(config: Config) -> list[str]:
-    """Return the keys of the jobs that compute with a reward model or the reference."""
+    """Return the keys of the jobs that compute with a reward model, a teacher or the reference."""
     components = config.reward.components.values()
     keys = [f"pools.{c.pool}" if c.pool else "reward" for c in components if scores_with(config.reward, c)]
+    teachers = config.reward.teachers.values()
+    keys += [f"pools.{one.pool}" if one.pool else "reward" for one in teachers]
     return [*dict.fromkeys(keys + ["reward"] * has_reference_in(config, ReferenceStage.REWARD))]
 
 

@@ -59,6 +59,7 @@ class Use(StrEnum):
     POLICY = "policy"
     REFERENCE = "reference"
     CRITIC = "critic"
+    TEACHER = "teacher"
     REWARD = "reward model"
 
 
@@ -108,6 +109,8 @@ def used_models(config: Config) -> Iterator[UsedModel]:
             engine = scores_with(config.reward, component)
             key, is_loaded = f"reward.components.{name}.path", engine == Engine.TRANSFORMERS
             yield UsedModel(key, Path(component.path), Use.REWARD, engine in (*Engine,), is_loaded)
+    for name, teacher in config.reward.teachers.items():
+        yield UsedModel(f"reward.teachers.{name}.path", Path(teacher.path), Use.TEACHER, True, is_loaded=True)
 
 
 def model_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -122,7 +125,7 @@ def model_problems(config: Config) -> Iterator[ConfigIssue]:
             yield ConfigIssue(model.key, model.directory, str(error))
     for model in used_models(config):
         mine, policy = known.get(model.key), known.get("model.policy")
-        reads_tokens = model.is_ours and model.use in (Use.REFERENCE, Use.CRITIC)
+        reads_tokens = model.is_ours and model.use in (Use.REFERENCE, Use.CRITIC, Use.TEACHER)
         if reads_tokens and mine and policy and (why := _other_vocabulary(mine, policy)):
             yield ConfigIssue(model.key, model.directory, why)
 
@@ -266,7 +269,7 @@ def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:
             "model is from"
         )
     for name in architectures_of(settings):
-        if use in (Use.POLICY, Use.REFERENCE) and name.endswith(_NOT_CAUSAL):
+        if use in (Use.POLICY, Use.REFERENCE, Use.TEACHER) and name.endswith(_NOT_CAUSAL):
             raise BadModel(f"is a {name}; a {use} is a language model (...ForCausalLM)")
         is_backbone = re.fullmatch(r"\w+Model", name) and "For" not in name
         if use is Use.REWARD and (name.endswith(_NOT_SCORING) or is_backbone):
@@ -306,7 +309,7 @@ def _check_head(use: Use, settings: Mapping[str, Any], tensors: Tensors) -> None
 
 
 def _other_vocabulary(other: Known, policy: Known) -> str | None:
-    """Return why a critic or reference cannot read the policy's tokens; None where it can."""
+    """Return why a critic, reference or teacher cannot read the policy's tokens; None where it can."""
     rows, needed = embedding_rows(other.tensors), embedding_rows(policy.tensors)
     if needed and policy.vocabulary:  # embeddings beyond the tokenizer's are padding
         needed = min(needed, policy.vocabulary.num_ids)

@@ -156,12 +156,17 @@ def _with_context(config: Config) -> Config:
 
 
 def _vocabulary_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Yield stop token ids that the policy does not have."""
+    """Yield stop token ids that the policy does not have, and teachers for which its context is too long."""
     size = text_settings(Path(config.model.policy)).get("vocab_size")
     for token in config.rollout.stop_token_ids:
         if isinstance(size, int) and token >= size:
             why = f"the policy has {size} tokens; legal: 0 to {size - 1}"
             yield ConfigIssue("rollout.stop_token_ids", token, why)
+    for name, teacher in config.reward.teachers.items():
+        limit, context = position_limit(Path(teacher.path)), config.model.context_length
+        if limit is not None and context is not None and limit < context:
+            why = f"has positions for {limit} tokens, and model.context_length={context}; give it that limit"
+            yield ConfigIssue(f"reward.teachers.{name}.path", teacher.path, why)
 
 
 def with_cluster(config: Config, environ: Mapping[str, str]) -> Config:
@@ -179,7 +184,8 @@ def _absolute(config: Config) -> Config:
         name: _with_absolute(component, _COMPONENT_PATHS.get(type(component), {}))
         for name, component in config.reward.components.items()
     }
-    config = replace(config, reward=replace(config.reward, components=components))
+    teachers = {name: _with_absolute(one, ["path"]) for name, one in config.reward.teachers.items()}
+    config = replace(config, reward=replace(config.reward, components=components, teachers=teachers))
     command = config.notify.command
     if command and "/" in command[0]:  # a program without a slash is looked for on PATH
         command = (_full(command[0]), *command[1:])

@@ -4,9 +4,10 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, ValidationInfo
+from pydantic_core import PydanticCustomError
 
 from pipeline.config.engines import EngineName, VllmConfig
 from pipeline.config.types import (
@@ -205,7 +206,31 @@ class RemoteConfig:
     """Pool whose jobs score it, as of a reward model. Default: in the reward stage's jobs."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """A language model that the policy is drawn to on its own responses (algorithm.distillation)."""
+
+    path: Text
+    """Directory of the model, of the policy's vocabulary. transformers computes it, as the reference."""
+    weight: PositiveFloat = 1.0
+    """Factor of its KL. Several teachers of one response count as one: the weighted mean of their
+    log-probabilities, with the sum of their weights."""
+    only: dict[Text, JsonValue] = field(default_factory=dict)
+    """Values of the prompts' columns, such as ``{subject: maths}``, for responses to which alone it is a
+    teacher. Default: all."""
+    pool: PoolName | None = None
+    """Pool whose jobs compute it, as of a component. Default: in the reward stage's jobs."""
+
+
 Component = Annotated[RewardModelConfig | RuleConfig | RemoteConfig, Field(discriminator="kind")]
+
+
+def _some_or_teachers(components: dict[str, Any], given: ValidationInfo) -> dict[str, Any]:
+    """Return the components, of which there may be none beside teachers."""
+    if not components and not given.data.get("teachers"):
+        raise PydanticCustomError("too_short", "must be given")
+    return components
+
 
 KINDS = ("model", "rule", "remote")
 """Kinds of components."""
@@ -215,7 +240,10 @@ KINDS = ("model", "rule", "remote")
 class RewardConfig:
     """Components that score responses, and how reward models are run."""
 
-    components: Annotated[dict[Name, Component], Field(min_length=1)]
+    teachers: dict[Name, TeacherConfig] = field(default_factory=dict)
+    """Named models that give each token of a response a log-probability. With one, components may be {}: the
+    reward is then 0, and the policy learns from teachers alone."""
+    components: Annotated[dict[Name, Component], AfterValidator(_some_or_teachers)]
     """Named components; the reward is their weighted sum, and each is kept as a column. Where a rule abstains
     (returns None), the sum of the others is multiplied by the magnitudes of all weights over those of theirs;
     where all do, the update leaves the response out."""
@@ -237,12 +265,24 @@ class RewardConfig:
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Pools that components name, each once, in the components' order."""
-        return tuple(dict.fromkeys(c.pool for c in self.components.values() if c.pool))
+        """Pools that components and teachers name, each once, in their order."""
+        both = (*self.components.values(), *self.teachers.values())
+        return tuple(dict.fromkeys(one.pool for one in both if one.pool))
 
     def components_of(self, pool: str | None) -> dict[str, Component]:
         """Return the components of one pool; for None, those that the reward task scores itself."""
         return {name: c for name, c in self.components.items() if c.pool == pool}
+
+    def teachers_of(self, pool: str | None) -> dict[str, TeacherConfig]:
+        """Return the teachers of one pool; for None, those that the reward task computes itself."""
+        return {name: one for name, one in self.teachers.items() if one.pool == pool}
+
+
+def strange_column(teacher: TeacherConfig, columns: Sequence[str]) -> str | None:
+    """Return which column of a teacher's ``only`` the prompts do not have, as a problem, if any."""
+    unknown = [column for column in teacher.only if column not in columns]
+    known = ", ".join(columns) or "none"
+    return f"{unknown[0]} is not a column of the prompts; known: {known}" if unknown else None
 
 
 def template_problem(template: str) -> str | None:

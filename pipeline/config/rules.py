@@ -15,6 +15,7 @@ from pipeline.config.algorithm import (
 )
 from pipeline.config.allocation import AllocationConfig, StepConfig
 from pipeline.config.correction_rules import correction_problems, old_log_probs_problems
+from pipeline.config.distillation_rules import distillation_problems
 from pipeline.config.engine_rules import engine_problems
 from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
@@ -23,7 +24,7 @@ from pipeline.config.reward_rules import component_problems
 from pipeline.config.scheduler import CLUSTERS, LocalUpdateConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.config.staleness_rules import staleness_problems
-from pipeline.config.update import HALF, Precision
+from pipeline.config.update import HALF, Precision, TrainingEngine
 from slurm.limits import parse_duration
 
 
@@ -39,6 +40,8 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         _estimator_problems,
         loss_problems,
         _kl_problems,
+        _sync_problems,
+        distillation_problems,
         _shaping_problems,
         correction_problems,
         old_log_probs_problems,
@@ -142,6 +145,30 @@ def _kl_problems(config: Config) -> Iterator[ConfigIssue]:
             "k3, or give algorithm.kl.straight_through=true too"
         )
         yield ConfigIssue.at(config, "algorithm.kl.estimator", why)
+
+
+def _sync_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what a reference that follows the policy needs, and what it cannot be made of."""
+    kl, update = config.algorithm.kl, config.update
+    if kl.sync_every is not None and kl.coef == 0:
+        why = "with algorithm.kl.coef=0 there is no reference; give a coef, or leave it out"
+        yield ConfigIssue.at(config, "algorithm.kl.sync_every", why)
+    if kl.sync_weight < 1 and kl.sync_every is None:
+        why = "the reference stays as it is without algorithm.kl.sync_every=N; give it too, or leave it out"
+        yield ConfigIssue.at(config, "algorithm.kl.sync_weight", why)
+    if kl.averages and update.lora is not None:
+        why = "policies are adapters (update.lora), of which no average is made; set it to 1, or lora to null"
+        yield ConfigIssue.at(config, "algorithm.kl.sync_weight", why)
+    if kl.averages and update.engine not in (*TrainingEngine,):
+        why = f"update.engine={update.engine} makes no average of weights; set it to 1"
+        yield ConfigIssue.at(config, "algorithm.kl.sync_weight", why)
+    is_sharded = kl.reference_in is ReferenceStage.UPDATE and update.zero == 3
+    if kl.sync_interval and update.lora is not None and is_sharded:
+        why = (
+            "the policy is an adapter (update.lora), which is merged into whole weights, and "
+            "update.zero_stage=3 has parts; set algorithm.kl.reference_in=reward"
+        )
+        yield ConfigIssue.at(config, "algorithm.kl.sync_every", why)
 
 
 def _shaping_problems(config: Config) -> Iterator[ConfigIssue]:
@@ -307,11 +334,12 @@ def _notify_problems(config: Config) -> Iterator[ConfigIssue]:
 def _pool_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield pools without resources, and resources without use. On this machine, pools default to a slot."""
     given = config.scheduler.pools
-    for name, component in config.reward.components.items():
-        if config.slurm and component.pool and component.pool not in given:
-            pool = component.pool
+    scored = {f"reward.components.{name}.pool": one.pool for name, one in config.reward.components.items()}
+    scored |= {f"reward.teachers.{name}.pool": one.pool for name, one in config.reward.teachers.items()}
+    for key, pool in scored.items():
+        if config.slurm and pool and pool not in given:
             why = f"scheduler.pools has no {pool!r}; give scheduler.pools.{pool}.partition=..."
-            yield ConfigIssue(f"reward.components.{name}.pool", pool, why)
+            yield ConfigIssue(key, pool, why)
     for pool in given:
         if pool not in config.reward.pools:
             why = f"no component is scored there; give reward.components.NAME.pool={pool}, or leave it out"

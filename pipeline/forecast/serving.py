@@ -52,14 +52,14 @@ def scoring(name: str, shape: ModelShape, width: int, tokens: int, spread: int) 
     ]
 
 
-def scoring_reference(
-    shape: ModelShape, width: int, tokens: int, spread: int, has_gpu: bool
+def scoring_tokens(
+    name: str, shape: ModelShape, width: int, tokens: int, spread: int, has_gpu: bool
 ) -> list[MemoryPart]:
-    """Return the parts of the reference; of one that is spread over GPUs all logits stand at once."""
+    """Return the parts of a reference or teacher; of one spread over GPUs all logits stand at once."""
     whole = tokens * shape.vocabulary
     made = whole if spread > 1 else made_at_a_time(shape, tokens, has_gpu)
     return [
-        *scoring("reference", shape, width, tokens, spread),
+        *scoring(name, shape, width, tokens, spread),
         MemoryPart("logits", made * width, _DURING),
         pieces(shape, tokens, has_gpu, PeakPhase.SERVING),
     ]

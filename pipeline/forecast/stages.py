@@ -10,7 +10,7 @@ from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.config.update import TrainingEngine
 from pipeline.forecast.parts import CONTEXT, MemoryPart, PeakPhase, StageNeed
-from pipeline.forecast.serving import cache_per_token, generating, in_vllm, scoring, scoring_reference
+from pipeline.forecast.serving import cache_per_token, generating, in_vllm, scoring, scoring_tokens
 from pipeline.forecast.shapes import ModelShape, read_shape
 from pipeline.forecast.training import CUDA, BatchSize, Ranks, host_parts, update_parts, width_of
 
@@ -97,9 +97,12 @@ def reward_needs(config: Config, pool: str, job_kind: str, gpus: int) -> Iterato
             longest = reward.vllm.max_model_len or config.model.context_length or 1
             given = vllm_in(config, "reward", job_kind)
             yield _vllm_need(f"{job_kind} {name}", shape, width, given, longest)
+    models = {name: teacher.path for name, teacher in reward.teachers_of(pool or None).items()}
     if not pool and has_reference_in(config, ReferenceStage.REWARD):
-        shape = read_shape(Path(config.model.reference or config.model.policy))
-        together += scoring_reference(shape, width, reward.tokens_per_batch, spread, gpus > 0)
+        models["reference"] = config.model.reference or config.model.policy
+    for name, path in models.items():
+        shape = read_shape(Path(path))
+        together += scoring_tokens(name, shape, width, reward.tokens_per_batch, spread, gpus > 0)
     if together:
         yield StageNeed(job_kind, (*together, *_context(gpus)))
 

@@ -98,7 +98,7 @@ def _likeness(config: Config) -> Mapping[str, Any]:
     return {
         "model": model_class(Path(config.model.policy)),
         "rollout": (rollout.engine, config.rollout_precision, rollout.num_threads),
-        "reward": (reward.engine, config.reward_precision, sorted(reward.components)),
+        "reward": (reward.engine, config.reward_precision, sorted([*reward.components, *reward.teachers])),
         "update": (update.engine, update.precision, update.zero_stage, update.num_threads, update.lora),
         "place": _place(config),
     }

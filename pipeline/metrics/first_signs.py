@@ -32,7 +32,7 @@ READ_SAMPLES = "read responses (slurm-ppo samples RUN)"
 def constant_reward(evidence: AdviceInput) -> Findings:
     """Detect a reward that is the same for every response."""
     means = _same_for_all(evidence, "reward")
-    if means is None or len(set(means.values)) != 1:
+    if means is None or len(set(means.values)) != 1 or not evidence.config.reward.components:
         return
     remedy = f"{READ_SAMPLES}, and see whether a rule's arguments fit what they write; {EASIER}"
     title = "every response gets the same reward"
@@ -56,7 +56,7 @@ def flat_from_the_start(evidence: AdviceInput) -> Findings:
     config = evidence.config
     found = _always(evidence, "reward/frac_zero_std", 1.0, config.data.prompts_per_iteration)
     is_early = len(evidence.trained) < MIN_ROWS and config.rollout.samples_per_prompt > 1
-    if found is None or not is_early or is_constant(evidence):
+    if found is None or not is_early or is_constant(evidence) or not config.reward.components:
         return
     what, title = f"all prompts of {found.span}", "no prompt's samples differ in their reward"
     yield Advice(Severity.PROBLEM, Rule.FLAT_GROUPS, title, what, UNEQUAL, (found.name,))

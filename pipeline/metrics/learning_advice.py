@@ -175,7 +175,7 @@ def flat_groups(evidence: AdviceInput) -> Findings:
     config = evidence.config
     if config.rollout.samples_per_prompt < 2 or found is None or found.middle <= _FLAT_MANY:
         return
-    if is_constant(evidence):
+    if is_constant(evidence) or not config.reward.components:
         return
     compares = config.algorithm.estimator in GROUP_ESTIMATORS
     severity = Severity.PROBLEM if compares and found.middle > _FLAT_ALL else Severity.WARNING

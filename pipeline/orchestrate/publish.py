@@ -295,7 +295,7 @@ class Publisher:
             record = records.known.get(policy_maker(iteration))
             if record is None:
                 continue
-            for parent in ("policy", "critic", "trainer"):
+            for parent in ("policy", "critic", "trainer", "reference"):
                 link_folder(self.run, record, parent, f"{record.policy_version:05d}")
             if record.promises_state and (state := records.get(state_of(iteration))):
                 link_folder(self.run, state, "state", f"{state.policy_version:05d}")

@@ -31,7 +31,7 @@ from pipeline.run.retention import (
     read_best,
     way_back,
 )
-from pipeline.run.states import can_go_on, can_roll_out, versions_with_state
+from pipeline.run.states import can_go_on, can_roll_out, has_references, versions_with_state
 from pipeline.run.submissions import Ledger
 from pipeline.run.superseded import fresh_folder, move_aside, move_folder, move_history, with_states
 from pipeline.run.tasks import WORK_STAGES, Stage, Task, parse_task, task_key
@@ -194,6 +194,11 @@ def check_can_start_from(run: Run, stage: Stage, iteration: int, updated: int) -
             )
     elif iteration > 1:
         check_can_go_on(run, iteration - 1)
+        if not has_references(plan, run.paths, iteration):
+            raise Thinned(
+                f"iteration {iteration} reads policy {in_words(plan.references_of(iteration))} as reference "
+                f"(algorithm.kl.sync_every), which was pruned or is gone; {way_back(run)}"
+            )
         if stage is Stage.ROLLOUT and not can_roll_out(plan, run.paths, iteration):
             raise Thinned(
                 f"responses of iteration {iteration} and those after it are of policies "

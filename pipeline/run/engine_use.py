@@ -19,6 +19,8 @@ def engines_of(config: Config, stage: Stage, pool: str = "") -> Iterator[tuple[s
         if engine := scores_with(config.reward, component):
             own = isinstance(component, RewardModelConfig) and component.engine
             yield f"reward.components.{name}.engine" if own else "reward.engine", engine
+    for name in config.reward.teachers_of(pool or None) if stage.scores else ():
+        yield f"reward.teachers.{name}.path", Engine.TRANSFORMERS
     if stage is Stage.REWARD and has_reference_in(config, ReferenceStage.REWARD):
         yield "algorithm.kl.reference_in", Engine.TRANSFORMERS
     if stage is Stage.UPDATE or (stage is Stage.PREPARE and config.update.lora):

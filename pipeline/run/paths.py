@@ -63,6 +63,8 @@ class RunPaths:
     critics = _Below("critic")
     trainers = _Below("trainer")
     """Critics and trainer states of runs and trainers that commit them with the policy."""
+    references = _Below("reference")
+    """Averages of policies that are the KL's reference (algorithm.kl.sync_weight)."""
     slurm = _Below("slurm")
     control = _Below("slurm", "control.json")
     forecast = _Below("forecast.json")
@@ -71,6 +73,11 @@ class RunPaths:
     log_root = _Below("logs")
     slurm_log = _Below("logs", "slurm.log")
     """What Slurm itself prints of jobs of stages, and what jobs print that cannot write their logs."""
+
+    @property
+    def of_updates(self) -> tuple[Path, ...]:
+        """Folders below which an update has a folder of its own."""
+        return (self.policies, self.critics, self.trainers, self.references)
 
     def submissions(self, iteration: int) -> Path:
         """Return the folder of what was submitted to Slurm for an iteration."""
@@ -153,6 +160,9 @@ class TaskPaths:
 
     def policy(self, attempt: str) -> Path:
         return self.run.policies / f"{self.task.iteration:05d}.{attempt}"
+
+    def reference(self, attempt: str) -> Path:
+        return self.run.references / f"{self.task.iteration:05d}.{attempt}"
 
     def state(self, attempt: str) -> Path:
         return self.run.states / f"{self.task.iteration:05d}.{attempt}"

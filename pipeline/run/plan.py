@@ -1,7 +1,7 @@
 """Plan of a run: its iterations -> stages -> tasks and their inputs. Pure."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from pipeline.config.schema import Config
@@ -30,13 +30,18 @@ class Plan:
     """Iterations between measurements by the user's program; 0: never."""
     staleness: int = 0
     """Updates by which the policy that responses are of is older than the newest one (rollout.staleness)."""
+    sync_every: int = 0
+    """Updates from one sync of the KL's reference to the next; 0: it stays (algorithm.kl.sync_every)."""
+    averages: bool = False
+    """Whether updates commit a new reference that is an average (algorithm.kl.sync_weight)."""
 
     @staticmethod
     def of(config: Config, start: int = 0) -> "Plan":
         every = config.evaluate.every if config.data.has_heldout else 0
         pools, measured = config.reward.pools, config.evaluate.measured_every
-        shards, staleness = config.rollout.num_shards, config.rollout.staleness
-        return Plan(config.iterations, shards, every, start, pools, measured, staleness)
+        shards, staleness, kl = config.rollout.num_shards, config.rollout.staleness, config.algorithm.kl
+        shape = Plan(config.iterations, shards, every, start, pools, measured, staleness)
+        return replace(shape, sync_every=kl.sync_interval, averages=kl.averages)
 
     def policy_of(self, iteration: int) -> int:
         """Return the version of the policy that an iteration's responses are of: the newest one before the
@@ -48,6 +53,29 @@ class Plan:
         """Return the number of updates between the policy that an iteration's responses are of and the one
         that learns from them."""
         return iteration - 1 - self.policy_of(iteration)
+
+    def reference_of(self, iteration: int) -> int:
+        """Return the version of an iteration's reference: 0, the user's model, or the newest policy at a sync
+        that rollouts of the iteration could be of. In a fork of a later policy than that: its first one."""
+        return self._synced(self.policy_of(iteration))
+
+    def _synced(self, newest: int) -> int:
+        """Return the newest version at a sync, of those up to ``newest``."""
+        version = newest // self.sync_every * self.sync_every if self.sync_every else 0
+        return version and max(version, self.start)
+
+    def averaged_with(self, iteration: int) -> int | None:
+        """Return the version of the reference that the policy of an iteration's update is averaged with; None
+        where the update commits no average."""
+        is_due = self.averages and iteration % self.sync_every == 0
+        return self._synced(iteration - 1) if is_due else None
+
+    def references_of(self, iteration: int) -> tuple[int, ...]:
+        """Return the versions of the references that the tasks of an iteration read; none where it is always
+        the user's model."""
+        averaged = self.averaged_with(iteration)
+        found = [self.reference_of(iteration)] if self.sync_every else []
+        return tuple(dict.fromkeys(found if averaged is None else [*found, averaged]))
 
     @property
     def least_kept(self) -> int:
@@ -156,10 +184,13 @@ class Plan:
             return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard))
         if task.stage is Stage.REWARD:
             scores = [Task(iteration, Stage.SCORE, task.shard, pool) for pool in self.pools]
-            return (PREPARE, Task(iteration, Stage.ROLLOUT, task.shard), *scores)
+            rollout = Task(iteration, Stage.ROLLOUT, task.shard)
+            synced = [policy_maker(self.reference_of(iteration))] if self.sync_every else []
+            return unique(PREPARE, *synced, rollout, *scores)
         if task.stage is Stage.UPDATE:
             shards = [one for one in self.tasks(iteration) if one.stage.is_sharded]
-            return unique(PREPARE, policy_maker(iteration - 1), *shards)
+            before = map(policy_maker, (iteration - 1, *self.references_of(iteration)))
+            return unique(PREPARE, *before, *shards)
         earlier = self.earlier(task)
         return unique(PREPARE, policy_maker(iteration), *([earlier] if earlier else ()))
 

@@ -22,12 +22,14 @@ from pipeline.run.identity import RunError
 from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
 from pipeline.run.plan import Plan, policy_maker, state_of
-from pipeline.run.states import FOLDER, can_go_on, can_roll_out, oldest_needed
+from pipeline.run.states import FOLDER, can_go_on, can_roll_out, has_references, oldest_needed
 from pipeline.run.tasks import Task
 from slurm.sharedfiles import from_json, is_there, make_folder, names_in, read_newest
 
-_PARENTS = ("state", "trainer", "critic", "policy")
+_PARENTS = ("state", "trainer", "critic", "reference", "policy")
 """Folders that are pruned, in the order in which they go."""
+_OF_REFERENCES = ("reference/", "policy/")
+"""Folders of which one holds a reference that iterations still read (algorithm.kl.sync_every)."""
 
 
 class Thinned(RunError):
@@ -66,22 +68,31 @@ def thin(run: Run, newest: int, awaited: Collection[int] = ()) -> Iterator[str]:
     """Remove what the configuration does not keep, seen from iteration ``newest``. Idempotent.
 
     Later iterations are left alone, and so are ``awaited``, whose policies are still to be evaluated, and the
-    newest two states with all policies after the older one. The best policy stays, without its state. Costs
-    a few listings of what is kept, however long the run is. Yields a line for each iteration of which
-    something could not be removed.
+    newest two states with all policies after the older one. The best policy stays, without its state, and so
+    do references of iterations that may still be computed. Costs a few listings of what is kept, however long
+    the run is. Yields a line for each iteration of which something could not be removed.
     """
     keep_last, keep_every = kept_last(run.config), run.config.update.keep_every
     if keep_last is None:
         return
     best = found.policy if (found := read_best(run.paths)) else None
     needed = oldest_needed(run.plan, run.paths, newest)
+    references = references_read(run.plan, min(needed, newest - keep_last + 1), newest)
     for version, folders in list_folders(run.paths).items():
-        going = [folder for folder in folders if folder != best]
+        staying = _OF_REFERENCES if version in references else ()
+        going = [folder for folder in folders if folder != best and not folder.startswith(staying)]
         if going and not is_kept(version, newest, keep_last, keep_every, awaited, needed):
             try:
                 remove_folders(run.paths, version, going)
             except (OSError, CorruptData) as error:  # a reader on NFS may still hold a file open
                 yield f"{', '.join(going)} could not be pruned yet: {error}"
+
+
+def references_read(plan: Plan, oldest: int, newest: int) -> frozenset[int]:
+    """Return the versions that are references of the iteration after ``newest``, or of one that may be
+    computed again: those after version ``oldest``. Pure."""
+    iterations = range(max(oldest, plan.start) + 1, newest + 2)
+    return frozenset(version for iteration in iterations for version in plan.references_of(iteration))
 
 
 def remove_folders(paths: RunPaths, version: int, folders: Sequence[str]) -> None:
@@ -193,6 +204,7 @@ def way_back(run: Run) -> str:
     kept = kept_versions(run.paths, ["policy"])
     points = [*first, *(version + 1 for version in kept if can_go_on(run.plan, run.paths, version))]
     points = [p for p in points if p <= run.plan.iterations and can_roll_out(run.plan, run.paths, p)]
+    points = [p for p in points if has_references(run.plan, run.paths, p)]
     command = f"slurm-ppo resume {shlex.quote(str(run.paths.root))} --from rollout@ITERATION"
     return f"one can go back to iteration {in_words(points)}: {command}" if points else "start a new run"
 

@@ -113,12 +113,14 @@ REWARD = _versioned(
         pa.field("validity", pa.string(), nullable=False),
     ],
 )
-"""The same rows in the same order as the rollout shard; one float32 column per component follows."""
+"""The same rows in the same order as the rollout shard; one float32 column per component follows, then
+TEACHER_LOGPROBS and TEACHER_WEIGHT where there are teachers."""
 
 
 SCORE = _versioned("score/1", _RESPONSE)
 """The same rows in the same order as the rollout shard; one float64 column per component of a pool follows:
-in double precision, so that the reward's sum is the same wherever a component was scored.
+in double precision, so that the reward's sum is the same wherever a component was scored. Then one column per
+teacher of the pool.
 """
 
 
@@ -176,6 +178,17 @@ def validity_counts(rewards: pa.Table) -> Counter[Validity]:
 def component_column(name: str) -> str:
     """Return the name of a reward component's column."""
     return f"reward/{name}"
+
+
+def teacher_column(name: str) -> str:
+    """Return the name of a teacher's column in a pool's scores: a log-probability per response token; null
+    for responses that it does not teach."""
+    return f"teacher/{name}"
+
+
+TEACHER_LOGPROBS, TEACHER_WEIGHT = "teacher_logprobs", "teacher_weight"
+"""Columns of a reward shard where there are teachers: float32 per response token, the weighted mean over the
+response's teachers, null without any; and a float64, the sum of their weights."""
 
 
 def version_of(schema: pa.Schema) -> str:

@@ -147,6 +147,15 @@ def can_roll_out(plan: Plan, paths: RunPaths, iteration: int) -> bool:
     return all(has_policy(paths, version) for version in older)
 
 
+def has_references(plan: Plan, paths: RunPaths, iteration: int) -> bool:
+    """Whether the references are there that an iteration reads: the user's model, or what was not pruned."""
+    return all(version == 0 or _has_reference(paths, version) for version in plan.references_of(iteration))
+
+
+def _has_reference(paths: RunPaths, version: int) -> bool:
+    return has_policy(paths, version) and _stands(paths, policy_maker(version), "reference") is not None
+
+
 def can_fork(paths: RunPaths, version: int) -> bool:
     """Whether a fork can begin with a committed version: its state is there, if its trainer keeps any."""
     update = _stands(paths, policy_maker(version), "policy")

@@ -32,7 +32,7 @@ def remove_losers(paths: RunPaths, records: Iterable[Record], spared: Iterable[T
         if record.task.stage is Stage.UPDATE:
             kept |= {*archives(paths, record.task.iteration), *log_archives(paths, record.task.iteration)}
             kept |= set(files.claims())  # by which passes know who still writes the trainer's state
-            for parent in (paths.policies, paths.critics, paths.trainers):
+            for parent in paths.of_updates:
                 for folder in parent.glob(f"{record.task.iteration:05d}.*"):
                     if folder.name != f"{record.task.iteration:05d}.{record.attempt}":
                         inside.remove(paths.root, folder)
@@ -74,7 +74,7 @@ def with_states(tasks: Iterable[Task]) -> Iterator[Task]:
 
 def _folders_of(paths: RunPaths, task: Task) -> Iterator[Path]:
     """Yield every attempt's models, or trainer's state, and remove the links to the winner's."""
-    of_update = (paths.policies, paths.critics, paths.trainers)
+    of_update = paths.of_updates
     parents = {Stage.UPDATE: of_update, Stage.STATE: (paths.states,)}
     for parent in parents.get(task.stage, ()):
         with contextlib.suppress(FileNotFoundError):

@@ -38,7 +38,7 @@ _END_BYTES, _EVENT_BYTES = 1 << 16, 1 << 13
 """Bytes read from the ends of metrics.jsonl, of some twenty rows, and of events.jsonl."""
 _LAST_LINES = 8
 """Lines at the end of metrics.jsonl among which the last whole row is looked for."""
-_HEAVY = ("policy", "state", "trainer", "critic")
+_HEAVY = ("policy", "state", "trainer", "critic", "reference")
 """Folders whose files are counted: nearly all bytes of a run are there."""
 _HOURS = re.compile(rb'"slurm/gpu_hours/[^"]+": ([0-9.eE+-]+)')
 

@@ -31,6 +31,8 @@ def judge(result: TryResult) -> list[Finding]:
 
 def _rewards(result: TryResult) -> Iterator[Finding]:
     rewards = {sample.reward for sample in result.samples}
+    if not result.config.reward.components:  # teachers alone say what is learned
+        return
     if len(rewards) == 1 and len(result.samples) > 1:
         only = next(iter(rewards))
         none = "no reward is above 0: " if only <= 0 else ""
@@ -56,9 +58,9 @@ def _components(result: TryResult) -> Iterator[Finding]:
 
 def _groups(result: TryResult) -> Iterator[Finding]:
     flat, prompts = result.num_flat, len(result.groups)
-    if flat is None or flat < _FLAT_MANY * prompts or _is_constant(result):
-        return
     config = result.config
+    if flat is None or flat < _FLAT_MANY * prompts or _is_constant(result) or not config.reward.components:
+        return
     make = problem if flat == prompts >= _FEW and config.algorithm.estimator in GROUP_ESTIMATORS else warning
     advice = f"{UNEQUAL}; slurm-ppo try --prompts 32 looks at more of them"
     yield make("groups", f"of {flat} of {prompts} prompts all responses get the same reward", advice)

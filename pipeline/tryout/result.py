@@ -102,7 +102,8 @@ class TryResult:
     @property
     def is_solvable(self) -> bool:
         """Whether a reward says that a response is right: where rules alone give it."""
-        return all(isinstance(one, RuleConfig) for one in self.config.reward.components.values())
+        components = self.config.reward.components.values()
+        return bool(components) and all(isinstance(one, RuleConfig) for one in components)
 
     @property
     def num_solved(self) -> int:

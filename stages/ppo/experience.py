@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,14 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipeline.run.schemas import FinishReason, Validity, is_sampled, validity_counts
+from pipeline.run.schemas import (
+    TEACHER_LOGPROBS,
+    TEACHER_WEIGHT,
+    FinishReason,
+    Validity,
+    is_sampled,
+    validity_counts,
+)
 from stages.context import Context, UserError
 from stages.files import columns
 from stages.ppo.batching import Row
@@ -37,6 +45,10 @@ class RewardedRows:
         return len(self.groups)
 
 
+_GIVEN = ("reference_log_probs", "teacher_log_probs", "teacher_weights", "teaching")
+"""Tensors of an experience that may be there or not."""
+
+
 @dataclass(frozen=True)
 class Experience:
     """The responses of one iteration that the update learns from, and their rewards: those whose validity is
@@ -54,6 +66,10 @@ class Experience:
     """[N, T] the generation engine's."""
     reference_log_probs: Tensor | None
     """[N, T] the frozen reference's; None when KL is off, or before they are computed."""
+    teacher_log_probs: Tensor | None
+    """[N, T] the teachers', a weighted mean of several; None where the run has none."""
+    teacher_weights: Tensor | None
+    """[N, 1] sum of the weights of each response's teachers: 0 without any."""
     outcome: ShapingInput
     """[N] total reward of each response, and what else its score is shaped by."""
     greedy: ShapingInput | None
@@ -78,7 +94,7 @@ class Experience:
     def select(self, indices: Sequence[int]) -> "Experience":
         """Return the rows of the given indices, in their order."""
         chosen = torch.tensor(indices, dtype=torch.long)
-        reference, teaching = self.reference_log_probs, self.teaching
+        given: dict[str, Any] = {name: getattr(self, name) for name in _GIVEN}
         return replace(
             self,
             rows=[self.rows[i] for i in indices],
@@ -87,11 +103,10 @@ class Experience:
             shards=[self.shards[i] for i in indices],
             mask=self.mask[chosen],
             rollout_log_probs=self.rollout_log_probs[chosen],
-            reference_log_probs=None if reference is None else reference[chosen],
             outcome=self.outcome.select(chosen),
             greedy=None if self.greedy is None else self.greedy.select(chosen),
             groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
-            teaching=None if teaching is None else teaching[chosen],
+            **{name: None if matrix is None else matrix[chosen] for name, matrix in given.items()},
         )
 
     def describe(self, indices: Sequence[int], limit: int = 8) -> str:
@@ -168,6 +183,8 @@ class _Part:
 
 _WHY_NONE = "rules abstained from all of them, models could take none, or prompts were refused"
 _MASK, _ROLLOUT, _REFERENCE = "response_mask", "rollout_logprobs", "reference_logprobs"
+_LISTS = (_REFERENCE, TEACHER_LOGPROBS)
+"""Columns of lists of a reward table."""
 _FOR_METRICS = ("finish_reason", "num_turns")
 _WITH_REWARD = pa.array([one for one in Validity if one.has_reward], pa.string())
 
@@ -189,6 +206,9 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
     if not (reference := kept(rewards, _REFERENCE)).null_count:
         matrices[_REFERENCE] = _padded(reference)
+    if TEACHER_LOGPROBS in rewards.column_names:
+        matrices[TEACHER_LOGPROBS] = _padded(kept(rewards, TEACHER_LOGPROBS))
+        matrices[TEACHER_WEIGHT] = torch.tensor(kept(rewards, TEACHER_WEIGHT).to_numpy()[:, None]).float()
     others = pc.invert(sampled)
     return _Part(
         num_rows=responses.num_rows,
@@ -203,14 +223,19 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
         rewarded_ids=responses["prompt_id"].filter(has_reward).to_pylist(),
         rewarded=_outcome_of(responses, rewards, has_reward),
         responses=responses.select(_FOR_METRICS).filter(has_reward),
-        rewards=rewards.drop_columns([_REFERENCE]).filter(has_reward),
+        rewards=rewards.drop_columns([one for one in _LISTS if one in rewards.column_names]).filter(
+            has_reward
+        ),
     )
 
 
 def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
     """Put parts together; ``shards`` [N] is each response's shard."""
     ids = [prompt_id for part in parts for prompt_id in part.prompt_ids]
-    has_reference = all(_REFERENCE in part.matrices for part in parts)
+
+    def given(name: str) -> Tensor | None:
+        return _stacked(parts, name) if all(name in part.matrices for part in parts) else None
+
     return Experience(
         rows=[row for part in parts for row in part.rows],
         prompt_ids=ids,
@@ -218,7 +243,9 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
         shards=shards,
         mask=_stacked(parts, _MASK),
         rollout_log_probs=_stacked(parts, _ROLLOUT),
-        reference_log_probs=_stacked(parts, _REFERENCE) if has_reference else None,
+        reference_log_probs=given(_REFERENCE),
+        teacher_log_probs=given(TEACHER_LOGPROBS),
+        teacher_weights=given(TEACHER_WEIGHT),
         outcome=_together([part.outcome for part in parts]),
         greedy=_greedy_of(parts, ids),
         groups=_groups_of(ids),

@@ -28,6 +28,7 @@ def update_metrics(config: Config, experience: Experience, done: Update) -> dict
         metrics["policy/computed_responses"] = float(done.experience.computed.any(dim=1).sum())
         metrics["reward/shaped/mean"] = done.scores.shaped.mean().item()
         metrics |= kl_metrics(done) | advantage_metrics(mask, done.targets)
+        metrics |= teacher_metrics(done.experience, done.targets)
         metrics |= correction_metrics(config, done.experience, done.targets)
         if done.targets.old_values is not None and done.targets.returns is not None:
             metrics |= value_metrics(mask, done.targets.old_values, done.targets.returns)
@@ -106,6 +107,23 @@ def kl_metrics(done: Update) -> dict[str, float]:
         metrics["objective/kl"] = per_response
         metrics["objective/kl_per_token"] = float(masked_mean(difference, mask))
     return metrics
+
+
+def teacher_metrics(experience: Experience, targets: Targets) -> dict[str, float]:
+    """Return the distance of the old policy to the teachers, of the responses that have one."""
+    if experience.teacher_log_probs is None or experience.teacher_weights is None:
+        return {}
+    assert targets.old_log_probs is not None
+    has_teacher = experience.teacher_weights.squeeze(1) > 0
+    if not bool(has_teacher.any()):
+        return {}
+    mask = (experience.mask & has_teacher.unsqueeze(1))[has_teacher]
+    gaps = (targets.old_log_probs - experience.teacher_log_probs)[has_teacher]
+    return {
+        "teacher/kl": float(torch.where(mask, gaps, 0.0).sum(dim=1).mean()),
+        "teacher/kl_per_token": float(masked_mean(gaps, mask)),
+        "teacher/responses": float(has_teacher.sum()),
+    }
 
 
 def correction_metrics(config: Config, experience: Experience, targets: Targets) -> dict[str, float]:

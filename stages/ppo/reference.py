@@ -13,6 +13,7 @@ from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import has_reference_in
 from pipeline.config.update import Precision, UpdateConfig
 from stages.context import Context
+from stages.models.adapters import merge_into, read_adapter
 from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import DTYPES, load_causal_lm
 from stages.ppo.bare import Bare, bare_model
@@ -35,7 +36,7 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
     if is_policy(context, iteration):
         say("the reference is the policy that this iteration begins with, which computes the same numbers")
         return experience
-    with reference_model(context) as model:
+    with reference_model(context, context.plan.reference_of(iteration)) as model:
         found = reference_log_probs(context, model, experience, iteration)
     return replace(experience, reference_log_probs=found)
 
@@ -51,17 +52,20 @@ def is_policy(context: Context, iteration: int) -> bool:
 
 
 @contextlib.contextmanager
-def reference_model(context: Context) -> Iterator[nn.Module]:
-    """Yield the reference, and free it afterwards. Every rank takes part."""
-    config = context.config
-    directory = context.source(config.model.reference or config.model.policy)
+def reference_model(context: Context, version: int) -> Iterator[nn.Module]:
+    """Yield the reference of a version, and free it afterwards. Every rank takes part."""
+    config, files = context.config, context.reference_files(version)
     update, trust = config.update, config.model.trust_remote_code
 
     def load(placement: str | None) -> PreTrainedModel:
-        loaded = load_causal_lm(directory, update.precision, trust, placement, update.attention)
+        loaded = load_causal_lm(files.base, update.precision, trust, placement, update.attention)
+        if (
+            files.adapter is not None
+        ):  # which is refused with ZeRO 3, where there are no weights to merge into
+            merge_into(loaded, read_adapter(files.adapter))
         return hide_unknown_ids(loaded, config)
 
-    model = load(None) if update.zero < 3 else shared_out(bare_model(load, directory), update)
+    model = load(None) if update.zero < 3 else shared_out(bare_model(load, files.base), update)
     yield model
     forget(model)
 

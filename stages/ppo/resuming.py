@@ -7,6 +7,7 @@ and scales losses alike: others would round otherwise. A replay never fails an u
 done, learning goes on from the committed weights with the newest moments, and says so.
 """
 
+import itertools
 import logging
 import math
 import time
@@ -99,13 +100,14 @@ def references_of(context: Context, newest: int, version: int) -> dict[int, Tens
     iterations = [i for i in range(newest + 1, version + 1) if not is_policy(reader, i)]
     if not iterations:
         return found
-    with reference_model(reader) as model:
-        for iteration in iterations:
-            experience, problem = _experience(reader, iteration)
-            if ranks.first_of(problem) or experience is None:
-                break
-            num_shares = learned_of(reader, iteration).machine.ranks
-            found[iteration] = reference_log_probs(reader, model, experience, iteration, num_shares)
+    for version, together in itertools.groupby(iterations, reader.plan.reference_of):
+        with reference_model(reader, version) as model:
+            for iteration in together:
+                experience, problem = _experience(reader, iteration)
+                if ranks.first_of(problem) or experience is None:
+                    return found
+                num_shares = learned_of(reader, iteration).machine.ranks
+                found[iteration] = reference_log_probs(reader, model, experience, iteration, num_shares)
     return found
 
 

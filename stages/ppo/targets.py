@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.config.algorithm import CorrectionLevel, Estimator, KLPlacement
+from pipeline.config.algorithm import CorrectionLevel, DistillationPlacement, Estimator, KLPlacement
+from pipeline.config.distillation_rules import has_teachers_in
 from pipeline.config.schema import Config
 from stages.ppo.batching import tensors_on
 from stages.ppo.experience import Experience
@@ -55,6 +56,10 @@ class Targets:
     reference_log_probs: Tensor | None
     """Reference's log-probabilities, for a KL term in the loss; None without one."""
     kl_coef: float
+    teacher_log_probs: Tensor | None = None
+    """Teachers' log-probabilities, for a KL to them in the loss; None without one."""
+    teacher_weights: Tensor | None = None
+    """[N, 1] coefficient of that KL."""
 
     def to(self, device: torch.device) -> "Targets":
         """Return all of it on a device, from which micro-batches take their rows without waiting."""
@@ -97,6 +102,8 @@ def make_targets(
     algorithm = config.algorithm
     rewards = token_rewards(config, experience, scores.shaped, old_log_probs, kl_coef)
     advantages, returns = estimate(config, experience, rewards, scores, old_values)
+    if old_log_probs is not None and has_teachers_in(config, DistillationPlacement.ADVANTAGE):
+        advantages = advantages + teacher_advantages(experience, old_log_probs)
     weights = None
     if algorithm.correction.level is not CorrectionLevel.NONE:
         assert old_log_probs is not None
@@ -106,6 +113,7 @@ def make_targets(
     if experience.reference_log_probs is not None and algorithm.kl.placement is KLPlacement.LOSS:
         # Others computed it. The loss is masked, but in its backward pass 0 times NaN is NaN.
         reference = torch.where(experience.mask, experience.reference_log_probs, 0.0)
+    is_in_loss = has_teachers_in(config, DistillationPlacement.LOSS)
     return Targets(
         mask=experience.mask,
         old_log_probs=old_log_probs,
@@ -115,7 +123,22 @@ def make_targets(
         weights=weights,
         reference_log_probs=reference,
         kl_coef=kl_coef,
+        teacher_log_probs=experience.teacher_log_probs if is_in_loss else None,
+        teacher_weights=experience.teacher_weights if is_in_loss else None,
     )
+
+
+def teacher_advantages(experience: Experience, old_log_probs: Tensor) -> Tensor:
+    """Return what teachers add to advantages, [N, T]: the negative k1 estimate of KL(policy || teacher) of
+    each token, times the weight, without a baseline or a share in later tokens. 0 without a teacher.
+
+    As on-policy distillation of thinkingmachines.ai (2025), which takes it for the whole advantage.
+    """
+    assert experience.teacher_log_probs is not None
+    assert experience.teacher_weights is not None
+    is_taught = experience.mask & (experience.teacher_weights > 0)
+    gap = experience.teacher_log_probs - old_log_probs
+    return torch.where(is_taught, experience.teacher_weights * gap, 0.0)
 
 
 def teaching_rows(config: Config, experience: Experience, scores: TargetScores) -> Tensor | None:
@@ -123,7 +146,7 @@ def teaching_rows(config: Config, experience: Experience, scores: TargetScores) 
     others have one too, or a number of all rows decides what is learned."""
     algorithm, correction = config.algorithm, config.algorithm.correction
     others = algorithm.kl.coef > 0 or algorithm.entropy_coef > 0 or algorithm.estimator is Estimator.GAE
-    others = others or algorithm.has_own_loss
+    others = others or algorithm.has_own_loss or bool(config.reward.teachers)
     has_mean = correction.level is not CorrectionLevel.NONE and correction.normalize
     if others or has_mean or algorithm.target_kl is not None:
         return None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pipeline.config.algorithm import OldLogProbs
+from pipeline.config.algorithm import DistillationConfig, OldLogProbs
 from pipeline.config.schema import Config
 from stages import ranks
 from stages.context import NumericalError
@@ -205,6 +205,8 @@ def policy_part(
         kl = kl_loss_per_token(log_probs, reference, algorithm.kl.per_token, algorithm.kl.straight_through)
         per_token = per_token + targets.kl_coef * kl
         tally.add("kl_loss", kl, mask)
+    if targets.teacher_log_probs is not None:
+        per_token = per_token + teacher_loss(algorithm.distillation, targets, batch, log_probs)
     with torch.no_grad():
         tally.add("entropy", entropy, mask)
         tally.add("ratio", result.ratio, mask)
@@ -217,6 +219,18 @@ def policy_part(
     loss = aggregate(per_token, mask, algorithm.loss_aggregation, counts)
     tally.add_loss("policy", batch, loss, per_token, mask)
     return loss
+
+
+def teacher_loss(given: DistillationConfig, targets: Targets, batch: MicroBatch, log_probs: Tensor) -> Tensor:
+    """Compute KL(policy || teacher) times its weight, of each token of a micro-batch, [B, R]; 0 for responses
+    without a teacher."""
+    assert targets.teacher_log_probs is not None
+    assert targets.teacher_weights is not None
+    weights = targets.teacher_weights[batch.rows]
+    # Another model computed them: in the backward pass 0 times NaN is NaN.
+    is_taught = gather_rows(targets.mask, batch) & (weights > 0)
+    teacher = torch.where(is_taught, gather_rows(targets.teacher_log_probs, batch), log_probs.detach())
+    return weights * kl_loss_per_token(log_probs, teacher, given.per_token, given.straight_through)
 
 
 def critic_part(

@@ -12,6 +12,7 @@ from stages import ranks
 from stages.context import Context, StageResult
 from stages.models.passes import count_pass, counted_passes, forget_passes, uncounted
 from stages.ppo import kept
+from stages.ppo.averaging import save_average
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
 from stages.ppo.math.kl import next_kl_coef
@@ -87,6 +88,7 @@ def learn(iteration: int, context: Context, experience: Experience) -> StageResu
     # 5. the policy, which others wait for; behind its commit, what learning needs to go on
     with stopwatch.timing("save"):
         outputs = save_policy(context, learner, learned(learner, following, done.steps))
+        outputs += save_average(context, iteration)
     leave(context, start, outputs)
     if not ranks.is_first():
         return None

@@ -1,15 +1,20 @@
-"""The frozen reference's log-probabilities in the reward stage."""
+"""Log-probabilities of responses under models that are not trained: the KL's reference, and teachers."""
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.config.reward import TeacherConfig
+from pipeline.config.schema import Config
 from pipeline.run.schemas import is_sampled
 from stages.context import Context
 from stages.engines import Wanted, engine
 from stages.engines.in_place import Unused
 from stages.files import columns
+from stages.files.policy import PolicyFiles
+from stages.models.adapters import merge_into, read_adapter
 from stages.models.devices import device
 from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import load_causal_lm
@@ -19,7 +24,7 @@ from stages.ppo.sharing import can_share
 
 
 class Reference:
-    """The frozen reference, which a process may keep from task to task."""
+    """A language model that gives responses log-probabilities, which a process may keep from task to task."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -32,34 +37,50 @@ class Reference:
 
 
 def load_reference(context: Context) -> Reference:
-    """Return the reference: loaded now, or kept by the process."""
+    """Return the reference of the task's iteration: loaded now, or kept by the process."""
     config = context.config
-    directory = context.source(config.model.reference or config.model.policy)
-    reward, trust = config.reward, config.model.trust_remote_code
-    wanted = Wanted("reference", context.attempt, config, (context.fingerprint_of(str(directory)),))
-    found: Reference = engine(
-        wanted,
-        lambda: Reference(
-            hide_unknown_ids(
-                load_causal_lm(directory, config.reward_precision, trust, reward.device_map), config
-            )
-        ),
-    )
+    files = context.reference_files(context.plan.reference_of(context.task.iteration))
+    wanted = Wanted("reference", context.attempt, config, files.weights)
+    found: Reference = engine(wanted, lambda: Reference(_loaded(config, files)))
     return found
 
 
-@torch.inference_mode()
-def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
-    """Compute the log-probability of each response token under the frozen reference, sampling temperature
-    included; a column of float32.
+def load_teacher(context: Context, name: str, teacher: TeacherConfig) -> Reference:
+    """Return a teacher: loaded now, or kept by the process."""
+    files = PolicyFiles(context.source(teacher.path), weights=(context.fingerprint_of(teacher.path), ""))
+    wanted = Wanted(f"teacher {name}", context.attempt, context.config, files.weights)
+    found: Reference = engine(wanted, lambda: Reference(_loaded(context.config, files)))
+    return found
 
-    Null for greedy responses, which are never trained on.
+
+def _loaded(config: Config, files: PolicyFiles) -> PreTrainedModel:
+    reward, trust = config.reward, config.model.trust_remote_code
+    model = load_causal_lm(files.base, config.reward_precision, trust, reward.device_map)
+    if files.adapter is not None:
+        merge_into(model, read_adapter(files.adapter))
+    return hide_unknown_ids(model, config)
+
+
+def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
+    """Compute the log-probability of each response token under the reference: :func:`log_probs_of` all that
+    was sampled."""
+    return log_probs_of(context, rows, load_reference(context), np.array(is_sampled(rows), dtype=bool))
+
+
+@torch.inference_mode()
+def log_probs_of(
+    context: Context, rows: pa.Table, kept: Reference, wanted: npt.NDArray[np.bool_]
+) -> pa.ListArray:
+    """Compute the log-probability of each response token under a model, sampling temperature included; a
+    column of float32.
+
+    Args:
+        wanted: [rows] true for the responses to compute; the others have null.
     """
-    config, kept = context.config, load_reference(context)
+    config = context.config
     prompts, responses = (columns.lists(rows[name]) for name in ("prompt_tokens", "response_tokens"))
     sequences = [Row(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-    sampled = np.array(is_sampled(rows), dtype=bool)
-    offsets = np.cumsum([0, *np.where(sampled, columns.lengths(rows["response_tokens"]), 0)])
+    offsets = np.cumsum([0, *np.where(wanted, columns.lengths(rows["response_tokens"]), 0)])
     found = np.empty(offsets[-1], np.float32)
     # A prompt that the engine refused has no response, and may be one that this model cannot take either.
     written = np.flatnonzero(np.diff(offsets)).tolist()
@@ -70,4 +91,4 @@ def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
             log_probs = response_log_probs(kept.model, batch.to(device()), config.rollout.temperature)
             for index, line in zip(batch.rows.tolist(), log_probs.cpu().numpy(), strict=True):
                 found[offsets[index] : offsets[index + 1]] = line[: len(responses[index])]
-    return columns.column_of(found, offsets, ~sampled)
+    return columns.column_of(found, offsets, ~wanted)

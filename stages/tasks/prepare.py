@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config.reward import RemoteConfig, RewardModelConfig, unknown_field
+from pipeline.config.reward import RemoteConfig, RewardModelConfig, strange_column, unknown_field
 from pipeline.config.schema import Config
 from pipeline.data.checks import (
     SETS_MERGE,
@@ -74,6 +74,7 @@ def run(task: Task, context: Context) -> StageResult:
     prompts = joined(PROMPT_SOURCE, config.data.prompts, [tables[one.key] for one in trained_on(files)])
     heldout = joined(HELDOUT_SET, config.data.heldout, list(sets.values()))
     check_remotes(config, prompts, heldout)
+    check_teachers(config, prompts)
     normalization = context.files.data(context.attempt, "normalization", "json")
     replace_durably(normalization, json.dumps(measure_normalization(context)) + "\n")
     outputs = (
@@ -178,6 +179,14 @@ def check_remotes(config: Config, *tables: pa.Table) -> None:
                     raise UserError(f"reward.components.{name}.template: {why}")
 
 
+def check_teachers(config: Config, *tables: pa.Table) -> None:
+    """Raise UserError where a teacher is for values of a column that the prompts do not have."""
+    for name, teacher in config.reward.teachers.items():
+        for table in tables:
+            if table.num_rows and (why := strange_column(teacher, extra_columns(table).column_names)):
+                raise UserError(f"reward.teachers.{name}.only: {why}")
+
+
 def prompt_table(judged: Judged) -> pa.Table:
     """Return the usable rows, with the user's own columns.
 
@@ -212,6 +221,7 @@ def hash_user_files(config: Config) -> dict[str, str]:
     tokenizers = [c.tokenizer for c in components if isinstance(c, RemoteConfig)]
     norms = [c.normalization for c in components if isinstance(c, RewardModelConfig) and c.normalization]
     given = [config.model.policy, config.model.reference, config.model.critic, *models, *tokenizers]
+    given += [teacher.path for teacher in config.reward.teachers.values()]
     given += [
         *config.data.prompt_keys.values(),
         *config.data.heldout_sets.values(),

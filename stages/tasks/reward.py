@@ -24,6 +24,7 @@ from pipeline.run.schemas import (
     conform,
     environment_of,
     is_sampled,
+    teacher_column,
     validity_counts,
     version_of,
 )
@@ -32,6 +33,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import check_finite, component_scores, load_component
+from stages.rewards.teachers import combined, load_first_teacher, teacher_log_probs
 from stages.rewards.validity import Score, rewarded, validities
 
 
@@ -39,15 +41,18 @@ def run(task: Task, context: Context) -> StageResult:
     context.read(PREPARE)
     source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
     rows = context.table(source.task, ROLLOUT)
-    pooled = pool_scores(context)  # before anything is computed: they may be missing or stale
-    mine, metrics = component_scores(context, rows, context.config.reward.components_of(None))
-    scores = {name: (pooled | mine)[name] for name in context.config.reward.components}
+    reward = context.config.reward
+    pooled, of_pools = pool_scores(context)  # before anything is computed: they may be missing or stale
+    mine, metrics = component_scores(context, rows, reward.components_of(None))
+    scores = {name: (pooled | mine)[name] for name in reward.components}
+    teachers = of_pools | teacher_log_probs(context, rows, reward.teachers_of(None))
     reference = None
     if has_reference_in(context.config, ReferenceStage.REWARD):
         from stages.rewards.reference import reference_log_probs  # torch, which rules alone do not need
 
         reference = reference_log_probs(context, rows)
-    table = reward_table(context.config, rows, scores, reference)
+    extra = combined(reward.teachers, {name: teachers[name] for name in reward.teachers})
+    table = reward_table(context.config, rows, scores, reference, extra)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics |= validity_metrics(table)
@@ -58,12 +63,16 @@ def run(task: Task, context: Context) -> StageResult:
 
 def load(context: Context, version: int) -> None:
     """Load the first reward model, which may have to leave before the next is loaded, and the reference if
-    it fits beside that."""
+    it fits beside that; without either a teacher."""
     name = load_component(context, context.config.reward.components_of(None))
-    if has_reference_in(context.config, ReferenceStage.REWARD) and name in (None, Engine.TRANSFORMERS):
+    is_there = context.plan.reference_of(context.task.iteration) <= version
+    is_wanted = is_there and has_reference_in(context.config, ReferenceStage.REWARD)
+    if is_wanted and name in (None, Engine.TRANSFORMERS):
         from stages.rewards.reference import load_reference
 
         load_reference(context)
+    elif name is None:
+        load_first_teacher(context, context.config.reward.teachers_of(None))
 
 
 def by_origin(rows: pa.Table, rewards: pa.Table) -> dict[str, float]:
@@ -102,29 +111,39 @@ def validity_metrics(rewards: pa.Table) -> dict[str, float]:
     return metrics | {f"validity/{one}": float(counts[one]) for one in occurring}
 
 
-def pool_scores(context: Context) -> dict[str, list[Score]]:
-    """Return one score per row of this task's rollout shard, by component that has a pool."""
+def pool_scores(context: Context) -> tuple[dict[str, list[Score]], dict[str, pa.ChunkedArray]]:
+    """Return one score per row of this task's rollout shard, by component that has a pool, and what the
+    teachers that have one gave."""
     scores: dict[str, list[Score]] = {}
+    teachers: dict[str, pa.ChunkedArray] = {}
     for pool in context.config.reward.pools:
         task = context.task._replace(stage=Stage.SCORE, pool=pool)
         table = context.table(task, SCORE)
         for name in context.config.reward.components_of(pool):
             scores[name] = table[component_column(name)].to_pylist()
-    return scores
+        teachers |= {name: table[teacher_column(name)] for name in context.config.reward.teachers_of(pool)}
+    return scores, teachers
 
 
 def reward_table(
-    config: Config, rows: pa.Table, scores: Mapping[str, Sequence[Score]], reference: pa.Array | None
+    config: Config,
+    rows: pa.Table,
+    scores: Mapping[str, Sequence[Score]],
+    reference: pa.Array | None,
+    teachers: pa.Table | None = None,
 ) -> pa.Table:
-    """Return the weighted sum, each component, the reference log-probabilities and the validity, row by row.
-    A row that a component could not take, or of which all abstain, has no sum."""
+    """Return the weighted sum, each component, the reference log-probabilities and the validity, row by row,
+    and the columns of ``teachers``. A row that a component could not take, or of which all abstain, has no
+    sum; without components all have 0."""
     components = [config.reward.components[name] for name in scores]
     weights = [component.weight for component in components]
     may_abstain = [isinstance(component, RuleConfig) for component in components]
-    found = [rewarded(values, weights, may_abstain) for values in zip(*scores.values(), strict=True)]
+    by_row = zip(*scores.values(), strict=True) if scores else [()] * rows.num_rows
+    found = [rewarded(values, weights, may_abstain) for values in by_row]
     total = [reward for reward, _ in found]
     check_finite("the sum of the reward components, each times its weight,", total, rows)
     columns = {component_column(name): pa.array(values, pa.float32()) for name, values in scores.items()}
+    columns |= {name: teachers[name] for name in teachers.column_names} if teachers is not None else {}
     return conform(
         {
             "prompt_id": rows["prompt_id"].combine_chunks(),

@@ -1,16 +1,25 @@
-"""Score: one rollout shard, by the components of one pool. Its reward task sums these with the rest."""
+"""Score: one rollout shard, by components and teachers of one pool, for its reward task to join."""
 
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.run.schemas import ROLLOUT, SCORE, component_column, conform, is_sampled, version_of
+from pipeline.run.schemas import (
+    ROLLOUT,
+    SCORE,
+    component_column,
+    conform,
+    is_sampled,
+    teacher_column,
+    version_of,
+)
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import component_scores, load_component
+from stages.rewards.teachers import load_first_teacher, teacher_log_probs
 from stages.rewards.validity import Score
 
 
@@ -18,20 +27,29 @@ def run(task: Task, context: Context) -> StageResult:
     context.read(PREPARE)
     source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
     rows = context.table(source.task, ROLLOUT)
-    scores, metrics = component_scores(context, rows, context.config.reward.components_of(task.pool))
-    output = write_shard(context.paths, context.files.data(context.attempt), score_table(rows, scores))
+    reward = context.config.reward
+    scores, metrics = component_scores(context, rows, reward.components_of(task.pool))
+    teachers = teacher_log_probs(context, rows, reward.teachers_of(task.pool))
+    table = score_table(rows, scores, teachers)
+    output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["response_tokens"] = num_tokens(rows)
     return StageResult((output,), rows.num_rows, version_of(SCORE), source.policy_version, metrics)
 
 
 def load(context: Context, version: int) -> None:
-    """Load the first reward model of the pool, which may have to leave before the next is loaded."""
-    load_component(context, context.config.reward.components_of(context.task.pool))
+    """Load the first model of the pool, which may have to leave before the next is loaded."""
+    reward, pool = context.config.reward, context.task.pool
+    if load_component(context, reward.components_of(pool)) is None:
+        load_first_teacher(context, reward.teachers_of(pool))
 
 
-def score_table(rows: pa.Table, scores: Mapping[str, Sequence[Score]]) -> pa.Table:
-    """Return each component's scores beside the names of the responses, row by row."""
+def score_table(
+    rows: pa.Table, scores: Mapping[str, Sequence[Score]], teachers: Mapping[str, pa.Array]
+) -> pa.Table:
+    """Return each component's scores, and what each teacher gives, beside the names of the responses, row by
+    row."""
     columns = {component_column(name): pa.array(values, pa.float64()) for name, values in scores.items()}
+    columns |= {teacher_column(name): values for name, values in teachers.items()}
     names = {column: rows[column].combine_chunks() for column in ("prompt_id", "sample_index")}
     return conform(names, SCORE, extra=pa.table(columns))

@@ -201,7 +201,7 @@ def _load_without_weights(model: UsedModel, trust: bool) -> None:
             load_critic(model.directory, Precision.FP32, trust, device_map=WITHOUT_WEIGHTS)
         case Use.REWARD:
             load_reward_model(model.directory, Precision.FP32, trust, WITHOUT_WEIGHTS)
-        case Use.POLICY | Use.REFERENCE:
+        case Use.POLICY | Use.REFERENCE | Use.TEACHER:
             load_causal_lm(model.directory, Precision.FP32, trust, WITHOUT_WEIGHTS)
 
 

@@ -1,0 +1,70 @@
+"""What teachers (reward.teachers, algorithm.distillation) need of other settings. Pure."""
+
+from collections.abc import Iterator
+
+from pipeline.config.algorithm import (
+    DistillationConfig,
+    DistillationPlacement,
+    Estimator,
+    KLEstimator,
+    PolicyLossName,
+)
+from pipeline.config.issue import ConfigIssue
+from pipeline.config.schema import Config
+
+_OF_RESPONSES = frozenset({PolicyLossName.GSPO, PolicyLossName.GMPO})
+"""Losses with one ratio for a response, which a token's own advantage cannot move apart from the others."""
+
+
+def has_teachers_in(config: Config, placement: DistillationPlacement) -> bool:
+    """Whether there are teachers, and the KL to them enters there."""
+    return bool(config.reward.teachers) and config.algorithm.distillation.placement is placement
+
+
+def distillation_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield keys of distillation without use, and what cannot learn from teachers."""
+    given = config.algorithm.distillation
+    if not config.reward.teachers:
+        for name in ("placement", "estimator", "straight_through"):
+            if getattr(given, name) != getattr(DistillationConfig, name):
+                why = "there is no teacher; give reward.teachers.NAME.path=DIR, or leave it out"
+                yield ConfigIssue.at(config, f"algorithm.distillation.{name}", why)
+        return
+    yield from _placement_problems(config)
+    if not config.reward.components:
+        yield from _problems_without_reward(config)
+
+
+def _placement_problems(config: Config) -> Iterator[ConfigIssue]:
+    given, loss = config.algorithm.distillation, config.algorithm.policy_loss
+    if given.placement is DistillationPlacement.ADVANTAGE:
+        for name in ("estimator", "straight_through"):
+            if getattr(given, name) != getattr(DistillationConfig, name):
+                why = "is for a KL in the loss: needs algorithm.distillation.placement=loss"
+                yield ConfigIssue.at(config, f"algorithm.distillation.{name}", why)
+        if loss in _OF_RESPONSES:
+            why = (
+                "has one ratio for a response, and teachers give each token an advantage of its own; use "
+                "another, such as gspo-token, or algorithm.distillation.placement=loss"
+            )
+            yield ConfigIssue.at(config, "algorithm.policy_loss", why)
+    elif given.per_token is KLEstimator.K1 and not given.straight_through:
+        why = (
+            "its gradient in the loss is zero on average, so nothing would be learned; leave it out for k3, "
+            "or give algorithm.distillation.straight_through=true too"
+        )
+        yield ConfigIssue.at(config, "algorithm.distillation.estimator", why)
+
+
+def _problems_without_reward(config: Config) -> Iterator[ConfigIssue]:
+    """Yield what needs a reward, where the policy learns from teachers alone."""
+    only = "responses have no reward (reward.components={})"
+    if config.algorithm.estimator is Estimator.GAE:
+        why = f"{only}, so a critic has nothing to learn; choose algorithm=reinforce_plus_plus"
+        yield ConfigIssue.at(config, "algorithm.estimator", why)
+    if config.algorithm.shaping.filter_groups:
+        why = f"{only}, so all prompts would be left out; set it to false"
+        yield ConfigIssue.at(config, "algorithm.shaping.filter_groups", why)
+    if config.data.has_heldout and config.evaluate.every:
+        why = f"{only}, so there is nothing to evaluate; add a component with weight 0, or set it to 0"
+        yield ConfigIssue.at(config, "evaluate.every", why)

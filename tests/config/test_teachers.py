@@ -1,0 +1,93 @@
+"""Teachers and references that follow the policy: what they need of other settings, and where they are
+refused."""
+
+import json
+import shutil
+
+import pytest
+
+from pipeline.config.issue import ConfigError
+from pipeline.config.resolve import resolve
+from tests.support.composed import composed_of
+from tests.support.tables import sample
+
+ALONE = ("reward=teacher", "algorithm=reinforce_plus_plus")
+LOSS = "algorithm.distillation.placement=loss"
+OURS = "update.engine=deepspeed"
+
+
+@pytest.fixture
+def teacher(inputs, tmp_path):
+    return shutil.copytree(inputs / "policy", tmp_path / "teacher")
+
+
+def config(inputs, tmp_path, *words):
+    return resolve(composed_of(inputs, tmp_path / "run", *words))
+
+
+def test_a_teacher_alone_is_a_run_and_has_a_pool(inputs, tmp_path, teacher):
+    path, pool = f"reward.teachers.teacher.path={teacher}", "reward.teachers.teacher.pool=big"
+    made = config(inputs, tmp_path, *ALONE, path, pool)
+    assert made.reward.components == {}
+    assert made.reward.pools == ("big",)
+    assert made.reward.teachers_of("big").keys() == {"teacher"}
+
+
+REFUSED = [
+    (("reward=teacher",), "so a critic has nothing to learn; choose algorithm=reinforce_plus_plus"),
+    ((*ALONE, "algorithm.policy_loss=gspo"), "such as gspo-token, or algorithm.distillation.placement=loss"),
+    ((*ALONE, "algorithm.distillation.estimator=k3"), "needs algorithm.distillation.placement=loss"),
+    (
+        (*ALONE, LOSS, "algorithm.distillation.estimator=k1"),
+        "give algorithm.distillation.straight_through=true",
+    ),
+    (
+        (
+            "reward=teacher",
+            "algorithm=grpo",
+            "rollout.samples_per_prompt=2",
+            "algorithm.shaping.filter_groups=true",
+        ),
+        "all prompts would be left out; set it to false",
+    ),
+    ((*ALONE, "data.heldout=/dev/null", "evaluate.every=1"), "add a component with weight 0, or set it to 0"),
+    ((LOSS,), "there is no teacher; give reward.teachers.NAME.path=DIR, or leave it out"),
+    (
+        ("algorithm.kl.sync_every=2", "algorithm.kl.coef=0", "algorithm.kl.reference_in=reward"),
+        "there is no reference",
+    ),
+    (("algorithm.kl.sync_weight=0.5", OURS), "give it too, or leave it out"),
+    (
+        ("algorithm.kl.sync_every=2", "algorithm.kl.sync_weight=0.5"),
+        "makes no average of weights; set it to 1",
+    ),
+    (
+        ("algorithm.kl.sync_every=2", "algorithm.kl.sync_weight=0.5", OURS, "update.lora={rank: 4}"),
+        r"adapters \(update.lora\), of which no average is made",
+    ),
+    (
+        ("algorithm.kl.sync_every=2", OURS, "update.lora={rank: 4}", "update.zero_stage=3"),
+        "update.zero_stage=3 has parts; set algorithm.kl.reference_in=reward",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "why"), sample(REFUSED, 1 / 2))
+def test_what_does_not_go_together_is_refused_with_the_way_out(inputs, tmp_path, teacher, words, why):
+    path = (f"reward.teachers.teacher.path={teacher}",) if "reward=teacher" in words else ()
+    with pytest.raises(ConfigError, match=why):
+        config(inputs, tmp_path, *words, *path)
+
+
+def test_a_teacher_of_another_tokenizer_or_a_shorter_context_is_refused(inputs, tmp_path, teacher):
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = dict(zip(vocabulary, reversed(vocabulary.values()), strict=True))
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = json.loads((teacher / "config.json").read_text()) | {"max_position_embeddings": 32}
+    (teacher / "config.json").write_text(json.dumps(settings))
+    words = [*ALONE, f"reward.teachers.teacher.path={teacher}", "model.tokenizer=null"]
+    with pytest.raises(ConfigError) as refused:
+        config(inputs, tmp_path, *words)
+    assert "its tokenizer has other ids than the policy's" in str(refused.value)
+    assert "has positions for 32 tokens, and model.context_length=64" in str(refused.value)
