@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.config.schema import Config, ModelConfig
 from pipeline.config.update import LoraConfig
@@ -24,7 +24,7 @@ from pipeline.run.seeds import derive_seed
 from stages.context import UserError
 from stages.models.adapters import ADAPTER_FILE, PREFIX, unmergeable
 from stages.models.hidden import hide_unknown_ids
-from stages.models.loading import freeze_other_senses, load_causal_lm
+from stages.models.loading import WITHOUT_WEIGHTS, freeze_other_senses, load_causal_lm, without_weights
 from stages.ppo.bare import looking_filled
 from stages.ppo.zero import device_map_of
 
@@ -158,11 +158,8 @@ def check_fits(model: ModelConfig, config: LoraConfig) -> None:
     Raises:
         UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
     """
-    trust = model.trust_remote_code
-    described = AutoConfig.from_pretrained(model.policy, local_files_only=True, trust_remote_code=trust)
-    with torch.device("meta"):
-        bare = AutoModelForCausalLM.from_config(described, trust_remote_code=trust)
-        attach(bare, Path(model.policy), config, seed=0)
+    with torch.device(WITHOUT_WEIGHTS):
+        attach(without_weights(model), Path(model.policy), config, seed=0)
 
 
 def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> None:
