@@ -195,8 +195,8 @@ def routed_part(
     found: Tensor | None,
     tokens: int,
 ) -> Tensor:
-    """Compute :func:`policy_part`, and the loss of the policy's routers over this micro-batch, as its share of
-    the ``tokens`` of the mini-batch."""
+    """Compute :func:`policy_part`, and the loss of the policy's routers over this micro-batch, as its share
+    of the ``tokens`` of the mini-batch."""
     if learner.routers is None:
         return policy_part(learner, targets, batch, counts, tally, found)
     with learner.routers.recorded() as logits:
