@@ -295,6 +295,10 @@ class AlgorithmConfig:
     """Aggregation of per-token losses to one number."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus in the policy loss."""
+    router_aux_loss_coef: NonNegativeFloat | None = None
+    """Weight of the loss that keeps the experts of a mixture equally busy (arXiv 2101.03961, as transformers
+    has it). Default: router_aux_loss_coef of the policy's config.json where its output_router_logits is true;
+    else 0."""
     target_kl: PositiveFloat | None = None
     """End an iteration's training before the first step whose mini-batch has moved further than this from
     the old policy (KL per token, k3). Default: no limit."""

@@ -65,6 +65,9 @@ class LoraConfig:
     """The adapter's output is scaled by alpha / rank."""
     target_modules: Literal["all-linear"] | tuple[Text, ...] = "all-linear"
     """Names of the linear layers that get one, or all of them but the output layer."""
+    target_parameters: tuple[Text, ...] = ()
+    """Names of weights of experts that get one for each expert, such as gate_up_proj and down_proj, where one
+    tensor holds those of all experts. Engines get merged models, but for transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ _OUTPUTS = ("lm_head.weight", "embed_out.weight", "output.weight")
 """Names of the output layer where it is not the embeddings."""
 _GATED = ("gate_proj", "gate_up_proj", ".w3.", "gate_and_up")
 """Parts of the names of weights of gated feed-forward layers."""
+_EXPERTS = ".experts."
+"""Part of the names of weights of experts, of each or of all in one tensor."""
 _COMPUTED = ("F64", "F32", "F16", "BF16")
 """Formats of numbers that become those of the engine as they are loaded."""
 _OF_A_BYTE = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8")
@@ -154,15 +156,20 @@ def num_parameters(folder: Path) -> int:
 
 def num_adapted(folder: Path, lora: LoraConfig) -> int:
     """Count the parameters of low-rank adapters, one for each matrix of a numbered layer that
-    ``target_modules`` names. Raises ConfigError."""
+    ``target_modules`` names, and for each of every expert where any is named in ``target_parameters``. Raises
+    ConfigError."""
     wanted = lora.target_modules
-    ends = () if isinstance(wanted, str) else tuple(f".{target}" for target in wanted)
+    ends = ("",) if isinstance(wanted, str) else tuple(f".{target}" for target in wanted)
     total = 0
     for name, tensor in _tensors(folder):
         module = f".{name.removesuffix('.weight')}"
-        is_linear = len(tensor.shape) == 2 and any(part.isdigit() for part in module.split("."))
-        if is_linear and (isinstance(wanted, str) or module.endswith(ends)):
-            total += lora.rank * sum(tensor.shape)
+        if _EXPERTS in module:
+            is_adapted = bool(lora.target_parameters) and not module.endswith("bias")
+        else:
+            is_numbered = any(part.isdigit() for part in module.split("."))
+            is_adapted = len(tensor.shape) == 2 and is_numbered and module.endswith(ends)
+        if is_adapted:
+            total += math.prod(tensor.shape[:-2]) * lora.rank * sum(tensor.shape[-2:])
     return total
 
 

@@ -105,6 +105,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/ratio_error_first", _H, "largest |ratio - 1| before the first step; 0 is right"),
     Metric("policy/approx_kl", _H, "KL(old || new) per token (k3), mean over all steps"),
     Metric("policy/kl_loss", _H, "KL term of the loss per token, before its coefficient"),
+    Metric(
+        "policy/router_loss", _H, "loss of a mixture's routers, before its coefficient; top_k if balanced"
+    ),
     Metric("policy/advantage_mean", _H, "mean advantage per token"),
     Metric("policy/advantage_std", _H, "standard deviation of the advantages"),
     Metric("policy/steps", _H, "optimizer steps taken"),

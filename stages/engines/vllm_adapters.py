@@ -69,7 +69,10 @@ def put_on(engine: TakesAdapter, adapter: Path, ranks: int) -> None:
     Raises:
         CannotAdapt: vLLM refuses the adapter, or has no place for all of it.
     """
-    factors = read_adapter(adapter).factors.values()
+    given = read_adapter(adapter)
+    if given.of_experts:
+        raise CannotAdapt("vLLM takes no adapter of experts' weights (update.lora.target_parameters)")
+    factors = given.factors.values()
     wanted = sum(bool(up.count_nonzero()) for _, up in factors)  # those of zeros cannot be counted
     try:
         found = sum(engine.put_on(adapter))

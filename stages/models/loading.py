@@ -19,6 +19,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from pipeline.config.schema import ModelConfig
 from pipeline.config.trainable import OTHER_SENSES, drafting_layers, quantisation_of
 from pipeline.config.update import Precision
 from pipeline.run.cards import format_problems, missing_code
@@ -125,6 +126,15 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """Load a policy or reference model. For ``attention`` see :class:`UpdateConfig`."""
     return _load(AutoModelForCausalLM, directory, precision, trust_remote_code, device_map, attention)
+
+
+def without_weights(model: ModelConfig) -> PreTrainedModel:
+    """Make the policy as its config.json describes it; none of its files of weights is looked at."""
+    trust = model.trust_remote_code
+    described = AutoConfig.from_pretrained(model.policy, local_files_only=True, trust_remote_code=trust)
+    with torch.device(WITHOUT_WEIGHTS):
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(described, trust_remote_code=trust)
+    return made
 
 
 def load_reward_model(

@@ -87,7 +87,7 @@ def write_merged(
         headers = read_tensors(base)
     except BadModel as error:
         raise UserError(f"{base} {error}") from error
-    names = stored_names(found.factors, headers)
+    names = None if found.of_experts else stored_names(found.factors, headers)
     if names is None:  # the class of the model knows what its checkpoints call them
         _write_loaded(base, found, precision, trust_remote_code, folder)
         return

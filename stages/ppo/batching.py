@@ -58,6 +58,8 @@ class MicroBatch:
     """R, at least 1."""
     first_predictor: int
     """The first column whose prediction is wanted."""
+    is_real: Tensor
+    """Whether a token is no padding, of the shape of ``input_ids``."""
     num_tokens: int
     """Tokens without padding; of a shared prompt once."""
     is_packed: bool
@@ -270,10 +272,12 @@ def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -
     if packed:
         input_ids, position_ids = torch.cat(lines)[None], torch.cat(counts)[None]
         starts = [0, *torch.tensor([row.length for row in chosen]).cumsum(0).tolist()]
+        is_real = torch.ones_like(input_ids, dtype=torch.bool)
     else:
         input_ids = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
         position_ids = torch.arange(longest).repeat(len(chosen), 1)
         starts = [longest * i for i in range(len(chosen))]
+        is_real = position_ids < torch.tensor([[row.length] for row in chosen])
     width = max(1, *(len(row.response) for row in chosen))
     places = list(zip(starts, chosen, strict=False))
     predictors = [start + len(row.prompt) - 1 + torch.arange(len(row.response)) for start, row in places]
@@ -286,6 +290,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -
         cells=torch.cat(cells),
         num_response_columns=width,
         first_predictor=min(len(row.prompt) for row in chosen) - 1,
+        is_real=is_real,
         num_tokens=sum(row.length for row in chosen),
         is_packed=packed,
     )
@@ -354,6 +359,7 @@ def collate_shared(rows: Sequence[Row], lines: Sequence[Sequence[int]]) -> Micro
         starts += [(number, len(before) + sum(sizes[:k])) for k in range(len(line))]
     chosen = [rows[i] for line in lines for i in line]
     input_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+    part_of = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-1)
     longest, width = input_ids.shape[1], max(1, *(len(row.response) for row in chosen))
     answered = [
         (longest * line + column, len(row.response))
@@ -367,9 +373,10 @@ def collate_shared(rows: Sequence[Row], lines: Sequence[Sequence[int]]) -> Micro
         cells=torch.cat([width * k + torch.arange(length) for k, (_, length) in enumerate(answered)]),
         num_response_columns=width,
         first_predictor=min(len(row.prompt) for row in chosen) - 1,
+        is_real=part_of >= 0,
         num_tokens=sum(map(len, ids)),
         is_packed=False,
-        sees=_seen(torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-1)),
+        sees=_seen(part_of),
     )
 
 

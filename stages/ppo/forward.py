@@ -1,6 +1,8 @@
 """Forward passes over response positions. Results are [B, R], whatever the micro-batch's layout, and 0 where
 there is no response token."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -8,6 +10,7 @@ from stages.context import UserError
 from stages.ppo.batching import MicroBatch, Row, collate
 from stages.ppo.head import HALF_TOLERANCE, TOLERANCE, head_of
 from stages.ppo.logits import AskedTokens, TokenOutputs, token_outputs
+from stages.ppo.routers import silenced
 
 
 def policy_outputs(
@@ -50,14 +53,14 @@ def response_values(model: nn.Module, batch: MicroBatch) -> Tensor:
     return _by_row(batch, logits[..., 0].flatten()[batch.predictors].float())
 
 
-def seen_in(model: nn.Module, batch: MicroBatch) -> dict[str, Tensor]:
+def seen_in(model: nn.Module, batch: MicroBatch) -> dict[str, Any]:
     """Return the mask of a micro-batch with shared prompts as a model takes it, added to attention's scores;
-    nothing for other layouts, whose mask is the model's own."""
+    no mask for other layouts, whose mask is the model's own. A mixture of experts computes no loss."""
     if batch.sees is None:
-        return {}
+        return silenced(model)
     dtype = next(model.parameters()).dtype
     mask = torch.zeros(batch.sees.shape, dtype=dtype, device=batch.sees.device)
-    return {"attention_mask": mask.masked_fill_(~batch.sees, torch.finfo(dtype).min)}
+    return {"attention_mask": mask.masked_fill_(~batch.sees, torch.finfo(dtype).min), **silenced(model)}
 
 
 def _by_row(batch: MicroBatch, values: Tensor) -> Tensor:

@@ -118,7 +118,7 @@ def update(
         return Update(experience, scores, None, Steps(), total, 1.0)
     # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed, of the
     # responses that have a gradient
-    teaching = teaching_rows(config, experience, scores)
+    teaching = None if learner.routers else teaching_rows(config, experience, scores)
     experience = replace(experience, teaching=teaching, shares_prompts=shares_prompts(learner))
     experience, first_epoch = begin_epochs(config, experience, iteration, num_shares)
     if is_packed(config.update):

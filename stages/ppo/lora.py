@@ -8,27 +8,29 @@ peft's layer has the old weights as ``base_layer``.
 import contextlib
 import copy
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.config.schema import Config, ModelConfig
 from pipeline.config.update import LoraConfig
 from pipeline.run.paths import ADAPTER, BASE
 from pipeline.run.seeds import derive_seed
 from stages.context import UserError
-from stages.models.adapters import ADAPTER_FILE, PREFIX, unmergeable
+from stages.logs import log
+from stages.models.adapters import ADAPTER_FILE, PREFIX, expert_parameters, unmergeable
 from stages.models.hidden import hide_unknown_ids
-from stages.models.loading import freeze_other_senses, load_causal_lm
+from stages.models.loading import WITHOUT_WEIGHTS, freeze_other_senses, load_causal_lm, without_weights
 from stages.ppo.bare import looking_filled
 from stages.ppo.zero import device_map_of
 
 _KEY = "update.lora.target_modules"
+_EXPERTS_KEY = "update.lora.target_parameters"
 _PLAIN = ("Linear", "Conv1D")
 """Classes of layers that an adapter is merged into: they multiply their input with their weight."""
 _NOT_CALLED = ("dt_proj",)
@@ -39,8 +41,14 @@ def check_targets(model: PreTrainedModel, lora: LoraConfig) -> None:
     """Check layers that have no adapter yet.
 
     Raises:
-        UserError: the model lacks a layer that is named, or one of all its layers gives no single result.
+        UserError: the model lacks a layer or weights that are named, or one of all its layers gives no single
+            result.
     """
+    known = expert_names(model)
+    missing = [name for name in lora.target_parameters if name.rpartition(".")[2] not in known]
+    if missing:
+        has = f"it has {', '.join(known)}" if known else "no tensor of it holds weights of experts"
+        raise UserError(f"{_EXPERTS_KEY}: the policy has no weights {missing[0]!r} of experts; {has}")
     if not isinstance(lora.target_modules, str):
         _check_named(model, lora.target_modules)
     elif odd := next(_of_several_results(model), None):
@@ -53,6 +61,13 @@ def linear_names(model: PreTrainedModel) -> list[str]:
     output = model.get_output_embeddings()
     modules = ((name, m) for name, m in model.named_modules() if m is not output)
     return sorted({name.rpartition(".")[2] for name, m in modules if type(m).__name__ in _PLAIN})
+
+
+def expert_names(model: nn.Module) -> list[str]:
+    """Return the names, without those of the modules around them, of the weights that hold all experts of a
+    layer."""
+    found = (expert_parameters(name, module, None) for name, module in model.named_modules())
+    return sorted({key for one in found for key in one})
 
 
 def _check_named(model: PreTrainedModel, targets: Collection[str]) -> None:
@@ -95,8 +110,8 @@ def refusals_explained(model: PreTrainedModel, lora: LoraConfig) -> Iterator[Non
 
 
 def check_merges(model: PreTrainedModel, settings: Mapping[str, Any], lora: LoraConfig) -> None:
-    """Check an adapter that is put on: peft takes experts, whose weights are one tensor, for layers too, and
-    what it trains of them cannot be merged.
+    """Check an adapter that is put on: for the names of layers peft also takes experts, whose weights are one
+    tensor, in place of layers that have these names, and with ranks that cannot be merged.
 
     Args:
         settings: peft's settings of the adapter, which name what it was put into.
@@ -104,12 +119,13 @@ def check_merges(model: PreTrainedModel, settings: Mapping[str, Any], lora: Lora
     Raises:
         UserError: it cannot be merged.
     """
-    if not (others := unmergeable(settings)):
+    converted = set(settings.get("target_parameters") or ()) - set(lora.target_parameters)
+    if not (converted or unmergeable(settings)):
         return
-    experts = ", ".join(sorted(settings.get("target_parameters") or others))
     left = {str(name).rpartition(".")[2] for name in settings.get("target_modules") or ()}
-    what = f"peft adapts the experts of {type(model).__name__} too ({experts}), which cannot be merged"
-    raise UserError(f"{_KEY}={_given(lora)}: {what}; {_way_out(sorted(left))}")
+    what = f"peft takes experts of {type(model).__name__} for such layers, which cannot be merged"
+    way_out = _way_out(sorted(left), expert_names(model))
+    raise UserError(f"{_KEY}={_given(lora)}: {what}; {way_out}")
 
 
 def _given(lora: LoraConfig) -> str:
@@ -117,11 +133,12 @@ def _given(lora: LoraConfig) -> str:
     return given if isinstance(given, str) else f"[{','.join(given)}]"
 
 
-def _way_out(names: Collection[str]) -> str:
-    """Return what to write instead, given the layers that are possible."""
+def _way_out(names: Collection[str], experts: Collection[str] = ()) -> str:
+    """Return what to write instead, given the layers and weights of experts that are possible."""
     if not names:
         return "train all weights instead: update.lora=null"
-    return f"give [{','.join(names)}], or train all weights: update.lora=null"
+    too = f" (and {_EXPERTS_KEY}=[{','.join(experts)}] for experts)" if experts else ""
+    return f"give [{','.join(names)}]{too}, or train all weights: update.lora=null"
 
 
 _NAME = "default"
@@ -158,11 +175,10 @@ def check_fits(model: ModelConfig, config: LoraConfig) -> None:
     Raises:
         UserError: peft is missing, or ``update.lora.target_modules`` does not fit the model.
     """
-    trust = model.trust_remote_code
-    described = AutoConfig.from_pretrained(model.policy, local_files_only=True, trust_remote_code=trust)
-    with torch.device("meta"):
-        bare = AutoModelForCausalLM.from_config(described, trust_remote_code=trust)
+    with torch.device(WITHOUT_WEIGHTS):
+        bare = without_weights(model)
         attach(bare, Path(model.policy), config, seed=0)
+    log.info(adapted_in_words(bare))
 
 
 def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> None:
@@ -177,6 +193,7 @@ def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> N
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         target_modules=_ALL if is_all else list(lora.target_modules),
+        target_parameters=list(lora.target_parameters) or None,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
         base_model_name_or_path=str(base),
@@ -185,6 +202,26 @@ def attach(model: PreTrainedModel, base: Path, lora: LoraConfig, seed: int) -> N
         torch.default_generator.manual_seed(seed)
         peft.inject_adapter_in_model(settings, model, _NAME)
     check_merges(model, vars(model.peft_config[_NAME]), lora)
+
+
+def adapted_in_words(model: PreTrainedModel) -> str:
+    """Return which share of its weights an adapted model has adapters for, and which experts have none."""
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    adapted = {getattr(m.get_base_layer(), getattr(m, "parameter_name", "weight")) for m in layers}
+    own = {one for name, one in model.named_parameters() if ".lora_" not in name}
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    found = (expert_parameters(name, module, None) for name, module in model.named_modules())
+    experts = {one for of_module in found for one in of_module.values()}
+    rest = _share(experts - adapted, own)
+    names = ",".join(expert_names(model))
+    left = f"; experts, {rest:.0%}, have none ({_EXPERTS_KEY}=[{names}] adapts them)" if rest else ""
+    return f"update.lora: {trained:,} weights adapt {_share(adapted, own):.1%} of the policy's{left}"
+
+
+def _share(some: Iterable[Tensor], whole: Iterable[Tensor]) -> float:
+    return sum(one.numel() for one in some) / sum(one.numel() for one in whole)
 
 
 def is_adapted(model: PreTrainedModel) -> bool:
@@ -203,6 +240,8 @@ def save_adapter(model: Any, weights: Mapping[str, Tensor], folder: Path) -> Non
     folder.mkdir(parents=True)
     settings = copy.copy(model.peft_config[_NAME])
     settings.target_modules = sorted(settings.target_modules)  # a set is written in random order
+    if settings.target_parameters:
+        settings.target_parameters = sorted(settings.target_parameters)
     settings.inference_mode = True
     settings.save_pretrained(str(folder))
     tensors = {saved_name(name): weight.contiguous() for name, weight in weights.items()}

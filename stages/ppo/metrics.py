@@ -177,6 +177,8 @@ def step_metrics(steps: Steps) -> dict[str, float]:
         "policy/grad_norm": _mean(steps.policy_norms),
         "policy/learning_rate": steps.rate,
     }
+    if total["router_loss"]:
+        metrics["policy/router_loss"] = total["router_loss"] / len(steps.sums)
     if steps.critic_norms:
         metrics["value/loss"] = total["value_loss"] / len(steps.sums)
         metrics["value/clip_fraction"] = per_token["value_clip"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from stages.ppo.math.kl import kl_loss_per_token
 from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.math.masked import masked_sum
 from stages.ppo.minibatches import MiniBatch, StepPosition, all_minibatches
+from stages.ppo.routers import Routers, routers_of
 from stages.ppo.state.learned import StepDecision
 from stages.ppo.targets import Targets
 from stages.ppo.trainer import Trainer
@@ -36,10 +38,16 @@ class Learner:
     def trainers(self) -> tuple[Trainer, ...]:
         return (self.policy, self.critic) if self.critic else (self.policy,)
 
+    @cached_property
+    def routers(self) -> Routers | None:
+        """Routers of the policy, where their loss is a part of the policy's."""
+        return routers_of(self.policy.model, self.config.algorithm.router_aux_loss_coef)
+
 
 SUMMED = (
     "policy_loss",
     "value_loss",
+    "router_loss",
     "entropy",
     "ratio",
     "approx_kl",
@@ -49,7 +57,7 @@ SUMMED = (
     "kl_loss",
     "value_clip",
 )
-"""Names of the sums over a mini-batch: the two losses, and per-token numbers over its tokens."""
+"""Names of the sums over a mini-batch: the losses, and per-token numbers over its tokens."""
 
 
 @dataclass
@@ -69,6 +77,10 @@ class MiniBatchStats:
         """Add ``loss``, the aggregate of ``per_token`` [B, R]."""
         self.losses.append((name, batch, torch.where(mask, per_token, 0.0).sum(dim=1).detach()))
         self._add(f"{name}_loss", loss.detach().double())
+
+    def add_router_loss(self, loss: Tensor) -> None:
+        """Add a micro-batch's share of the loss of routers, before its weight."""
+        self._add("router_loss", loss.detach().double())
 
     def _add(self, name: str, value: Tensor) -> None:
         assert name in SUMMED, name
@@ -160,18 +172,46 @@ def accumulate(
     Args:
         log_probs: matrix [N, T] to write the policy's log-probabilities into.
     """
-    tally = MiniBatchStats()
+    tally, tokens = MiniBatchStats(), _tokens_of(batch) if learner.routers else 0
     for number, micro in enumerate(batch.micro_batches):
         is_last = number == len(batch.micro_batches) - 1
         on_device = micro.to(device())
         on_device.count_pass()
-        loss = policy_part(learner, targets, on_device, counts, tally, log_probs)
+        loss = routed_part(learner, targets, on_device, counts, tally, log_probs, tokens)
         learner.policy.backward(loss, is_last, batch.num_shares)
         if learner.critic:
             on_device.count_pass()
             loss = critic_part(learner, targets, on_device, counts, tally)
             learner.critic.backward(loss, is_last, batch.num_shares)
     return tally
+
+
+def routed_part(
+    learner: Learner,
+    targets: Targets,
+    batch: MicroBatch,
+    counts: Counts,
+    tally: MiniBatchStats,
+    found: Tensor | None,
+    tokens: int,
+) -> Tensor:
+    """Compute :func:`policy_part`, and the loss of the policy's routers over this micro-batch, as its share
+    of the ``tokens`` of the mini-batch."""
+    if learner.routers is None:
+        return policy_part(learner, targets, batch, counts, tally, found)
+    with learner.routers.recorded() as logits:
+        loss = policy_part(learner, targets, batch, counts, tally, found)
+    if batch.is_dummy:
+        return loss
+    balance = learner.routers.loss(logits, batch) * (batch.num_tokens / tokens)
+    tally.add_router_loss(balance)
+    return loss + learner.routers.coef * balance
+
+
+def _tokens_of(batch: MiniBatch) -> int:
+    """Return the tokens of a mini-batch that go through the policy, of all ranks."""
+    own = sum(micro.num_tokens for micro in batch.micro_batches if not micro.is_dummy)
+    return int(ranks.sum_over_ranks(torch.tensor(own, dtype=torch.float64)))
 
 
 def policy_part(

@@ -52,13 +52,14 @@ from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
 from stages.models.tokenizers import policy_ends, same_tokenizer, special_tokens, tokenizer_of
 from stages.rewards.components import measure_normalization
-from stages.trials.models import check_lora, tried_tokenizer, try_models
+from stages.trials.models import check_lora, check_routers, tried_tokenizer, try_models
 
 
 def run(task: Task, context: Context) -> StageResult:
     config = context.config
     try_models(config)
     check_lora(config)
+    check_routers(config)
     rejected = context.files.data(context.attempt, "rejected", "jsonl")
     make_folder(rejected.parent, context.paths.root)
     with open_rules(config) as rules:

@@ -18,7 +18,7 @@ from pipeline.config.schema import Config
 from pipeline.config.trainable import quantisation_of, weight_doubts
 from stages.context import UserError
 from stages.logs import log
-from stages.trials.models import check_lora, loaded_models, loading_problems, number_problems
+from stages.trials.models import check_lora, check_routers, loaded_models, loading_problems, number_problems
 
 _MOST = 2 << 30
 """Bytes of each model in which NaN is looked for: seconds on the filesystem of a cluster."""
@@ -46,7 +46,7 @@ def problems_of(config: Config) -> Iterator[UserError]:
         found = list(loading_problems(config))
         yield from found
         if not found:
-            yield from _lora_problems(config)
+            yield from _training_problems(config)
     yield from number_problems(config, _MOST)
 
 
@@ -63,11 +63,12 @@ def _warn_of_doubts(config: Config) -> None:
         seen.add(model.directory)
 
 
-def _lora_problems(config: Config) -> Iterator[UserError]:
-    try:
-        check_lora(config)
-    except UserError as error:
-        yield error
+def _training_problems(config: Config) -> Iterator[UserError]:
+    for check in (check_lora, check_routers):
+        try:
+            check(config)
+        except UserError as error:
+            yield error
 
 
 def _why_not_loaded(config: Config) -> str | None:

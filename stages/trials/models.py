@@ -133,6 +133,14 @@ def number_problems(config: Config, most: int | None = None) -> Iterator[UserErr
                 yield error
 
 
+def check_routers(config: Config) -> None:
+    """Check that the policy's routers have the loss that the algorithm weighs. Raises UserError."""
+    if config.algorithm.router_aux_loss_coef:
+        from stages.ppo import routers
+
+        routers.check_routers(config.model, config.algorithm.router_aux_loss_coef)
+
+
 def check_lora(config: Config) -> None:
     """Check that the update can put adapters into the policy. Raises UserError."""
     if config.update.lora is not None:

@@ -123,9 +123,23 @@ def test_adapters_of_a_mixture_of_experts_are_refused_before_the_run(config, tmp
     found = answer(dataclasses.replace(config, update=lora, model=policy), monkeypatch, capsys)
     (problem,) = found["problems"]
     assert problem.startswith(
-        "update.lora.target_modules=all-linear: peft adapts the experts of MixtralForCausal"
+        "update.lora.target_modules=all-linear: peft takes experts of MixtralForCausal"
     )
-    assert "give [k_proj,o_proj,q_proj,v_proj], or train all weights" in problem
+    assert "give [k_proj,o_proj,q_proj,v_proj] (and update.lora.target_parameters=[down_proj," in problem
+    named = LoraConfig(target_modules=("q_proj",), target_parameters=("gate_up_proj", "down_proj"))
+    lora = dataclasses.replace(config.update, lora=named)
+    found = answer(dataclasses.replace(config, update=lora, model=policy), monkeypatch, capsys)
+    assert found["problems"] == []
+    assert any(line.startswith("update.lora: 1") and "of the policy's" in line for line in found["lines"])
+
+
+def test_a_weight_of_routers_that_the_policy_lacks_is_refused_before_the_run(config, monkeypatch, capsys):
+    weighed = dataclasses.replace(config.algorithm, router_aux_loss_coef=0.01)
+    found = answer(dataclasses.replace(config, algorithm=weighed), monkeypatch, capsys)
+    (problem,) = found["problems"]
+    assert problem == (
+        "algorithm.router_aux_loss_coef=0.01: LlamaForCausalLM has no experts; leave it out, or give 0"
+    )
 
 
 def test_with_another_python_for_tasks_the_libraries_here_judge_nothing(
