@@ -18,7 +18,7 @@ from pipeline.config.resolve import configure_what_can_be, resolve_what_can_be
 from pipeline.config.schema import Config, WandbMode
 from pipeline.orchestrate.fork import misfits
 from pipeline.run import journal
-from pipeline.run.changes import SettingsChange, write_changes
+from pipeline.run.changes import SettingsChange, read_changes, write_changes
 from pipeline.run.directory import Run, no_setting
 from pipeline.run.forking import fork_command, nearest_parent
 from pipeline.run.identity import write_identity
@@ -118,11 +118,26 @@ def change_settings(
         iteration = min(trained + 1, run.plan.iterations)
         change = SettingsChange(time.time(), owner_by_id(os.getuid()).user, iteration, found)
         changed = _with_place(replace(run, config=config, changes=(*run.changes, change)))
-        write_changes(run.paths, changed.changes)
-        keys = [one.key for one in found]
-        journal.event(run.paths.events, CHANGED, by=change.by, iteration=iteration, keys=keys)
+        _note(run, changed.changes)
     print(f"changed {change.in_words}", file=sys.stderr)
     return changed
+
+
+def _note(run: Run, changes: Sequence[SettingsChange]) -> None:
+    """Write changes, of which the last is new. It is made once one of the two files has it: what a full disk
+    has not taken then, a later pass writes.
+
+    Raises:
+        OSError: neither file could be written, so that nothing is changed.
+    """
+    newest = changes[-1]
+    try:
+        write_changes(run.paths, changes)
+        keys = [one.key for one in newest.settings]
+        journal.event(run.paths.events, CHANGED, by=newest.by, iteration=newest.iteration, keys=keys)
+    except OSError:
+        if read_changes(run.paths) != tuple(changes):
+            raise
 
 
 def _with_place(run: Run) -> Run:

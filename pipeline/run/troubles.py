@@ -26,6 +26,8 @@ class Trouble(StrEnum):
     """Packing of old iterations into archives: they stay as files meanwhile."""
     ROWS = "rows"
     """Writing of rows and thinning of what is old: tasks go on meanwhile."""
+    WANDB = "wandb"
+    """Sending of rows to W&B: tasks and rows go on meanwhile."""
 
 
 def described(error: BaseException) -> str:

@@ -14,6 +14,7 @@ _FAILS = {
     Trouble.PACK: "old iterations cannot be packed, while training goes on",
     Trouble.PASS: "a driver's pass failed",
     Trouble.ROWS: "rows cannot be written, while training goes on",
+    Trouble.WANDB: "W&B does not get all rows, while training goes on",
 }
 
 

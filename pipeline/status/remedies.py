@@ -2,11 +2,13 @@
 
 Only :func:`command` reads the run's directory. The numbers follow from the settings and from the number of
 the attempt: each try of a task gets more of what the one before lacked (:mod:`pipeline.decide.escalating`).
+Jobs that Slurm refuses or holds are in :mod:`pipeline.status.obstacles`.
 """
 
 import math
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +16,42 @@ from pipeline.config.allocation import DrivenConfig
 from pipeline.config.engines import VllmConfig
 from pipeline.config.scheduler import key_of, resources_of
 from pipeline.config.schema import Config
+from pipeline.decide.budgets import halved
+from pipeline.decide.device_faults import DeviceFault, diagnose
 from pipeline.decide.escalating import MORE_MEMORY, MORE_TIME
 from pipeline.run.directory import Run, resume_command
 from pipeline.run.failures import FailureKind
 from pipeline.run.forking import fork_command, nearest_parent
 from pipeline.run.tasks import Stage, parse_task
+from pipeline.run.troubles import Trouble, outstanding
 from slurm.limits import format_duration, parse_duration, parse_memory
 
 _GPU_SHARE, _LARGEST_GPU_SHARE, _STEP = 0.9, 0.95, 0.1
 """vLLM's default share of a card, the largest one to try, and by how much less is tried."""
-_KV_CACHE = "KV cache"
+_IN_CODE = re.compile(r"\braised \w+: .* at (?P<place>/.+?:\d+)", re.DOTALL)
+"""What plug-ins say of an exception (:func:`pipeline.plugins.interpreter.contract.raised`)."""
+_OF_RANKS = {
+    DeviceFault.NETWORK: (("NCCL_DEBUG", "INFO"), ("NCCL_IB_DISABLE", "1")),
+    DeviceFault.NCCL: (("NCCL_DEBUG", "INFO"),),
+    DeviceFault.WATCHDOG: (("NCCL_DEBUG", "INFO"),),
+    DeviceFault.SHARED_MEMORY: (("NCCL_SHM_DISABLE", "1"),),
+}
+"""Environment variables of NCCL that help against a fault, those to try first before others."""
+_FULL_DISK = re.compile(r"\[Errno (28|122)\]")
+"""ENOSPC and EDQUOT, as Python writes them."""
+_DOES = {
+    "NCCL_DEBUG": "NCCL's own account in the log",
+    "NCCL_IB_DISABLE": "TCP in the place of InfiniBand",
+    "NCCL_SHM_DISABLE": "sockets in the place of /dev/shm",
+}
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A setting that helps."""
+    """What helps, with the setting for it."""
 
     words: tuple[str, ...]
-    """As typed: KEY=VALUE."""
+    """As typed: KEY=VALUE; none where code has to change, and no setting."""
     what: str
     """What it does, to be read after ``with``."""
     is_fork: bool = False
@@ -66,10 +86,22 @@ def remedy(config: Config, failed: GivenUp) -> Remedy | None:
         case FailureKind.NUMERICS:
             rate = config.update.learning_rate / 2
             return Remedy((f"update.learning_rate={rate:g}",), "half of the learning rate", is_fork=True)
-        case FailureKind.CONFIG | FailureKind.ERROR if _KV_CACHE in failed.message:
-            return _larger_cache(config, failed)
+        case FailureKind.CONFIG | FailureKind.ERROR | FailureKind.KILLED:
+            return _by_message(config, failed)
         case _:
             return None
+
+
+def _by_message(config: Config, failed: GivenUp) -> Remedy | None:
+    """Return what helps against an error that says itself what it is about: of a GPU, of NCCL, of code."""
+    found = diagnose(failed.message)
+    if found is not None and found.row.fault is DeviceFault.TOO_SMALL:
+        return _larger_cache(config, failed)
+    if found is not None and found.row.fault in _OF_RANKS:
+        return _variable(config, failed, _OF_RANKS[found.row.fault])
+    if place := _IN_CODE.search(failed.message):
+        return Remedy((), f"{place['place']} repaired")
+    return None
 
 
 def command(run: Run, failed: GivenUp) -> str:
@@ -79,7 +111,7 @@ def command(run: Run, failed: GivenUp) -> str:
     if found is None:
         return ""
     if not found.is_fork:
-        return f"with {found.what}: {resume_command(run)} {shlex.join(found.words)}"
+        return f"with {found.what}: {' '.join([resume_command(run), *map(shlex.quote, found.words)])}"
     parent = nearest_parent(run, run.config.iterations)
     if parent is None:
         return ""
@@ -99,6 +131,30 @@ def after(run: Run, event: Mapping[str, Any]) -> str:
     except (KeyError, TypeError, ValueError):  # a line of another version's, or damaged
         return ""
     return command(run, failed)
+
+
+def ways_around(run: Run, events: Sequence[Mapping[str, Any]], state: str) -> Iterator[str]:
+    """Yield what to type against the troubles that the journal's end has.
+
+    Args:
+        state: of the run, as a status has it.
+    """
+    there = outstanding(events)
+    is_full = any(_FULL_DISK.search(str(event.get("message", ""))) for event in there.values())
+    if is_full and state != "complete":
+        yield _with_room(run, state)
+    if Trouble.WANDB in there:
+        yield f"to send the rows that W&B lacks: slurm-ppo sync {shlex.quote(str(run.paths.root))}"
+
+
+def _with_room(run: Run, state: str) -> str:
+    """Say how to make room: a run that is at work is not cleaned, and goes on by itself."""
+    place = run.paths.root
+    if state in ("running", "unknown"):
+        beside = shlex.quote(str(place.parent))
+        return f"it goes on once there is room; to clean runs beside it: slurm-ppo clean {beside}"
+    clean = f"slurm-ppo clean {shlex.quote(str(place))}"
+    return f"make room: {clean}; then go on: {resume_command(run)}"
 
 
 def _more_time(config: Config, failed: GivenUp) -> Remedy | None:
@@ -141,10 +197,31 @@ def _less_at_once(config: Config, failed: GivenUp) -> Remedy | None:
         words = (f"update.tokens_per_micro_batch={max(1, less // 2)}",)
         return Remedy(words, "half of the tokens at once", is_fork=True)
     if (found := _engine(config, failed.job_kind)) is None:
-        return None
+        return _smaller_batches(config, failed)
     key, given = found
     share = (given.gpu_memory_utilization or _GPU_SHARE) - _STEP
     return Remedy((f"{key}.gpu_memory_utilization={share:.2f}",), "a smaller share of the card")
+
+
+def _smaller_batches(config: Config, failed: GivenUp) -> Remedy:
+    """Half of the batch budget of the last try, which had half of the one before."""
+    less = halved(config, failed.attempt)
+    section, tokens = "reward", less.reward.tokens_per_batch
+    if Stage(failed.job_kind.partition("-")[0]) in (Stage.ROLLOUT, Stage.EVALUATE):
+        section, tokens = "rollout", less.rollout.tokens_per_batch
+    return Remedy((f"{section}.tokens_per_batch={tokens}",), "fewer tokens at once", is_fork=True)
+
+
+def _variable(config: Config, failed: GivenUp, tried: Sequence[tuple[str, str]]) -> Remedy | None:
+    """Return the first variable that the stage's jobs do not have yet."""
+    if config.slurm is None:
+        return None
+    there = resources_of(config.slurm, failed.job_kind).environment
+    left = ((name, value) for name, value in tried if there.get(name) != value)
+    if (found := next(left, None)) is None:
+        return None
+    name, value = found
+    return Remedy((f"{key_of(failed.job_kind)}.environment.{name}={value}",), _DOES[name])
 
 
 def _larger_cache(config: Config, failed: GivenUp) -> Remedy | None:

@@ -38,7 +38,7 @@ from pipeline.status.journal_end import (
     troubles_in_words,
 )
 from pipeline.status.lanes import TaskState, lanes_of, local_task_states
-from pipeline.status.remedies import after
+from pipeline.status.remedies import after, ways_around
 from pipeline.status.state import StageStatus, Status
 from pipeline.status.trainer_state import Writer, missing_state, promising
 from pipeline.text import printable
@@ -49,6 +49,7 @@ from slurm.sharedfiles import persistently
 if TYPE_CHECKING:
     from pipeline.executors.slurm.queue import RunQueue
     from pipeline.metrics.costs import Costs
+    from pipeline.status.obstacles import Permitted
     from slurm.query import Element
 
 _TAKEN_BACK = ("retracted", "went_back")
@@ -118,6 +119,7 @@ class StatusReader:
         self._states_lost: tuple[int, ...] = ()
         self._frontier: Frontier | None = None
         self._beats = BeatReader(run.paths)
+        self._permitted: Permitted | None = None
 
     def read(self, queue: "RunQueue | None" = None, answered: float | None = None) -> Status:
         """Read what is on disk now.
@@ -162,8 +164,29 @@ class StatusReader:
             events=tuple(events),
         )
         if run.config.slurm:
-            return self._on_slurm(status, frontier, tasks, queue)
-        return self._on_this_machine(status, frontier, tasks)
+            status = self._on_slurm(status, frontier, tasks, queue)
+        else:
+            status = self._on_this_machine(status, frontier, tasks)
+        return replace(status, ways_on=self._ways_on(status, queue))
+
+    def _ways_on(self, status: Status, queue: "RunQueue | None") -> tuple[str, ...]:
+        """Return what to type against what is in the way of a run of this user's that is not complete, and of
+        W&B."""
+        ways = list(ways_around(self.run, status.events, status.state))
+        is_over = status.state in ("complete", "cancelled", "paused")
+        if queue is not None and not (is_over or queue.is_hidden or queue.unanswered or queue.elsewhere):
+            from pipeline.status.obstacles import ways_to_start
+
+            ways += ways_to_start(self.run, status.events, queue.live, self._ask_what_is_permitted)
+        return tuple(map(printable, ways))
+
+    def _ask_what_is_permitted(self) -> "Permitted":
+        """Ask accounting, once for this reader: it is asked where jobs are refused."""
+        if self._permitted is None:
+            from pipeline.status.obstacles import read_permitted
+
+            self._permitted = read_permitted()
+        return self._permitted
 
     def _last_failure(self, events: Sequence[Mapping[str, Any]], holder: str | None) -> dict[str, Any]:
         """Return the newest failure, and what helps where no driver is at work."""

@@ -68,6 +68,9 @@ class Status:
     """Findings of the advice rules, worst first."""
     rows_missing: int = 0
     """Iterations that are done and have no row yet."""
+    ways_on: tuple[str, ...] = ()
+    """What to type against what is in the run's way and no task's failure says: refused and held jobs, a full
+    disk, W&B that is away."""
     troubles: tuple[str, ...] = ()
     """Failures of drivers that are not overcome yet, and files that are about to be removed, in words."""
     state_lost: int | None = None

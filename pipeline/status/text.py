@@ -68,6 +68,7 @@ class About(StrEnum):
     TRAINER = "trainer"
     REPLAY = "replay"
     TROUBLE = "trouble"
+    WAY_ON = "way_on"
     LAST_ROW = "last_row"
     LAST_FAILURE = "last_failure"
     ADVICE = "advice"
@@ -75,7 +76,7 @@ class About(StrEnum):
 
 _ONLY_SHOWN = ("missing_state", "time", "created", "awaited", "answered", "finish", "lanes", "rows", "events")
 """Attributes of a status that are not in its JSON."""
-_WHOLE = (About.STATE, About.DRIVER, About.LAST_FAILURE)
+_WHOLE = (About.STATE, About.DRIVER, About.WAY_ON, About.LAST_FAILURE)
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,7 @@ def _of_files(status: "Status") -> Iterator[Sentence]:
     if replay := doubtful_replay(status.events):
         yield Sentence(About.REPLAY, replay)
     yield from (Sentence(About.TROUBLE, trouble) for trouble in status.troubles)
+    yield from (Sentence(About.WAY_ON, way) for way in status.ways_on)
 
 
 def _of_rows(status: "Status") -> Iterator[Sentence]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from pipeline.run.directory import Run
 from pipeline.run.lease import hold, holder_of
 from pipeline.run.place import check_is_no_copy
+from pipeline.run.troubles import Trouble, note_recovery
 from pipeline.tracking.mirror import Mirrored
 from pipeline.tracking.refusal import Fault
 from pipeline.tracking.state import (
@@ -80,6 +81,8 @@ def sync(
     if done.missing and offline is None:
         again = f"slurm-ppo sync {shlex.quote(str(run.paths.root))}"
         raise ServiceError(f"W&B has not confirmed {done.missing} of {done.rows} rows; later: {again}")
+    if offline is None:
+        note_recovery(run.paths, Trouble.WANDB)
     return described(done, offline)
 
 

@@ -1,7 +1,7 @@
 """The driver's end of the mirror on W&B: a process that is notified of new rows and never waited for.
 
-metrics.jsonl is the truth. W&B being absent, slow, refused or broken is noted once and never stops training;
-what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
+metrics.jsonl is the truth. W&B being absent, slow, refused or broken is noted once, also in the journal, and
+never stops training; what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 """
 
 import os
@@ -18,6 +18,7 @@ from typing import IO, Any
 from pipeline.config.schema import WandbMode
 from pipeline.process import ended_within, signal_session
 from pipeline.run.directory import Run
+from pipeline.run.troubles import Trouble, note_recovery, note_trouble
 from pipeline.tracking.state import published, read_state, wandb_mode
 from slurm.sharedfiles import from_json
 
@@ -130,7 +131,7 @@ class WandbTracker:
             self._listen()
             return
         self._say_notes(closing)
-        self.note(f"W&B did not take every row within {_CLOSE_SECONDS:g} s; {self._later}")
+        self._give_up(f"W&B did not take every row within {_CLOSE_SECONDS:g} s")
 
     @property
     def _later(self) -> str:
@@ -142,8 +143,12 @@ class WandbTracker:
         assert self.mirror
         self._say_notes(self.mirror)
         if self.mirror.has_failed:
-            self.note(f"W&B cannot be used now ({self.mirror.last_line()}); {self._later}")
+            self._give_up(f"W&B cannot be used now ({self.mirror.last_line()})")
             self.mirror = None
+
+    def _give_up(self, why: str) -> None:
+        self.note(f"{why}; {self._later}")
+        note_trouble(self.run.paths, Trouble.WANDB, why)
 
     def _say_notes(self, mirror: MirrorProcess) -> None:
         for said in mirror.said():
@@ -151,6 +156,8 @@ class WandbTracker:
                 self.note(said["note"])
             elif missing := said.get("done", {}).get("missing"):
                 self.note(f"W&B has not confirmed {missing} rows yet; the next driver looks again")
+            elif "done" in said:
+                note_recovery(self.run.paths, Trouble.WANDB)
 
 
 Tracker = NoTracker | WandbTracker

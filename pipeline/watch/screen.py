@@ -159,7 +159,7 @@ _HEADER = {
     *(About.QUEUE, About.FINISH, About.DRIVERS, About.OWNER, About.TRAINER),
     *(About.PAUSE, About.HELD, About.BUDGET, About.WORKERS, About.STARTS),
 }
-_WARNINGS = (About.SILENCE, About.AWAITED, About.TROUBLE)
+_WARNINGS = (About.SILENCE, About.AWAITED, About.TROUBLE, About.WAY_ON)
 
 
 def _header(words: Sequence[Sentence], look: Status, view: ScreenState, width: int) -> Lines:

@@ -150,17 +150,20 @@ class OwnSettings:
     run: Run
     job_kind: str
     _invocation: int = -1
+    _looked: float = 0.0
 
     def have_changed(self, invocation: int) -> bool:
         """Whether a worker that starts now would be another. People change settings as they resume a run, so
-        that is looked up once in each invocation."""
-        if invocation == self._invocation:
+        that is looked up at once in each invocation, and at most every half minute beside: a command may be
+        killed between the change and its invocation."""
+        now = time.monotonic()
+        if invocation == self._invocation and now - self._looked < ASK_SECONDS:
             return False
         try:
             newest = self.run.with_newest_settings()
         except (UserError, OSError):  # a pass will say so
             return False
-        self._invocation = invocation
+        self._invocation, self._looked = invocation, now
         mine, others = (of_worker(run.config, self.job_kind) for run in (self.run, newest))
         return mine != others
 

@@ -1,8 +1,11 @@
 """Settings that people change while a run goes on: noted, shown, the same bytes; others name the fork."""
 
+import errno
 import json
+import os
 import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from pipeline.run.control import begin_invocation
 from pipeline.run.directory import load_run
 from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
+from pipeline.run.twofold import why_spoilt
 from tests.support import tiny
 from tests.support.changed import REFUSED
 from tests.support.tables import sample
@@ -237,6 +241,43 @@ def test_who_is_killed_right_after_a_change_has_made_it(world):
     assert not before.keys() & waiting(world).keys()
     begin_invocation(world.run.paths)
     world.live_on()
+
+
+@pytest.mark.parametrize("taken", range(4))
+def test_a_full_disk_takes_a_change_as_a_whole_or_not_at_all(world, monkeypatch, capfd, taken):
+    """``taken``: of what a change writes (two files, and two lines of the journal) so much."""
+    world.submit()
+    monkeypatch.setattr(os, "fsync", full_after(taken, below=world.run.paths.root, but="locks"))
+    is_told = False
+    try:
+        change(world, "scheduler.prepare.time=0:20:00")
+    except OSError as error:
+        is_told = error.errno == errno.ENOSPC
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    paths = world.run.paths
+    is_made = load_run(paths.root).config.slurm.prepare.time == "0:20:00"
+    assert is_made is not is_told
+    assert is_made is (taken > 0)
+    assert ("changed from iteration 1: scheduler.prepare.time" in capfd.readouterr().err) is is_made
+    world.submit()
+    times = {text.partition("--time=")[2].split()[0] for text in waiting(world).values()}
+    assert times == ({"0:20:00", "4:00:00"} if is_made else {"4:00:00"})
+    assert why_spoilt(paths.settings, lambda content: content) is None, "a pass has mended the copy"
+    world.live_on()
+    world.check_is_complete()
+
+
+def full_after(taken: int, below: Path, but: str) -> Callable[[int], None]:
+    """A disk that takes so many files, and then none."""
+    left = iter([None] * taken)
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        is_file_of_run = path.is_relative_to(below) and but not in path.parts and path.is_file()
+        if is_file_of_run and next(left, "full") == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    return fsync
 
 
 @pytest.mark.parametrize("seed", range(trials(3)))

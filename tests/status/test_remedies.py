@@ -1,12 +1,17 @@
 """The command that helps after a failure, with the setting and its value."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from pipeline.config.compose import compose
 from pipeline.run.failures import FailureKind
+from pipeline.status.obstacles import Obstacle, Permitted, obstacles_in, settings_for
 from pipeline.status.remedies import GivenUp, remedy
+from slurm.associations import Ceiling, Ceilings
+from slurm.states import SlurmState
+from tests.support.jobs import element, name_of
 
 SLURM = (
     "scheduler=slurm",
@@ -15,18 +20,34 @@ SLURM = (
     "scheduler.reward.exclude=[n1]",
     "rollout.engine=vllm",
     "reward.engine=vllm",
+    "scheduler.update.environment={NCCL_IB_TIMEOUT: '22'}",
     "update.tokens_per_micro_batch=2048",
     "update.learning_rate=2e-5",
 )
 
 
+TOO_SMALL = "To serve at least one request with the model's max seq len (4096), 2.0 GiB KV cache is needed"
+SHM = "Error while creating shared memory segment /dev/shm/nccl-abc (size 5767524)"
+PLACE = "/home/ada/my rules/rules.py:12"
+RAISED = f"(rules:score) raised KeyError: 'answer' at {PLACE}"
+IN_UPDATE = "scheduler.update.environment"
+REPORTED = {"words": (f"{IN_UPDATE}={{NCCL_DEBUG: INFO}}",), "said": "ncclRemoteError"}
+OWN_ENGINE = {"words": ("rollout.engine=transformers",)}
+
+
 def helped(
-    kind: FailureKind, job_kind: str, *words: str, attempt: int = 3, node: str = "", said: str = ""
+    kind: FailureKind,
+    job_kind: str,
+    words: tuple[str, ...] = (),
+    attempt: int = 3,
+    node: str = "",
+    said: str = "",
 ) -> str:
-    found = remedy(
-        compose(["experiment=quickstart", *SLURM, *words]), GivenUp(job_kind, kind, attempt, node, said)
-    )
-    return "" if found is None else f"{'fork ' * found.is_fork}{' '.join(found.words)}"
+    config = compose(["experiment=quickstart", *SLURM, *words])
+    found = remedy(config, GivenUp(job_kind, kind, attempt, node, said))
+    if found is None:
+        return ""
+    return " ".join(["fork"] * found.is_fork + list(found.words or [found.what]))
 
 
 @pytest.mark.parametrize(
@@ -41,14 +62,20 @@ def helped(
         (FailureKind.LOST, "rollout", {}, ""),
         (FailureKind.DEVICE_MEMORY, "rollout", {}, "rollout.vllm.gpu_memory_utilization=0.80"),
         (FailureKind.DEVICE_MEMORY, "update", {}, "fork update.tokens_per_micro_batch=1024"),
+        (FailureKind.DEVICE_MEMORY, "evaluate", OWN_ENGINE, "fork rollout.tokens_per_batch=2048"),
         (FailureKind.NUMERICS, "update", {}, "fork update.learning_rate=1e-05"),
         (
             FailureKind.CONFIG,
             "reward",
-            {"said": "To serve at least one request 2.0 GiB KV cache is needed"},
+            {"said": f"(ValueError: {TOO_SMALL})"},
             "reward.vllm.gpu_memory_utilization=0.95",
         ),
         (FailureKind.CONFIG, "reward", {"said": "the rule raised KeyError"}, ""),
+        (FailureKind.ERROR, "reward", {"said": f"r {RAISED} for p3"}, f"{PLACE} repaired"),
+        (FailureKind.ERROR, "update", {"said": "ncclUnhandledCudaError"}, f"{IN_UPDATE}.NCCL_DEBUG=INFO"),
+        (FailureKind.KILLED, "update", {"said": "ncclRemoteError"}, f"{IN_UPDATE}.NCCL_DEBUG=INFO"),
+        (FailureKind.ERROR, "update", REPORTED, f"{IN_UPDATE}.NCCL_IB_DISABLE=1"),
+        (FailureKind.ERROR, "update", {"said": f"Error {SHM}"}, f"{IN_UPDATE}.NCCL_SHM_DISABLE=1"),
         (FailureKind.ERROR, "update", {}, ""),
     ],
 )
@@ -75,3 +102,55 @@ def test_status_of_a_run_that_failed_says_the_command_and_it_works(slurm_ppo, in
     assert command in done.stderr
     assert slurm_ppo(*command.split()).returncode == 0
     assert "scheduler.time_limit 2 -> 4" in slurm_ppo("config", run, "--history").stdout
+
+
+# --- what no task's failure says ---
+
+LIMITED = Permitted(
+    accounts={"lab", "guest"},
+    qos={"normal", "long"},
+    ceilings=Ceilings(
+        qos={"normal": Ceiling("QOS normal", wall=60.0), "long": Ceiling("QOS long", wall=86400.0)},
+        default_qos={"lab": "normal", "guest": "normal"},
+    ),
+)
+ONE_QOS = replace(LIMITED, accounts={"lab"}, qos={"normal"})
+OF_LAB = ("scheduler.account=lab", "scheduler.driver.time=0:01:00", "scheduler.prepare.time=0:00:30")
+
+
+@pytest.mark.parametrize(
+    ("said", "may", "words", "expected"),
+    [
+        ("Invalid account or account/partition combination specified", LIMITED, (), ["account=guest"]),
+        ("InvalidAccount", LIMITED, (), ["account=guest"]),
+        ("(AccountNotAllowed)", ONE_QOS, (), []),
+        ("InvalidAccount", LIMITED, ("scheduler.rollout.account=gone",), ["rollout.account=guest"]),
+        ("InvalidAccount", LIMITED, ("scheduler.update.account=other",), ["account=guest"]),
+        ("Invalid qos specification", LIMITED, ("scheduler.qos=old",), ["qos=long"]),
+        ("QOSMaxSubmitJobPerUserLimit", LIMITED, ("scheduler.qos=normal",), ["qos=long"]),
+        ("QOSMaxWallDurationPerJobLimit", LIMITED, ("scheduler.rollout.time=20:00:00",), ["qos=long"]),
+        ("QOSMaxWallDurationPerJobLimit", ONE_QOS, (), ["rollout.time=0-00:01:00", "update.time=0-00:01:00"]),
+        ("Priority", LIMITED, (), []),
+        ("QOSMaxJobsPerUserLimit", LIMITED, (), []),
+    ],
+)
+def test_what_lets_jobs_start_that_slurm_does_not_let(said, may, words, expected):
+    config = compose(["experiment=quickstart", *SLURM, *OF_LAB, *words]).slurm
+    kinds = ("prepare", "rollout", "update", "driver")
+    found = [one for one in [Obstacle("rollout", said)] if one.lack]
+    settings = settings_for(config, found, may, kinds)
+    assert [f"{key}={value}" for key, value in settings.items()] == [f"scheduler.{one}" for one in expected]
+
+
+def test_a_refusal_counts_until_something_of_its_kind_is_submitted():
+    refused = {"event": "refused", "array": name_of("rollout"), "message": "Invalid account"}
+    of_driver = refused | {"array": name_of("guard")}
+    taken = {"event": "submitted", "array": name_of("rollout")}
+    assert obstacles_in([refused, of_driver], ()) == (
+        Obstacle("rollout", "Invalid account"),
+        Obstacle("driver", "Invalid account"),
+    )
+    assert obstacles_in([refused, taken], ()) == ()
+    waits = element(0, SlurmState.PENDING, reason="InvalidQOS")
+    assert obstacles_in([refused, taken], [waits]) == (Obstacle("rollout", "InvalidQOS"),)
+    assert obstacles_in([], [replace(waits, reason="JobHeldUser")]) == ()

@@ -1,8 +1,10 @@
-"""Light engines on a pretended GPU.
+"""Light engines, and a trainer, on a pretended GPU.
 
 It fails with the text of ``FAULT`` while more is computed at once than ``FITS`` allows (tokens; by default
-always). Where ``FAULT_KILLS`` is set they print it and abort, as NCCL's watchdog does. ``FAULT_NODE`` names a
-file: the node is broken that the first process writes into it, and no other.
+always), unless the environment has what ``FAULT_CURE`` names (NAME=VALUE). Where ``FAULT_KILLS`` is set they
+print it and abort, as NCCL's watchdog does; ``FAULT_MEMORY`` makes it the host's memory that does not suffice.
+``FAULT_NODE`` names a file: the node is broken that the first process writes into it, and no other.
+``FAULT_RATE`` is a learning rate from which on losses are not finite.
 """
 
 import contextlib
@@ -10,6 +12,8 @@ import os
 import sys
 from pathlib import Path
 
+from pipeline.run.failures import FailureKind
+from stages.context import NumericalError, OutOfMemory
 from stages.engines.base import without_torch
 from tests.support import light
 
@@ -17,8 +21,9 @@ WORDS = (
     "rollout.engine=tests.support.faulty:make_generator",
     "reward.engine=tests.support.faulty:make_scorer",
 )
+TRAINER = "update.engine=tests.support.faulty:make_trainer"
 FAULT, FITS, KILLS, IN_REWARD = "FAULT", "FITS", "FAULT_KILLS", "FAULT_IN_REWARD"
-NODE = "FAULT_NODE"
+NODE, CURE, MEMORY, RATE = "FAULT_NODE", "FAULT_CURE", "FAULT_MEMORY", "FAULT_RATE"
 
 
 class AcceleratorError(RuntimeError):
@@ -26,12 +31,19 @@ class AcceleratorError(RuntimeError):
 
 
 def compute(tokens: int) -> None:
-    if tokens <= int(os.environ.get(FITS, "0")) or not is_broken():
+    if tokens <= int(os.environ.get(FITS, "0")) or is_cured() or not is_broken():
         return
+    if MEMORY in os.environ:
+        raise OutOfMemory(os.environ[FAULT], FailureKind.MEMORY)
     if KILLS in os.environ:
         print(os.environ[FAULT], file=sys.stderr, flush=True)
         os.abort()
     raise AcceleratorError(os.environ[FAULT])
+
+
+def is_cured() -> bool:
+    name, _, value = os.environ.get(CURE, "").partition("=")
+    return os.environ.get(name) == value
 
 
 def is_broken() -> bool:
@@ -74,3 +86,18 @@ def make_scorer(config, directory):
     if IN_REWARD in os.environ:
         made.__class__, made.tokens = Scorer, config.reward.tokens_per_batch
     return made
+
+
+@without_torch
+def make_trainer(config):
+    from tests.support.light_training import LightTrainer
+
+    class Trainer(LightTrainer):
+        def update(self, context, iteration):
+            if config.update.learning_rate >= float(os.environ.get(RATE, "inf")):
+                raise NumericalError("the loss is nan")
+            if FAULT in os.environ:
+                compute(config.update.minibatches)
+            return super().update(context, iteration)
+
+    return Trainer()

@@ -228,6 +228,15 @@ def test_a_worker_goes_on_with_its_settings_to_the_end_of_its_task_and_leaves_on
     assert run.with_newest_settings().config.rollout.vllm.kv_cache_gib == 2.0
 
 
+def test_who_waits_notices_a_change_also_where_the_command_was_killed_right_after_it(run):
+    with crew(run, UPDATE, WATCHFUL="1") as (worker,):
+        wait_until(run, worker, Doing.WAITING, UPDATE)
+        memory = Difference("rollout.vllm.kv_cache_gib", None, 2.0)
+        write_changes(run.paths, [SettingsChange(time.time(), "ada", 1, (memory,))])
+        assert join(worker) == [0]
+    assert beat_of(run.paths, worker).reason == Reason.CHANGED
+
+
 def test_a_task_that_takes_too_long_ends_with_its_worker_and_one_that_can_save_is_warned_before(
     run, expected
 ):

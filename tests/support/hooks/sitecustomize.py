@@ -11,14 +11,19 @@ Each fires once per run: KILL_MARKER is the file that remembers.
 With STALE_BELOW=FOLDER, for test_sharedfiles, of the files below it that a process opens the first and every
 third after it fails once as if its handle were stale; STALE_TOLD is the file that lists them.
 
+With DISK_FULL, for test_ways_on, jobs can write no new file as long as the file is there that it names; with
+PLAIN_VLLM the engine of vLLM is tests/support/plain_vllm.py.
+
 With NODE_IS_HOST, for test_worker_faults, each node of a practice cluster is a host of its own to its
 processes: they do not see by process ids that one of another node has ended.
 """
 
 import errno
+import importlib.util
 import io
 import os
 import signal
+import sys
 from pathlib import Path
 
 _kind, _, _where = os.environ.get("KILL_AT", "").partition(":")
@@ -100,3 +105,27 @@ if "NODE_IS_HOST" in os.environ and "SLURMD_NODENAME" in os.environ:
     _host = os.uname()
     _node = os.uname_result((_host.sysname, os.environ["SLURMD_NODENAME"], *_host[2:]))
     os.uname = lambda: _node
+
+
+def fsync_if_there_is_room(descriptor):
+    path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+    if os.path.exists(os.environ["DISK_FULL"]) and not path.endswith(".jsonl"):  # noqa: PTH110
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    _fsync(descriptor)
+
+
+if "DISK_FULL" in os.environ and "SLURM_JOB_ID" in os.environ:
+    os.fsync = fsync_if_there_is_room
+
+
+class _Finder:
+    @staticmethod
+    def find_spec(name, path, target=None):
+        if name == "stages.engines.vllm":
+            file = Path(__file__).parents[1] / "plain_vllm.py"
+            return importlib.util.spec_from_file_location(name, file)
+        return None
+
+
+if "PLAIN_VLLM" in os.environ:
+    sys.meta_path.insert(0, _Finder)
