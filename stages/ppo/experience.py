@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pipeline.run.schemas import FinishReason, Validity, is_sampled, validity_counts
+from pipeline.run.schemas import STEP_REWARDS, FinishReason, Validity, is_sampled, validity_counts
 from stages.context import Context, UserError
 from stages.files import columns
 from stages.ppo.batching import Row
@@ -62,6 +62,9 @@ class Experience:
     """[N] index of each response's prompt."""
     rewarded: RewardedRows
     """The iteration's samples that have a reward; a selection of rows keeps all of them."""
+    step_rewards: Tensor | None = None
+    """[N, T] rewards of steps, at the last token of each; NaN at other tokens. None where no component gives
+    any."""
     teaching: Tensor | None = None
     """[N] true for the rows that go through the policy; None for all that have a token of the policy's."""
     shares_prompts: bool = False
@@ -78,7 +81,7 @@ class Experience:
     def select(self, indices: Sequence[int]) -> "Experience":
         """Return the rows of the given indices, in their order."""
         chosen = torch.tensor(indices, dtype=torch.long)
-        reference, teaching = self.reference_log_probs, self.teaching
+        reference, teaching, steps = self.reference_log_probs, self.teaching, self.step_rewards
         return replace(
             self,
             rows=[self.rows[i] for i in indices],
@@ -91,6 +94,7 @@ class Experience:
             outcome=self.outcome.select(chosen),
             greedy=None if self.greedy is None else self.greedy.select(chosen),
             groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
+            step_rewards=None if steps is None else steps[chosen],
             teaching=None if teaching is None else teaching[chosen],
         )
 
@@ -189,6 +193,8 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
     if not (reference := kept(rewards, _REFERENCE)).null_count:
         matrices[_REFERENCE] = _padded(reference)
+    if STEP_REWARDS in rewards.column_names:
+        matrices[STEP_REWARDS] = _padded(kept(rewards, STEP_REWARDS))
     others = pc.invert(sampled)
     return _Part(
         num_rows=responses.num_rows,
@@ -203,14 +209,20 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
         rewarded_ids=responses["prompt_id"].filter(has_reward).to_pylist(),
         rewarded=_outcome_of(responses, rewards, has_reward),
         responses=responses.select(_FOR_METRICS).filter(has_reward),
-        rewards=rewards.drop_columns([_REFERENCE]).filter(has_reward),
+        rewards=rewards.select(_without_lists(rewards)).filter(has_reward),
     )
+
+
+def _without_lists(table: pa.Table) -> list[str]:
+    return [field.name for field in table.schema if not pa.types.is_list(field.type)]
 
 
 def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
     """Put parts together; ``shards`` [N] is each response's shard."""
     ids = [prompt_id for part in parts for prompt_id in part.prompt_ids]
-    has_reference = all(_REFERENCE in part.matrices for part in parts)
+    has_reference, has_steps = (
+        all(name in part.matrices for part in parts) for name in (_REFERENCE, STEP_REWARDS)
+    )
     return Experience(
         rows=[row for part in parts for row in part.rows],
         prompt_ids=ids,
@@ -222,6 +234,7 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
         outcome=_together([part.outcome for part in parts]),
         greedy=_greedy_of(parts, ids),
         groups=_groups_of(ids),
+        step_rewards=_stacked(parts, STEP_REWARDS) if has_steps else None,
         rewarded=RewardedRows(
             outcome=_together([part.rewarded for part in parts]),
             groups=_groups_of([prompt_id for part in parts for prompt_id in part.rewarded_ids]),

@@ -18,6 +18,7 @@ from pipeline.run.schemas import (
     REWARD,
     ROLLOUT,
     SCORE,
+    STEP_REWARDS,
     Validity,
     component_column,
     conform,
@@ -31,6 +32,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import check_finite, component_scores, load_component
+from stages.rewards.steps import gives_steps, scores_in, step_rewards
 from stages.rewards.validity import Score, rewarded, validities
 
 
@@ -94,7 +96,7 @@ def pool_scores(context: Context) -> dict[str, list[Score]]:
         task = context.task._replace(stage=Stage.SCORE, pool=pool)
         table = context.table(task, SCORE)
         for name in context.config.reward.components_of(pool):
-            scores[name] = table[component_column(name)].to_pylist()
+            scores[name] = scores_in(table, name)
     return scores
 
 
@@ -110,6 +112,10 @@ def reward_table(
     total = [reward for reward, _ in found]
     check_finite("the sum of the reward components, each times its weight,", total, rows)
     columns = {component_column(name): pa.array(values, pa.float32()) for name, values in scores.items()}
+    if any(gives_steps(component) for component in components):
+        given = zip(zip(*scores.values(), strict=True), total, rows["response_mask"].to_pylist(), strict=True)
+        steps = [None if sum_ is None else step_rewards(row, weights, mask) for row, sum_, mask in given]
+        columns[STEP_REWARDS] = pa.array(steps, pa.list_(pa.float32()))
     return conform(
         {
             "prompt_id": rows["prompt_id"].combine_chunks(),

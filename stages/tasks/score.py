@@ -1,6 +1,6 @@
 """Score: one rollout shard, by the components of one pool. Its reward task sums these with the rest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +11,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import component_scores, load_component
+from stages.rewards.steps import gives_steps, step_columns
 from stages.rewards.validity import Score
 
 
@@ -18,8 +19,11 @@ def run(task: Task, context: Context) -> StageResult:
     context.read(PREPARE)
     source = context.read(Task(task.iteration, Stage.ROLLOUT, task.shard))
     rows = context.table(source.task, ROLLOUT)
-    scores, metrics = component_scores(context, rows, context.config.reward.components_of(task.pool))
-    output = write_shard(context.paths, context.files.data(context.attempt), score_table(rows, scores))
+    components = context.config.reward.components_of(task.pool)
+    scores, metrics = component_scores(context, rows, components)
+    with_steps = [name for name, component in components.items() if gives_steps(component)]
+    table = score_table(rows, scores, with_steps)
+    output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
     metrics["response_tokens"] = num_tokens(rows)
     return StageResult((output,), rows.num_rows, version_of(SCORE), source.policy_version, metrics)
@@ -30,8 +34,12 @@ def load(context: Context, version: int) -> None:
     load_component(context, context.config.reward.components_of(context.task.pool))
 
 
-def score_table(rows: pa.Table, scores: Mapping[str, Sequence[Score]]) -> pa.Table:
-    """Return each component's scores beside the names of the responses, row by row."""
+def score_table(
+    rows: pa.Table, scores: Mapping[str, Sequence[Score]], with_steps: Collection[str] = ()
+) -> pa.Table:
+    """Return each component's scores beside the names of the responses, row by row, and the steps of those
+    that give some."""
     columns = {component_column(name): pa.array(values, pa.float64()) for name, values in scores.items()}
+    columns |= step_columns({name: scores[name] for name in with_steps})
     names = {column: rows[column].combine_chunks() for column in ("prompt_id", "sample_index")}
     return conform(names, SCORE, extra=pa.table(columns))
