@@ -6,7 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.config.types import Fraction, NonNegativeFloat, OpenFraction, PositiveFloat, PositiveInt
+from pipeline.config.types import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    OpenFraction,
+    PositiveFloat,
+    PositiveInt,
+)
 
 
 class Estimator(StrEnum):
@@ -262,6 +269,9 @@ class AlgorithmConfig:
     lam_alpha: PositiveFloat | None = None
     """Take 1 - 1 / (lam_alpha * tokens of the response) instead of lam, for advantages only if critic_lam is
     given (arXiv 2504.05118, which takes 0.05). Default: lam for all."""
+    critic_warmup: NonNegativeInt = 0
+    """First iterations in which the critic alone learns (gae): each commits the policy's weights as they
+    were, and the policy's learning rate starts its schedule after them."""
     policy_loss: PolicyLoss = PolicyLossName.PPO
     """Loss of the policy by name, or module:function, which gets log_probs, old_log_probs,
     advantages and mask, all [B, T], and returns the loss of each token [B, T]."""
@@ -315,3 +325,7 @@ class AlgorithmConfig:
     def has_own_loss(self) -> bool:
         """Whether the policy's loss is a function of the user's, of which nothing is known."""
         return ":" in self.policy_loss
+
+    def trains_policy(self, iteration: int) -> bool:
+        """Whether an iteration trains the policy, and not the critic alone."""
+        return iteration > self.critic_warmup

@@ -81,6 +81,15 @@ class OnError(StrEnum):
     """It gets error_score, and is counted."""
 
 
+class StepUnit(StrEnum):
+    """Ways in which a rule says where the steps of a response end."""
+
+    TURNS = "turns"
+    """A list of numbers, one for each turn of the policy."""
+    CHARACTERS = "characters"
+    """A list of pairs in order: characters of the response up to the step's end, number."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuleConfig:
     """A Python function that scores responses, in processes of its own. See docs/howto/rewards.md."""
@@ -107,6 +116,9 @@ class RuleConfig:
     max_failed: Fraction = 0.1
     """With on_error=score: largest share of such responses in an iteration, over all its shards; in an
     evaluation, of its own. More are an error."""
+    steps: StepUnit | None = None
+    """Rewards of steps: the function returns a list for each response. Its sum is the response's score, and
+    each number is the reward of the token at which its step ends. Default: one number for a response."""
     special_tokens: bool = False
     """Leave special tokens, such as a tokenizer's own <think>, in ``responses``; the text without them is
     passed as ``plain_responses``. The token that ends a response is in neither."""

@@ -12,6 +12,7 @@ from pipeline.config.reward import (
     RemoteConfig,
     RowsPerCall,
     RuleConfig,
+    StepUnit,
     passed_names,
     template_problem,
 )
@@ -34,6 +35,9 @@ def component_problems(config: Config) -> Iterator[ConfigIssue]:
         key = f"reward.components.{name}."
         if isinstance(component, RuleConfig):
             yield from _rule_problems(key, component)
+            if component.steps is StepUnit.CHARACTERS and config.rollout.multi_turn:
+                why = "a conversation is no single text; set it to turns"
+                yield ConfigIssue.at(component, "steps", why, key)
         elif isinstance(component, RemoteConfig):
             yield from _remote_problems(key, component)
         elif component.normalization:

@@ -116,7 +116,10 @@ def _training_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _estimator_problems(config: Config) -> Iterator[ConfigIssue]:
-    estimator = config.algorithm.estimator
+    estimator, warmup = config.algorithm.estimator, config.algorithm.critic_warmup
+    if warmup and estimator is Estimator.GAE and warmup >= config.iterations:
+        why = f"leaves none of iterations={config.iterations} to train the policy; give less"
+        yield ConfigIssue.at(config, "algorithm.critic_warmup", why)
     if estimator in GROUP_ESTIMATORS and config.rollout.samples_per_prompt < 2:
         why = f"algorithm.estimator={estimator} compares samples of a prompt and needs at least 2"
         yield ConfigIssue.at(config, "rollout.samples_per_prompt", why)
@@ -186,7 +189,7 @@ def _shaping_problems(config: Config) -> Iterator[ConfigIssue]:
     if shaping.overlong_buffer is None and shaping.overlong_penalty != ShapingConfig.overlong_penalty:
         why = "nothing is penalised without algorithm.shaping.overlong_buffer=N; give it too, or leave it out"
         yield ConfigIssue.at(config, "algorithm.shaping.overlong_penalty", why)
-    for key in ("whiten_rewards", "critic_lam", "lam_alpha"):
+    for key in ("whiten_rewards", "critic_lam", "lam_alpha", "critic_warmup"):
         is_given = getattr(algorithm, key) != getattr(AlgorithmConfig, key)
         if is_given and algorithm.estimator is not Estimator.GAE:
             why = f"is for algorithm.estimator=gae only, and that is {algorithm.estimator}"

@@ -111,6 +111,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy/advantage_mean", _H, "mean advantage per token"),
     Metric("policy/advantage_std", _H, "standard deviation of the advantages"),
     Metric("policy/steps", _H, "optimizer steps taken"),
+    Metric(
+        "policy/is_warmup", _H, "1 where only the critic learns (critic_warmup): the policy stays as it is"
+    ),
     Metric("policy/skipped_steps", _H, "steps skipped because a loss or gradient was not finite"),
     Metric("policy/overflow_steps", _H, "steps at which fp16 lowered its loss scale"),
     Metric("policy/stopped_early", _H, "1 if target_kl ended the training of this iteration"),

@@ -296,8 +296,8 @@ def blind_critic(evidence: AdviceInput) -> Findings:
         return
     what = f"{found.name}: median {number(found.middle)} in {found.span}; 0 is a constant, 1 is all"
     remedy = (
-        "raise update.critic_learning_rate or update.epochs, start model.critic from the reward model, or "
-        "set algorithm.estimator=rloo, which needs no critic"
+        "raise update.critic_learning_rate, update.epochs or algorithm.critic_warmup, start model.critic "
+        "from the reward model, or set algorithm.estimator=rloo, which needs no critic"
     )
     title = "the critic explains nothing"
     yield Advice(Severity.WARNING, Rule.BLIND_CRITIC, title, what, remedy, (found.name,))

@@ -7,7 +7,9 @@ import contextlib
 import faulthandler
 import functools
 import inspect
+import itertools
 import math
+import operator
 import os
 import signal
 import time
@@ -105,8 +107,18 @@ def load(plugin: Plugin, folder: str) -> None:
         own.write_text(_IMPORTED)
 
 
-def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[float | None] | PluginFailure:
-    """Call the function and return a finite number or None for each row, or why there is none."""
+Steps = tuple[tuple[int, float], ...]
+"""Rewards of the steps of a response: turn (0-based) or number of characters, and number."""
+
+
+def score(
+    plugin: Plugin, arguments: Mapping[str, Any], num_rows: int, steps: str | None = None
+) -> list[float | None] | list[Steps | None] | PluginFailure:
+    """Call the function and return a finite number or None for each row, or why there is none.
+
+    Args:
+        steps: the rule's ``steps``: then its steps or None for each row.
+    """
     function = loaded(plugin)
     if isinstance(function, PluginFailure):
         return function
@@ -116,6 +128,8 @@ def score(plugin: Plugin, arguments: Mapping[str, Any], num_rows: int) -> list[f
         if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
             why = f"returned {type(returned).__name__} instead of a list of numbers"
             return PluginFailure(why, is_users=True)
+        if steps is not None:
+            return judged_steps(list(returned), num_rows, has_ends=steps == "characters")
         return judged(list(returned), num_rows)
     except BaseException as error:  # also SystemExit: the message has to name the row
         return PluginFailure(raised(error), trace=traceback.format_exc())
@@ -140,6 +154,40 @@ def judged(answer: Sequence[Any], num_rows: int) -> list[float | None] | PluginF
         if number is not None and (why := why_no_score(number)):
             return PluginFailure(f"returned {number!r:.200} {why}", index, is_users=True)
     return [None if number is None else float(number) for number in answer]
+
+
+def judged_steps(answer: Sequence[Any], num_rows: int, has_ends: bool) -> list[Steps | None] | PluginFailure:
+    """Return the answer as steps if it is a list of them or None per row, else what is wrong with it.
+
+    Args:
+        has_ends: whether each step is a pair: the number of characters up to its end, which grows, and its
+            number.
+    """
+    if len(answer) != num_rows:
+        return PluginFailure(f"returned {len(answer)} lists instead of {num_rows}", is_users=True)
+    found: list[Steps | None] = []
+    for index, given in enumerate(answer):
+        steps = None if given is None else _steps_of(given, has_ends)
+        if given is not None and steps is None:
+            each = "pairs (characters, number) in order" if has_ends else "numbers, one for each turn"
+            return PluginFailure(f"returned {given!r:.200} instead of a list of {each}", index, is_users=True)
+        found.append(steps)
+    return found
+
+
+def _steps_of(given: Any, has_ends: bool) -> Steps | None:
+    """Return the steps that a rule gave for a response; None where these are none."""
+    try:
+        pairs = [(operator.index(end), number) for end, number in (given if has_ends else enumerate(given))]
+    except (TypeError, ValueError):
+        return None
+    ends = [end for end, _ in pairs]
+    is_ordered = all(one < other for one, other in itertools.pairwise([0 if has_ends else -1, *ends]))
+    if isinstance(given, str | bytes | Mapping | Set) or not is_ordered:
+        return None
+    if any(why_no_score(number) for _, number in pairs):
+        return None
+    return tuple((end, float(number)) for end, number in pairs)
 
 
 def why_no_score(number: Any) -> str:

@@ -25,6 +25,7 @@ from pipeline.config.schema import Config
 from pipeline.plugins.called import (
     Plugin,
     PluginFailure,
+    Steps,
     has_mark,
     import_error,
     rule_error,
@@ -126,7 +127,7 @@ def _try_rule(opened: OpenRule, config: Config, sample: SampleRow) -> Iterator[s
     num_rows = config.rollout.samples_per_prompt if is_group else 1
     row, seconds = trial_row(rule, config, sample), rule.time_limit * num_rows
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
-    answer = opened.calls.call(seconds, score, arguments, num_rows)
+    answer = opened.calls.call(seconds, score, arguments, num_rows, rule.steps)
     if not isinstance(answer, PluginFailure) or (answer.is_late and rule.timeout_score is not None):
         return
     key = sample.source.partition("=")[0]
@@ -323,10 +324,10 @@ def _score(
     row = trial_row(rule, config, sample, text)
     arguments = {key: [value] * num_rows for key, value in row.items()} | rule.arguments
     limit = rule.time_limit * num_rows
-    found = opened.calls.call(min(seconds, limit), score, arguments, num_rows)
+    found = opened.calls.call(min(seconds, limit), score, arguments, num_rows, rule.steps)
     if not isinstance(found, PluginFailure):
-        first: float | None = found[0]
-        return first
+        first: float | Steps | None = found[0]
+        return sum(number for _, number in first) if isinstance(first, tuple) else first
     if not found.is_late or limit > seconds:
         return found
     # The rule's own limit: in a run it is an error too, or has a score of its own.

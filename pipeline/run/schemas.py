@@ -127,6 +127,10 @@ teacher of the pool.
 PROMPT_TOOLS = "prompt_tools"
 """Column of prompts and responses with the tools that chat templates are given, as JSON; null for a prompt
 without. Only where a prompt has some."""
+STEP_REWARDS = "step_rewards"
+"""Column of reward shards with a list of float32, one per response token: the reward of the step that ends
+there, null at other tokens; the list is null for a response without a reward. Only where a component has
+``steps``."""
 HELDOUT_SET = "heldout_set"
 """Column of held-out prompts with the name of their set, where the run has several."""
 PROMPT_SOURCE = "prompt_source"
@@ -173,6 +177,11 @@ def is_sampled(rows: pa.Table) -> pa.ChunkedArray:
 def validity_counts(rewards: pa.Table) -> Counter[Validity]:
     """Count the samples of a reward table by validity, without greedy responses."""
     return Counter(map(Validity, rewards["validity"].filter(is_sampled(rewards)).to_pylist()))
+
+
+def steps_column(name: str) -> str:
+    """Return the name of the column with the steps that a component of a pool gives."""
+    return f"steps/{name}"
 
 
 def component_column(name: str) -> str:

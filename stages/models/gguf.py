@@ -8,15 +8,11 @@ Needs the extra ``gguf``.
 
 import argparse
 import errno
-import fcntl
-import glob
 import os
 import shutil
 import sys
-import time
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,16 +24,13 @@ from pipeline.process import interruptible
 from pipeline.text import size
 from stages.context import UserError
 from stages.models.gguf_metadata import Metadata, differences, read_metadata
+from stages.models.publishing import check_is_free, published
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SHARD = "4GB"
 """Largest file of weights."""
-_MAKING = ".making-"
-_SETTLED_SECONDS = 60.0
-"""Age from which on a folder to build in that is not locked counts as left behind."""
-_TAKEN = "{} exists; give a new directory"
 _INTERRUPTED = 130
 
 
@@ -63,12 +56,11 @@ def convert(file: Path, directory: Path, precision: Precision = Precision.FP32) 
         UserError: the file is none of GGUF, transformers cannot read it, or what came of it differs from the
             file's metadata; the message says in what.
     """
-    if os.path.lexists(directory):
-        raise UserError(_TAKEN.format(directory))
+    check_is_free(directory)
     metadata = read_metadata(file)
     directory.parent.mkdir(parents=True, exist_ok=True)
     _check_room(metadata, directory.parent, precision)
-    with _published(directory) as building, _in_one_line(metadata):
+    with published(directory) as building, _in_one_line(metadata):
         tokenizer = _tokenizer(metadata)
         tokenizer.save_pretrained(building)
         _save_model(_model(metadata, precision), building)
@@ -93,49 +85,6 @@ def _check_room(metadata: Metadata, folder: Path, precision: Precision) -> None:
         if 0 < free < needed:
             why = f"its weights take {size(needed)} in {precision}, and {where} has {size(free)} free"
             raise UserError(f"{metadata.file}: {why}; {more}{way_out}")
-
-
-@contextmanager
-def _published(directory: Path) -> Iterator[Path]:
-    """Give a folder to build in, which becomes the directory if the body ends well, and else is removed."""
-    from stages.models.merging import settle
-
-    remove_abandoned_beside(directory)
-    building = directory.with_name(f".{directory.name}{_MAKING}{uuid.uuid4().hex[:8]}")
-    building.mkdir()
-    lock = os.open(building, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # this filesystem has no locks
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield building
-        settle(path for path in building.iterdir() if path.is_file())
-        _rename(building, directory)
-    finally:
-        os.close(lock)
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def _rename(building: Path, directory: Path) -> None:
-    try:
-        building.rename(directory)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):  # another call has been faster
-            raise UserError(_TAKEN.format(directory)) from None
-        raise
-
-
-def remove_abandoned_beside(directory: Path) -> None:
-    """Remove what conversions into this directory that were killed on this machine have left."""
-    for left in directory.parent.glob(f".{glob.escape(directory.name)}{_MAKING}*"):
-        with suppress(OSError):  # another's, in use, or gone
-            if time.time() - left.stat().st_mtime < _SETTLED_SECONDS:
-                continue
-            lock = os.open(left, os.O_RDONLY)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
-            finally:
-                os.close(lock)
 
 
 @contextmanager

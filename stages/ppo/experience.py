@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.run.schemas import (
+    STEP_REWARDS,
     TEACHER_LOGPROBS,
     TEACHER_WEIGHT,
     FinishReason,
@@ -45,7 +46,7 @@ class RewardedRows:
         return len(self.groups)
 
 
-_GIVEN = ("reference_log_probs", "teacher_log_probs", "teacher_weights", "teaching")
+_GIVEN = ("reference_log_probs", "teacher_log_probs", "teacher_weights", "step_rewards", "teaching")
 """Tensors of an experience that may be there or not."""
 
 
@@ -78,6 +79,9 @@ class Experience:
     """[N] index of each response's prompt."""
     rewarded: RewardedRows
     """The iteration's samples that have a reward; a selection of rows keeps all of them."""
+    step_rewards: Tensor | None = None
+    """[N, T] rewards of steps, at the last token of each; NaN at other tokens. None where no component gives
+    any."""
     teaching: Tensor | None = None
     """[N] true for the rows that go through the policy; None for all that have a token of the policy's."""
     shares_prompts: bool = False
@@ -183,8 +187,6 @@ class _Part:
 
 _WHY_NONE = "rules abstained from all of them, models could take none, or prompts were refused"
 _MASK, _ROLLOUT, _REFERENCE = "response_mask", "rollout_logprobs", "reference_logprobs"
-_LISTS = (_REFERENCE, TEACHER_LOGPROBS)
-"""Columns of lists of a reward table."""
 _FOR_METRICS = ("finish_reason", "num_turns")
 _WITH_REWARD = pa.array([one for one in Validity if one.has_reward], pa.string())
 
@@ -209,6 +211,8 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     if TEACHER_LOGPROBS in rewards.column_names:
         matrices[TEACHER_LOGPROBS] = _padded(kept(rewards, TEACHER_LOGPROBS))
         matrices[TEACHER_WEIGHT] = torch.tensor(kept(rewards, TEACHER_WEIGHT).to_numpy()[:, None]).float()
+    if STEP_REWARDS in rewards.column_names:
+        matrices[STEP_REWARDS] = _padded(kept(rewards, STEP_REWARDS))
     others = pc.invert(sampled)
     return _Part(
         num_rows=responses.num_rows,
@@ -223,10 +227,12 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
         rewarded_ids=responses["prompt_id"].filter(has_reward).to_pylist(),
         rewarded=_outcome_of(responses, rewards, has_reward),
         responses=responses.select(_FOR_METRICS).filter(has_reward),
-        rewards=rewards.drop_columns([one for one in _LISTS if one in rewards.column_names]).filter(
-            has_reward
-        ),
+        rewards=rewards.select(_without_lists(rewards)).filter(has_reward),
     )
+
+
+def _without_lists(table: pa.Table) -> list[str]:
+    return [field.name for field in table.schema if not pa.types.is_list(field.type)]
 
 
 def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
@@ -249,6 +255,7 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
         outcome=_together([part.outcome for part in parts]),
         greedy=_greedy_of(parts, ids),
         groups=_groups_of(ids),
+        step_rewards=given(STEP_REWARDS),
         rewarded=RewardedRows(
             outcome=_together([part.rewarded for part in parts]),
             groups=_groups_of([prompt_id for part in parts for prompt_id in part.rewarded_ids]),

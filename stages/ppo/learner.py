@@ -53,8 +53,9 @@ def follow(
     for (place, batch), decided in zip(batches, past.decisions, strict=False):  # it may have stopped early
         counts = Counts.of(experience.mask[list(batch.rows)], config.rollout.max_new_tokens)
         accumulate(learner, per_token, batch, counts)
-        for trainer in learner.trainers:
-            _carry_out(trainer, decided[trainer.name], place.position(config), batch.num_shares)
+        for trainer in learner.trained:
+            position = learner.position(trainer, place)
+            _carry_out(trainer, decided[trainer.name], position, batch.num_shares)
     return Steps()
 
 
@@ -103,13 +104,14 @@ def update(
     stopwatch: Stopwatch,
     past: Learned | None = None,
 ) -> Update:
-    """Update policy and critic, step by step.
+    """Update policy and critic, or the critic alone (algorithm.critic_warmup), step by step.
 
     Args:
         moments: moments of all scores of the run up to and with this iteration's.
         past: what an update that was done before has learned: its steps are taken again, and its
             micro-batches go through the models, whatever the number of ranks.
     """
+    learner = learner.of_iteration(iteration)
     config, num_shares = learner.config, past.machine.ranks if past else None
     total = len(experience.rewarded)
     # 1. shaped scores, and only responses that have something to teach
@@ -228,7 +230,7 @@ def log_probs_before(
     if config.algorithm.old_log_probs is OldLogProbs.ROLLOUT and not is_reference:
         say("the old log-probabilities are the rollout's (algorithm.old_log_probs): none are computed")
         return None
-    if step_gives_old_log_probs(config) and not is_reference:
+    if learner.trains_policy and step_gives_old_log_probs(config) and not is_reference:
         say("one step an iteration, and nothing before it needs old log-probabilities: the step gives them")
         return None
     temperature, policy = config.rollout.temperature, learner.policy.engine

@@ -151,10 +151,22 @@ def advantage_metrics(mask: Tensor, targets: Targets) -> dict[str, float]:
     return {"policy/advantage_mean": float(mean), "policy/advantage_std": float(variance) ** 0.5}
 
 
+_PER_TOKEN = {
+    "entropy": "entropy",
+    "ratio": "ratio",
+    "approx_kl": "approx_kl",
+    "kl_loss": "kl_loss",
+    "clip_fraction_low": "clip_low",
+    "clip_fraction_high": "clip_high",
+    "dual_clip_fraction": "dual_clip",
+}
+"""Metrics of the policy per token, and what they are summed as (:data:`stages.ppo.training.SUMMED`)."""
+
+
 def step_metrics(steps: Steps) -> dict[str, float]:
     """Return metrics of the optimizer steps. Without any step there are only counts."""
     metrics = {
-        "policy/steps": float(len(steps.sums)),
+        "policy/steps": float(len(steps.policy_norms)),
         "policy/skipped_steps": float(len(steps.skipped)),
         "policy/overflow_steps": float(steps.overflows),
         "policy/stopped_early": float(steps.is_stopped),
@@ -165,18 +177,11 @@ def step_metrics(steps: Steps) -> dict[str, float]:
         return metrics
     total = {name: sum(sums[name] for sums in steps.sums) for name in steps.sums[0]}
     per_token = {name: value / steps.tokens for name, value in total.items()}
-    metrics |= {
-        "policy/loss": total["policy_loss"] / len(steps.sums),
-        "policy/entropy": per_token["entropy"],
-        "policy/ratio": per_token["ratio"],
-        "policy/approx_kl": per_token["approx_kl"],
-        "policy/kl_loss": per_token["kl_loss"],
-        "policy/clip_fraction_low": per_token["clip_low"],
-        "policy/clip_fraction_high": per_token["clip_high"],
-        "policy/dual_clip_fraction": per_token["dual_clip"],
-        "policy/grad_norm": _mean(steps.policy_norms),
-        "policy/learning_rate": steps.rate,
-    }
+    if steps.policy_norms:
+        metrics["policy/loss"] = total["policy_loss"] / len(steps.sums)
+        metrics |= {f"policy/{name}": per_token[summed] for name, summed in _PER_TOKEN.items()}
+        metrics["policy/grad_norm"] = _mean(steps.policy_norms)
+        metrics["policy/learning_rate"] = steps.rate
     if total["router_loss"]:
         metrics["policy/router_loss"] = total["router_loss"] / len(steps.sums)
     if steps.critic_norms:

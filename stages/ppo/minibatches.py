@@ -42,11 +42,12 @@ class StepPosition:
     def __str__(self) -> str:
         return f"iteration {self.iteration}, epoch {self.epoch + 1}, mini-batch {self.number + 1}"
 
-    def position(self, config: Config) -> tuple[int, int]:
-        """Return the 0-based position among all mini-batches that the run plans, and their number."""
+    def position(self, config: Config, skipped: int = 0) -> tuple[int, int]:
+        """Return the 0-based position among all mini-batches that the run plans, and their number, without
+        those of the first iterations that are skipped."""
         epochs, minibatches = config.update.epochs, config.update.minibatches
-        before = ((self.iteration - 1) * epochs + self.epoch) * minibatches
-        return before + self.number, config.iterations * epochs * minibatches
+        before = ((self.iteration - 1 - skipped) * epochs + self.epoch) * minibatches
+        return before + self.number, (config.iterations - skipped) * epochs * minibatches
 
 
 def begin_epochs(

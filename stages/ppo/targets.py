@@ -5,19 +5,31 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.config.algorithm import CorrectionLevel, DistillationPlacement, Estimator, KLPlacement
+from pipeline.config.algorithm import (
+    GROUP_ESTIMATORS,
+    AlgorithmConfig,
+    CorrectionLevel,
+    DistillationPlacement,
+    Estimator,
+    KLPlacement,
+)
 from pipeline.config.distillation_rules import has_teachers_in
 from pipeline.config.schema import Config
 from stages.ppo.batching import tensors_on
 from stages.ppo.experience import Experience
 from stages.ppo.math.advantages import (
+    RewardSteps,
+    from_steps,
     gae,
     grpo,
     length_adaptive_lambda,
+    normalized,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
+    reward_steps,
     rloo,
+    without_own,
 )
 from stages.ppo.math.kl import kl_per_token
 from stages.ppo.math.masked import masked_whiten
@@ -76,18 +88,35 @@ def shape(config: Config, experience: Experience, moments: RunningMoments) -> Ta
 def token_rewards(
     config: Config, experience: Experience, scores: Tensor, old_log_probs: Tensor | None, kl_coef: float
 ) -> Tensor:
-    """Return [N, T]: the response's score at its last token, less the KL penalty at every token."""
+    """Return [N, T]: the response's score at its last token, less the KL penalty at every token. With rewards
+    of steps, these at their tokens, and at the last one what shaping has made of the score besides."""
     kl, mask = config.algorithm.kl, experience.mask
     rewards = torch.zeros_like(experience.rollout_log_probs)
     if experience.reference_log_probs is not None and kl.placement is KLPlacement.REWARD:
         assert old_log_probs is not None
         penalty = kl_per_token(old_log_probs, experience.reference_log_probs, kl.per_token)
         rewards = torch.where(mask, -kl_coef * penalty, 0.0)
-    columns = torch.arange(rewards.shape[1])
-    last = torch.where(mask, columns, -1).amax(dim=1)
-    has_tokens = last >= 0  # a row of nothing but observations has no token to put its score on
-    rewards[has_tokens, last[has_tokens]] += scores[has_tokens]
-    return rewards
+    at_last = last_tokens(mask)
+    if experience.step_rewards is None:
+        return torch.where(at_last, rewards + scores.unsqueeze(1), rewards)
+    steps = experience.step_rewards
+    rewards = torch.where(mask & ~steps.isnan(), rewards + steps, rewards)
+    return torch.where(at_last, rewards + (scores - experience.outcome.scores).unsqueeze(1), rewards)
+
+
+def last_tokens(mask: Tensor) -> Tensor:
+    """Return [N, T] true at the last token of the policy's; a row of nothing but observations has none."""
+    return mask & (mask.flip(1).cumsum(1).flip(1) == 1)
+
+
+def step_ends(experience: Experience, scores: Tensor) -> Tensor | None:
+    """Return [N, T] true where a step ends: where it has a reward, and at the last token of a response that
+    has none, or whose score was shaped. None where no component gives rewards of steps."""
+    if experience.step_rewards is None:
+        return None
+    ends = experience.mask & ~experience.step_rewards.isnan()
+    needs_last = ~ends.any(dim=1) | (scores != experience.outcome.scores)
+    return ends | (last_tokens(experience.mask) & needs_last.unsqueeze(1))
 
 
 def make_targets(
@@ -177,6 +206,8 @@ def estimate(
             if algorithm.whiten_advantages:
                 advantages = masked_whiten(advantages, mask)
             return advantages, returns
+        case _ if (ends := step_ends(experience, scores.shaped)) is not None and is_by_group(algorithm):
+            return estimate_by_steps(algorithm, reward_steps(rewards, ends, mask), groups, compared), None
         case Estimator.GRPO:
             return grpo(totals, groups, compared, algorithm.normalize_group_std), None
         case Estimator.RLOO:
@@ -188,6 +219,25 @@ def estimate(
         case Estimator.REMAX:
             assert scores.greedy is not None
             return remax(rewards, scores.greedy, mask, algorithm.gamma), None
+
+
+def is_by_group(algorithm: AlgorithmConfig) -> bool:
+    return algorithm.estimator in GROUP_ESTIMATORS
+
+
+def estimate_by_steps(
+    algorithm: AlgorithmConfig, steps: RewardSteps, groups: Tensor, compared: Tensor
+) -> Tensor:
+    """Compute advantages [N, T] of group estimators from rewards of steps: each is compared with the steps of
+    its group, and a token has the sum of those that end there or later. With one step a response these are
+    the estimators' own."""
+    if algorithm.estimator is Estimator.RLOO:
+        return from_steps(steps, without_own(steps, groups), compared)
+    scales = algorithm.estimator is Estimator.GRPO and algorithm.normalize_group_std
+    found = from_steps(steps, normalized(steps.rewards, groups[steps.rows], scales), compared)
+    if algorithm.estimator is Estimator.GRPO:
+        return found
+    return torch.where(compared, masked_whiten(found, compared), 0.0)
 
 
 def with_others(mask: Tensor, groups: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The optimizer steps of one update: epochs x mini-batches of clipped policy and value losses."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -33,6 +33,8 @@ class Learner:
     config: Config
     policy: Trainer
     critic: Trainer | None
+    trains_policy: bool = True
+    """Whether the policy takes steps, not the critic alone."""
 
     @property
     def trainers(self) -> tuple[Trainer, ...]:
@@ -42,6 +44,19 @@ class Learner:
     def routers(self) -> Routers | None:
         """Routers of the policy, where their loss is a part of the policy's."""
         return routers_of(self.policy.model, self.config.algorithm.router_aux_loss_coef)
+    @property
+    def trained(self) -> tuple[Trainer, ...]:
+        """Those that take steps."""
+        return self.trainers if self.trains_policy else self.trainers[1:]
+
+    def of_iteration(self, iteration: int) -> "Learner":
+        """Return the learner with what the iteration trains (algorithm.critic_warmup)."""
+        return replace(self, trains_policy=self.config.algorithm.trains_policy(iteration))
+
+    def position(self, trainer: Trainer, place: StepPosition) -> tuple[int, int]:
+        """Return the place of a trainer's step among all that it takes in the run, and their number."""
+        is_policy = trainer is self.policy
+        return place.position(self.config, self.config.algorithm.critic_warmup if is_policy else 0)
 
 
 SUMMED = (
@@ -98,9 +113,10 @@ class Steps:
     """The outcome of the mini-batches of one update; the same on every rank."""
 
     sums: list[Mapping[str, float]] = field(default_factory=list)
-    """Sums of the mini-batches that were trained on, each as :meth:`MiniBatchStats.reduced` gives them."""
+    """Sums of the mini-batches that were trained on, each as :meth:`MiniBatchStats.reduced` gives them: of
+    those at which the policy took a step, or the critic where it learns alone."""
     tokens: int = 0
-    """Valid tokens of these mini-batches that went through the policy."""
+    """Valid tokens of these mini-batches that are learned from."""
     policy_norms: list[float] = field(default_factory=list)
     critic_norms: list[float] = field(default_factory=list)
     rate: float = 0.0
@@ -144,7 +160,8 @@ def train(
         if is_before:
             steps.first_rows[list(batch.computed)] = True
         sums, problem = tally.reduced(), ranks.first_of(problem_of(tally, experience, place))
-        if steps.first_ratio_error is None and steps.log_probs is None and not problem:
+        is_first = steps.first_ratio_error is None and steps.log_probs is None
+        if learner.trains_policy and is_first and not problem:
             steps.first_ratio_error = float(ranks.max_over_ranks(tally.ratio_error))
         # 2. a step, unless something speaks against it
         if problem:
@@ -176,9 +193,10 @@ def accumulate(
     for number, micro in enumerate(batch.micro_batches):
         is_last = number == len(batch.micro_batches) - 1
         on_device = micro.to(device())
-        on_device.count_pass()
-        loss = routed_part(learner, targets, on_device, counts, tally, log_probs, tokens)
-        learner.policy.backward(loss, is_last, batch.num_shares)
+        if learner.trains_policy:
+            on_device.count_pass()
+            loss = routed_part(learner, targets, on_device, counts, tally, log_probs, tokens)
+            learner.policy.backward(loss, is_last, batch.num_shares)
         if learner.critic:
             on_device.count_pass()
             loss = critic_part(learner, targets, on_device, counts, tally)
@@ -310,9 +328,9 @@ def problem_of(tally: MiniBatchStats, experience: Experience, place: StepPositio
 
 def discard(learner: Learner, steps: Steps) -> None:
     """Throw the gradients of policy and critic away."""
-    for trainer in learner.trainers:
+    for trainer in learner.trained:
         trainer.discard()
-    steps.decisions.append({trainer.name: StepDecision.DISCARDED for trainer in learner.trainers})
+    steps.decisions.append({trainer.name: StepDecision.DISCARDED for trainer in learner.trained})
 
 
 def take_step(
@@ -326,35 +344,35 @@ def take_step(
     Returns:
         What was not finite, in words; None also if fp16 merely had to lower its loss scale.
     """
-    position = place.position(learner.config)
-    policy = learner.policy.step(*position)
-    critic = learner.critic.step(*position) if learner.critic else None
-    taken = {"policy": policy} | ({"critic": critic} if critic else {})
+    taken = {one.name: one.step(*learner.position(one, place)) for one in learner.trained}
+    first, policy, critic = next(iter(taken.values())), taken.get("policy"), taken.get("critic")
     decided = {
         name: StepDecision.TAKEN if step.is_taken else StepDecision.SKIPPED for name, step in taken.items()
     }
     steps.decisions.append(decided)
     if any(step.is_overflow for step in taken.values()):
         steps.overflows += 1
-    if policy.is_taken:
+    if first.is_taken:
         steps.sums.append(sums)
         steps.tokens += tokens
+        say(f"{place}: {describe_step(sums, tokens, first.norm, learner.trains_policy)}")
+    if policy and policy.is_taken:
         steps.rate = policy.rate
         steps.policy_norms.append(policy.norm)
-        say(f"{place}: {describe_step(sums, tokens, policy.norm)}")
     if critic and critic.is_taken:
         steps.critic_norms.append(critic.norm)
     bad = [(name, step.norm) for name, step in taken.items() if not step.is_taken and not step.is_overflow]
     return " and ".join(f"the gradient norm of the {name} is {norm}" for name, norm in bad) or None
 
 
-def describe_step(sums: Mapping[str, float], tokens: int, norm: float) -> str:
+def describe_step(sums: Mapping[str, float], tokens: int, norm: float, trains_policy: bool) -> str:
     """Describe a step for the log."""
     kl, clipped = (sums[name] / tokens for name in ("approx_kl", "clip_high"))
-    return (
-        f"policy loss {sums['policy_loss']:+.4f}, value loss {sums['value_loss']:.4f}, KL to old {kl:.2e}, "
-        f"clipped above {clipped:.1%}, gradient norm {norm:.3g}, {tokens} tokens"
-    )
+    value, size = f"value loss {sums['value_loss']:.4f}", f"gradient norm {norm:.3g}, {tokens} tokens"
+    if not trains_policy:
+        return f"the critic alone: {value}, {size}"
+    policy = f"policy loss {sums['policy_loss']:+.4f}"
+    return f"{policy}, {value}, KL to old {kl:.2e}, clipped above {clipped:.1%}, {size}"
 
 
 def say(text: str) -> None:

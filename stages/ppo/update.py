@@ -93,6 +93,8 @@ def learn(iteration: int, context: Context, experience: Experience) -> StageResu
     if not ranks.is_first():
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
+    if config.algorithm.critic_warmup:
+        metrics["policy/is_warmup"] = float(not config.algorithm.trains_policy(iteration))
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
     metrics |= start.relearned.metrics | {"samples": float(following.responses)}
     return StageResult(outputs, len(experience.rewarded), "trainer/1", iteration, metrics)

@@ -29,6 +29,7 @@ from stages.process.kept import kept_value
 from stages.rewards.failed import rows_judged
 from stages.rewards.rows import conversation_ids, name_of, texts_with_special_tokens, tokenized_conversations
 from stages.rewards.rules import rule_scores
+from stages.rewards.steps import stepped
 from stages.rewards.validity import Score
 
 
@@ -61,7 +62,7 @@ def component_scores(
             with context.computing():
                 num_judged = rows_judged(context.config, context.task, rows.num_rows)
                 of_rule, counted = rule_scores(name, component, rows, special, context.stays, num_judged)
-            scores[name] = of_rule
+            scores[name] = stepped(context, name, component, rows, of_rule)
             metrics |= counted
         else:
             from stages.rewards.remote import remote_scores  # an HTTP client, which most tasks do not need

@@ -2,7 +2,8 @@
 
     f(*, prompts: list[str], responses: list[str], **columns: list, **arguments) -> Sequence[float | None]
 
-with one entry per response, None where the rule abstains; ``columns`` are the user's own columns of the
+with one entry per response, None where the rule abstains, and a list of numbers or pairs with ``steps``;
+``columns`` are the user's own columns of the
 prompt file, and of conversations of several turns ``response_messages``, a list of {role, content} messages
 each. A rule must give the same scores for the same responses, or a repeated task would not repeat its result.
 """
@@ -16,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config.reward import PLAIN_RESPONSES, OnError, RowsPerCall, RuleConfig, prefill_of
-from pipeline.plugins.called import PluginFailure, rule_error, score, timeout_score
+from pipeline.plugins.called import PluginFailure, Steps, rule_error, score, timeout_score
 from pipeline.plugins.sandbox import Calls, open_calls, start_calls
 from pipeline.plugins.trial import plugin_of
 from pipeline.run.schemas import ENVIRONMENT_ENTRY
@@ -52,9 +53,9 @@ def rule_scores(
     special: Sequence[str] | None = None,
     stays: bool = False,
     num_judged: int | None = None,
-) -> tuple[list[Score], dict[str, float]]:
-    """Return one score per row of a rollout table; and how many rows took too long, made the rule fail, where
-    that is no error, or got None.
+) -> tuple[list[Score | Steps], dict[str, float]]:
+    """Return one score per row of a rollout table, or its steps where ``config.steps`` asks for them; and how
+    many rows took too long, made the rule fail, where that is no error, or got None.
 
     The scores do not depend on the number of workers, nor does which row an error names.
 
@@ -72,7 +73,7 @@ def rule_scores(
     if not slices:
         return [], {}
     inputs = {**rule_inputs(rows), **responses_of(config, rows, special)}
-    scores: list[Score] = []
+    scores: list[Score | Steps] = []
     failed: list[FailedCall] = []
     with rule_calls(name, config, min(config.workers, len(slices)), stays) as calls:
         late_score = checked_call(calls, config, list(inputs))
@@ -92,7 +93,10 @@ def rule_scores(
 
 
 def counts_of(
-    config: RuleConfig, scores: Sequence[Score], failed: Sequence[FailedCall], late_score: float | None
+    config: RuleConfig,
+    scores: Sequence[Score | Steps],
+    failed: Sequence[FailedCall],
+    late_score: float | None,
 ) -> dict[str, int]:
     """Return how many rows took too long, made the rule fail or got None, where that may be."""
     counts = {}
@@ -132,14 +136,14 @@ def checked_call(calls: Calls, config: RuleConfig, columns: Sequence[str]) -> fl
 
 def answers(
     calls: Calls, config: RuleConfig, inputs: Mapping[str, Sequence[Any]], slices: Sequence[slice]
-) -> Iterator[tuple[slice, list[Score] | PluginFailure]]:
+) -> Iterator[tuple[slice, list[Score | Steps] | PluginFailure]]:
     """Yield the rows of each call with their scores, or why there are none, in the rows' order."""
     asked = []
     for part in slices:
         arguments = {key: values[part] for key, values in inputs.items()} | dict(config.arguments)
         length = part.stop - part.start
         seconds = config.time_limit * length
-        asked.append((part, seconds, calls.ask(seconds, score, arguments, length)))
+        asked.append((part, seconds, calls.ask(seconds, score, arguments, length, config.steps)))
     for part, seconds, future in asked:
         yield part, calls.answer(future, seconds)
 

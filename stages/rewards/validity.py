@@ -39,8 +39,16 @@ def weighted_sum(scores: Sequence[Score], weights: Sequence[float]) -> Score:
     total = sum(weight * score for weight, score in known)
     if len(known) == len(scores):
         return total
-    counting = sum(abs(weight) for weight, _ in known)
-    return total * (sum(map(abs, weights)) / counting) if counting else None
+    scale = weight_scale(scores, weights)
+    return None if scale is None else total * scale
+
+
+def weight_scale(scores: Sequence[Score], weights: Sequence[float]) -> float | None:
+    """Return what :func:`weighted_sum` multiplies the sum by."""
+    if None not in scores:
+        return 1.0
+    counting = sum(abs(weight) for weight, score in zip(weights, scores, strict=True) if score is not None)
+    return sum(map(abs, weights)) / counting if counting else None
 
 
 def validities(rows: pa.Table, found: Sequence[Validity], mask_truncated: bool) -> list[Validity]:

@@ -19,6 +19,7 @@ from pipeline.run.schemas import (
     REWARD,
     ROLLOUT,
     SCORE,
+    STEP_REWARDS,
     Validity,
     component_column,
     conform,
@@ -33,6 +34,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context, StageResult
 from stages.generation.responding import num_tokens
 from stages.rewards.components import check_finite, component_scores, load_component
+from stages.rewards.steps import gives_steps, scores_in, step_rewards
 from stages.rewards.teachers import combined, load_first_teacher, teacher_log_probs
 from stages.rewards.validity import Score, rewarded, validities
 
@@ -120,7 +122,7 @@ def pool_scores(context: Context) -> tuple[dict[str, list[Score]], dict[str, pa.
         task = context.task._replace(stage=Stage.SCORE, pool=pool)
         table = context.table(task, SCORE)
         for name in context.config.reward.components_of(pool):
-            scores[name] = table[component_column(name)].to_pylist()
+            scores[name] = scores_in(table, name)
         teachers |= {name: table[teacher_column(name)] for name in context.config.reward.teachers_of(pool)}
     return scores, teachers
 
@@ -144,6 +146,10 @@ def reward_table(
     check_finite("the sum of the reward components, each times its weight,", total, rows)
     columns = {component_column(name): pa.array(values, pa.float32()) for name, values in scores.items()}
     columns |= {name: teachers[name] for name in teachers.column_names} if teachers is not None else {}
+    if any(gives_steps(component) for component in components):
+        given = zip(zip(*scores.values(), strict=True), total, rows["response_mask"].to_pylist(), strict=True)
+        steps = [None if sum_ is None else step_rewards(row, weights, mask) for row, sum_, mask in given]
+        columns[STEP_REWARDS] = pa.array(steps, pa.list_(pa.float32()))
     return conform(
         {
             "prompt_id": rows["prompt_id"].combine_chunks(),

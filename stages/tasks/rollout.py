@@ -10,6 +10,7 @@ from stages.context import Context, StageResult
 from stages.engines.base import Sampling
 from stages.generation.progress import SAVE_SECONDS
 from stages.generation.responding import generator_of, num_tokens, respond, response_metrics
+from stages.logs import log
 from stages.models.tokenizers import stop_ids_of
 
 
@@ -22,6 +23,8 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Stage
     prompts = context.rows(PREPARE, PROMPTS, dealt.indices)
     # 2. responses of the plan's policy, each from a seed of its own
     version = context.plan.policy_of(task.iteration)
+    if version and not config.algorithm.trains_policy(version):
+        log.info(f"policy {version} has the weights of policy 0, as algorithm.critic_warmup is not over")
     sampling = Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=stop_ids_of(context)
     )

@@ -24,7 +24,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.data.tokens import model_end_ids
 from stages.context import UserError
-from stages.models import gguf
+from stages.models import gguf, publishing
 from stages.models.gguf_metadata import differences, read_metadata
 from tests.stages.test_model_folders import given_as
 from tests.support.processes import config_of
@@ -345,7 +345,7 @@ def test_what_a_killed_one_has_left_is_removed_by_the_next_and_what_another_buil
             os.utime(folder, (0, 0))
     lock = os.open(used, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    gguf.remove_abandoned_beside(tmp_path / "out")
+    publishing.remove_abandoned_beside(tmp_path / "out")
     assert {path for path in (left, used, fresh, others) if path.exists()} == {used, fresh, others}
     os.close(lock)
 

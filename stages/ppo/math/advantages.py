@@ -6,6 +6,8 @@ Tokens outside the mask (an observation within the response, padding after it) n
 estimate: whatever runs backwards over a response is carried over them.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -78,13 +80,62 @@ def grpo(scores: Tensor, groups: Tensor, mask: Tensor, normalize_std: bool) -> T
 
     ``groups`` [B] holds the index of each row's prompt. A row alone in its group keeps its score.
     """
+    return torch.where(mask, normalized(scores, groups, normalize_std).unsqueeze(1), 0.0)
+
+
+def normalized(scores: Tensor, groups: Tensor, normalize_std: bool) -> Tensor:
+    """Return [B] scores minus their group's mean, over its unbiased standard deviation."""
     count, mean, _ = _group_statistics(scores, groups)
     centred = torch.where(count > 1, scores - mean, scores)
     if normalize_std:
         squares = torch.zeros_like(mean).index_add(0, groups, (scores - mean) ** 2)[groups]
         std = (squares / (count - 1).clamp(min=1)).sqrt()
         centred = torch.where(count > 1, centred / (std + _GROUP_EPSILON), centred)
-    return torch.where(mask, centred.unsqueeze(1), 0.0)
+    return centred
+
+
+@dataclass(frozen=True)
+class RewardSteps:
+    """The steps of all responses, S of them, in order: what of the rewards is each one's."""
+
+    rewards: Tensor
+    """[S] sum of the rewards since the step before."""
+    rows: Tensor
+    """[S] row of each step."""
+    ends: Tensor
+    """[S] index of its last token."""
+
+
+def reward_steps(rewards: Tensor, ends: Tensor, mask: Tensor) -> RewardSteps:
+    """Cut responses at the tokens where ``ends`` [B, T] is true. What follows a row's last step is part of
+    that step."""
+    rows, columns = ends.nonzero(as_tuple=True)
+    of_row = ends.sum(dim=1)
+    first = of_row.cumsum(0) - of_row  # index of a row's first step
+    before = torch.minimum(ends.cumsum(dim=1) - ends.long(), (of_row - 1).unsqueeze(1))
+    has_any = mask & (of_row > 0).unsqueeze(1)
+    sums = torch.zeros(len(rows), dtype=rewards.dtype)
+    return RewardSteps(
+        sums.index_add(0, (first.unsqueeze(1) + before)[has_any], rewards[has_any]), rows, columns
+    )
+
+
+def from_steps(steps: RewardSteps, values: Tensor, mask: Tensor) -> Tensor:
+    """Sum the values [S] of the steps that end at a token or after it; [B, T], 0 outside the mask (process
+    supervision of GRPO, arXiv 2402.03300, section 4.1.3)."""
+    at_ends = torch.zeros(mask.shape, dtype=values.dtype)
+    at_ends[steps.rows, steps.ends] = values
+    return torch.where(mask, at_ends.flip(1).cumsum(1).flip(1), 0.0)
+
+
+def without_own(steps: RewardSteps, groups: Tensor) -> Tensor:
+    """Return [S] each step's reward minus the mean of the steps of the group's other rows; where these have
+    none, the reward. With one step a row it is :func:`rloo`."""
+    num_rows = len(groups)
+    nothing, ones = torch.zeros(num_rows, dtype=steps.rewards.dtype), torch.ones_like(steps.rewards)
+    of_row = [nothing.index_add(0, steps.rows, values) for values in (ones, steps.rewards)]
+    others = [(nothing.index_add(0, groups, values)[groups] - values)[steps.rows] for values in of_row]
+    return torch.where(others[0] > 0, steps.rewards - others[1] / others[0].clamp(min=1), steps.rewards)
 
 
 def rloo(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
@@ -97,8 +148,7 @@ def rloo(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
 
 def reinforce_plus_plus_baseline(scores: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
     """Compute score minus the group's mean, whitened over all valid tokens; [B, T], 0 outside the mask."""
-    count, mean, _ = _group_statistics(scores, groups)
-    centred = torch.where(count > 1, scores - mean, scores).unsqueeze(1).expand(mask.shape)
+    centred = normalized(scores, groups, normalize_std=False).unsqueeze(1).expand(mask.shape)
     return torch.where(mask, masked_whiten(centred, mask), 0.0)
 
 
