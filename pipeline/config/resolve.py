@@ -184,7 +184,7 @@ def _absolute(config: Config) -> Config:
         name: _with_absolute(component, _COMPONENT_PATHS.get(type(component), {}))
         for name, component in config.reward.components.items()
     }
-    teachers = {name: _with_absolute(one, ["path"]) for name, one in config.reward.teachers.items()}
+    teachers = {name: _with_absolute(one, {"path": Kind.MODEL}) for name, one in config.reward.teachers.items()}
     config = replace(config, reward=replace(config.reward, components=components, teachers=teachers))
     command = config.notify.command
     if command and "/" in command[0]:  # a program without a slash is looked for on PATH

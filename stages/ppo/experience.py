@@ -4,7 +4,6 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -46,8 +45,6 @@ class RewardedRows:
         return len(self.groups)
 
 
-_GIVEN = ("reference_log_probs", "teacher_log_probs", "teacher_weights", "step_rewards", "teaching")
-"""Tensors of an experience that may be there or not."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,10 @@ class Experience:
     def select(self, indices: Sequence[int]) -> "Experience":
         """Return the rows of the given indices, in their order."""
         chosen = torch.tensor(indices, dtype=torch.long)
-        given: dict[str, Any] = {name: getattr(self, name) for name in _GIVEN}
+
+        def given(matrix: Tensor | None) -> Tensor | None:
+            return None if matrix is None else matrix[chosen]
+
         return replace(
             self,
             rows=[self.rows[i] for i in indices],
@@ -110,7 +110,11 @@ class Experience:
             outcome=self.outcome.select(chosen),
             greedy=None if self.greedy is None else self.greedy.select(chosen),
             groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
-            **{name: None if matrix is None else matrix[chosen] for name, matrix in given.items()},
+            reference_log_probs=given(self.reference_log_probs),
+            teacher_log_probs=given(self.teacher_log_probs),
+            teacher_weights=given(self.teacher_weights),
+            step_rewards=given(self.step_rewards),
+            teaching=given(self.teaching),
         )
 
     def describe(self, indices: Sequence[int], limit: int = 8) -> str:
