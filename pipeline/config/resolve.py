@@ -178,8 +178,15 @@ def _absolute(config: Config) -> Config:
     if measure and "/" in measure[0]:
         measure = (_full(measure[0]), *measure[1:])
         config = replace(config, evaluate=replace(config.evaluate, command=measure))
-    absolute: Config = _with_absolute(_with_heldout(_with_interpreters(config)), _PATHS)
+    config = _with_heldout(_with_interpreters(config))
+    absolute: Config = _with_absolute(config, [*_PATHS, *_mlflow_folder(config)])
     return absolute
+
+
+def _mlflow_folder(config: Config) -> list[str]:
+    """Return the key of MLflow's tracking URI where that is a folder."""
+    uri = config.tracking.mlflow.uri
+    return ["tracking.mlflow.uri"] if uri and "://" not in uri else []
 
 
 def _with_interpreters(config: Config) -> Config:
