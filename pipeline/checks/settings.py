@@ -9,6 +9,7 @@ from pipeline.checks.disk import check_disk
 from pipeline.checks.models import try_models
 from pipeline.checks.prompts import validate_rows
 from pipeline.config.findings import Findings
+from pipeline.config.issue import ConfigIssue
 from pipeline.config.model_rules import model_notes
 from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
 from pipeline.config.scheduler import ResourcesConfig
@@ -22,6 +23,7 @@ from pipeline.plugins.load import make_importable
 from pipeline.plugins.trial import check_engines, check_scheduler
 from pipeline.run.directory import check_can_be_made, check_is_free
 from pipeline.run.paths import RunPaths
+from pipeline.tracking.destination import Destination, package_problem
 
 
 def validate_inputs(
@@ -61,11 +63,24 @@ def validate_inputs(
     samples = yield from validate_rows(config, found, [] if lengths is None else lengths)
     with found.collecting("the scheduler"):
         check_scheduler(config)
+    found.add(package_problems(config))
     yield from _collected(config, found, {"engines": check_engines})
     yield from describe_components(config, samples, found)
     yield from warnings_of(config)
     if with_weights and not found:
         yield from _collected(config, found, {"weights of the models": try_models})
+
+
+def package_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield trackers that are asked for and whose package is missing. W&B's is always installed."""
+    tracking = config.tracking
+    asked = {
+        Destination.TENSORBOARD: tracking.tensorboard.enabled,
+        Destination.MLFLOW: tracking.mlflow.enabled,
+    }
+    for to, is_enabled in asked.items():
+        if is_enabled and (why := package_problem(to)):
+            yield ConfigIssue(f"tracking.{to}.enabled", "true", why)
 
 
 def _collected(

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.arguments import RunDir, Source, exit_of, is_sweep, load
+from pipeline.tracking.destination import Destination
 
 
 def status(
@@ -136,10 +137,12 @@ def report(
 
 def sync(
     run_dir: RunDir,
+    to: Annotated[Destination, typer.Option("--to", help="Tracker that gets the rows.")] = Destination.WANDB,
     new_run: Annotated[
         bool,
         typer.Option(
-            "--new-run", help="Send every row to a new W&B run, as this shell's W&B variables name it."
+            "--new-run",
+            help="Send every row to a new run there; of W&B as this shell's W&B variables name it.",
         ),
     ] = False,
     project: Annotated[
@@ -156,13 +159,13 @@ def sync(
         float, typer.Option("--timeout", min=1, max=604_800, help="Seconds after which to give up.")
     ] = 600,
 ) -> None:
-    """Send every row to W&B exactly once, after a crash, an outage or days offline."""
-    from pipeline.tracking.sync import NewWandbRun
+    """Send every row to W&B, TensorBoard or MLflow exactly once, after a crash, an outage or days offline."""
+    from pipeline.tracking.sync import Asked, NewRun
     from pipeline.tracking.sync import sync as bring_up_to_date
 
-    new = NewWandbRun.asked(new_run, project, entity)
+    asked = Asked(to, NewRun.asked(new_run, project, entity), offline)
     run = load(run_dir)
-    typer.echo(bring_up_to_date(run, timeout, new, lambda text: typer.echo(text, err=True), offline))
+    typer.echo(bring_up_to_date(run, asked, timeout, lambda text: typer.echo(text, err=True)))
 
 
 def export(

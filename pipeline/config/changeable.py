@@ -26,7 +26,15 @@ from pipeline.config.scheduler import (
     SlurmConfig,
     resources_of,
 )
-from pipeline.config.schema import Config, DataConfig, ModelConfig, StorageConfig, WandbConfig
+from pipeline.config.schema import (
+    Config,
+    DataConfig,
+    MlflowConfig,
+    ModelConfig,
+    StorageConfig,
+    TensorboardConfig,
+    WandbConfig,
+)
 from pipeline.config.update import UpdateConfig
 
 
@@ -64,6 +72,8 @@ CHANGEABLE: Mapping[type, tuple[Effect, tuple[str, ...]]] = {
     EvaluateConfig: (Effect.NEXT_PASS, ("command_seconds", "command_attempts")),
     UpdateConfig: (Effect.NEXT_PASS, ("keep_last", "keep_every", "keep_shards_last")),
     WandbConfig: (Effect.NEXT_PASS, ("mode", "samples_every")),
+    TensorboardConfig: (Effect.NEXT_PASS, ("enabled",)),
+    MlflowConfig: (Effect.NEXT_PASS, ("enabled",)),
     NotifyConfig: (Effect.NEXT_PASS, ("command", "on", "stall_after", "time_limit")),
     StorageConfig: (Effect.NEXT_PASS, ("purge_days",)),
 }
@@ -98,6 +108,7 @@ FROZEN: Mapping[type, tuple[str, ...]] = {
         *("device_map", "num_threads", "multi_turn"),
     ),
     WandbConfig: ("project", "entity", "tags", "name", "group", "job_type", "notes"),
+    MlflowConfig: ("uri", "experiment"),
 }
 """Fields that stay as they were when the run began, of classes that hold others too."""
 

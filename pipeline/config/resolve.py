@@ -184,7 +184,8 @@ def _absolute(config: Config) -> Config:
         name: _with_absolute(component, _COMPONENT_PATHS.get(type(component), {}))
         for name, component in config.reward.components.items()
     }
-    teachers = {name: _with_absolute(one, {"path": Kind.MODEL}) for name, one in config.reward.teachers.items()}
+    given = config.reward.teachers
+    teachers = {name: _with_absolute(one, {"path": Kind.MODEL}) for name, one in given.items()}
     config = replace(config, reward=replace(config.reward, components=components, teachers=teachers))
     command = config.notify.command
     if command and "/" in command[0]:  # a program without a slash is looked for on PATH
@@ -194,8 +195,15 @@ def _absolute(config: Config) -> Config:
     if measure and "/" in measure[0]:
         measure = (_full(measure[0]), *measure[1:])
         config = replace(config, evaluate=replace(config.evaluate, command=measure))
-    absolute: Config = _with_absolute(_with_files(_with_interpreters(config)), _PATHS)
+    config = _with_files(_with_interpreters(config))
+    absolute: Config = _with_absolute(config, _PATHS | _mlflow_folder(config))
     return absolute
+
+
+def _mlflow_folder(config: Config) -> dict[str, Kind | None]:
+    """Return the key of MLflow's tracking URI where that is a folder."""
+    uri = config.tracking.mlflow.uri
+    return {"tracking.mlflow.uri": None} if uri and "://" not in uri else {}
 
 
 def _with_interpreters(config: Config) -> Config:

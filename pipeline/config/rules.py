@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
 
 from pipeline.config.algorithm import (
     GROUP_ESTIMATORS,
@@ -52,6 +53,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         _rank_problems,
         _pool_problems,
         _notify_problems,
+        _tracking_problems,
         evaluation_problems,
     ):
         yield from problems(config)
@@ -332,6 +334,13 @@ def _notify_problems(config: Config) -> Iterator[ConfigIssue]:
                 "in a file that the command reads: see docs/howto/notifications.md"
             )
             yield ConfigIssue("notify.command", f"...{host}/...", why)
+
+
+def _tracking_problems(config: Config) -> Iterator[ConfigIssue]:
+    given = config.tracking.mlflow
+    if given.uri and "@" in urlsplit(given.uri).netloc:
+        why = "passwords are written to no file: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        yield ConfigIssue("tracking.mlflow.uri", "...", why)
 
 
 def _pool_problems(config: Config) -> Iterator[ConfigIssue]:

@@ -193,11 +193,36 @@ class WandbConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorboardConfig:
+    """The mirror of metrics.jsonl as event files of TensorBoard."""
+
+    enabled: bool = False
+    """Write ``tensorboard/`` in the run directory. Needs the extra ``tensorboard``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlflowConfig:
+    """The mirror of metrics.jsonl on MLflow."""
+
+    enabled: bool = False
+    """Log to MLflow. Needs the extra ``mlflow``."""
+    uri: Text | None = None
+    """Tracking URI: a server's address, or a folder for MLflow's file store. Default: ``mlflow/`` in the run
+    directory."""
+    experiment: Name = "slurm-ppo"
+    """Experiment of MLflow; made where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
     """Mirrors of the metrics besides the run directory."""
 
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
+    tensorboard: TensorboardConfig = TensorboardConfig()
+    """TensorBoard."""
+    mlflow: MlflowConfig = MlflowConfig()
+    """MLflow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,9 @@ def _separate(run: Run, original: Path) -> Run:
     for name in sorted(names_in(paths.slurm)):
         if not name.isdecimal() and paths.slurm / name not in both_of(paths.control):
             inside.remove(paths.root, paths.slurm / name)
-    if is_there(paths.wandb):
-        aside = fresh_folder(paths.superseded, "wandb-of-the-original")
-        inside.move(paths.root, paths.wandb, aside / paths.wandb.name)
+    for mirror in filter(is_there, (paths.wandb, paths.tensorboard, paths.mlflow)):
+        aside = fresh_folder(paths.superseded, f"{mirror.name}-of-the-original")
+        inside.move(paths.root, mirror, aside / mirror.name)
     if run.config.slurm:
         _forget_jobs(run)
     identity = replace(run.identity, id=os.urandom(6).hex(), root=str(paths.root))

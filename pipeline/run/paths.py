@@ -54,6 +54,8 @@ class RunPaths:
     wandb = _Below("wandb")
     wandb_online = _Below("wandb", "online.json")
     """Record of what W&B's server was sent."""
+    tensorboard = _Below("tensorboard")
+    mlflow = _Below("mlflow")
     data = _Below("data")
     superseded = _Below("superseded")
     compiled = _Below("cache", "compiled")

@@ -121,7 +121,7 @@ def way_on(root: Path) -> str:
 # Asked before anything is changed: whether this user may write all that going on with a run writes.
 
 
-_WRITTEN = OWN_NAMES - {"superseded", "wandb", "cache"}
+_WRITTEN = OWN_NAMES - {"superseded", "wandb", "tensorboard", "mlflow", "cache"}
 """Names of a run's own folders, without what was moved aside and what people see: nothing stops for these."""
 _SHARED_LOGS = ("guard/guard.log", "passes/passes.log")
 _DEEP = ("slurm", "logs", "iterations")

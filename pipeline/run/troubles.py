@@ -27,7 +27,9 @@ class Trouble(StrEnum):
     ROWS = "rows"
     """Writing of rows and thinning of what is old: tasks go on meanwhile."""
     WANDB = "wandb"
-    """Sending of rows to W&B: tasks and rows go on meanwhile."""
+    TENSORBOARD = "tensorboard"
+    MLFLOW = "mlflow"
+    """Sending of rows to W&B or another tracker: tasks and rows go on meanwhile."""
 
 
 def described(error: BaseException) -> str:

@@ -15,6 +15,8 @@ _FAILS = {
     Trouble.PASS: "a driver's pass failed",
     Trouble.ROWS: "rows cannot be written, while training goes on",
     Trouble.WANDB: "W&B does not get all rows, while training goes on",
+    Trouble.TENSORBOARD: "TensorBoard's files do not get all rows, while training goes on",
+    Trouble.MLFLOW: "MLflow does not get all rows, while training goes on",
 }
 
 

@@ -24,6 +24,8 @@ from pipeline.run.failures import FailureKind
 from pipeline.run.forking import fork_command, nearest_parent
 from pipeline.run.tasks import Stage, parse_task
 from pipeline.run.troubles import Trouble, outstanding
+from pipeline.tracking.destination import Destination
+from pipeline.tracking.state import sync_command
 from slurm.limits import format_duration, parse_duration, parse_memory
 
 _GPU_SHARE, _LARGEST_GPU_SHARE, _STEP = 0.9, 0.95, 0.1
@@ -143,8 +145,9 @@ def ways_around(run: Run, events: Sequence[Mapping[str, Any]], state: str) -> It
     is_full = any(_FULL_DISK.search(str(event.get("message", ""))) for event in there.values())
     if is_full and state != "complete":
         yield _with_room(run, state)
-    if Trouble.WANDB in there:
-        yield f"to send the rows that W&B lacks: slurm-ppo sync {shlex.quote(str(run.paths.root))}"
+    for to in Destination:
+        if Trouble(to) in there:
+            yield f"to send the rows that {to.label} lacks: {sync_command(run, to)}"
 
 
 def _with_room(run: Run, state: str) -> str:

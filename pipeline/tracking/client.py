@@ -3,8 +3,8 @@
 Facts about the client are of wandb 0.31.
 """
 
-import math
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from pipeline.metrics.samples import Choice, Sample
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.wandb_place import SETTINGS, WandbPlace
+from pipeline.tracking.destination import Destination
 from pipeline.tracking.refusal import told_apart
-from pipeline.tracking.state import MEASURED_STEP, place_of, wandb_id
+from pipeline.tracking.state import MEASURED_STEP, finite, keep_entity, mirror_id, place_of
 
 _INIT_SECONDS = 30.0
 _FINISH_SECONDS = 60
@@ -34,28 +35,46 @@ _LOGGED, _LOGGED_BYTES = Selection(best=4, worst=4, at_random=8), 64 << 20
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedWandb:
     """One opening of the W&B run."""
 
     handle: Any
     """The ``wandb.Run``."""
-    has_tables: bool
-    """Whether sample tables are sent; a run that is carried away would miss their files, kept elsewhere."""
+    is_online: bool
+    """Whether the server is sent rows and sample tables; a run that is carried away would miss the tables'
+    files, kept elsewhere."""
+    files: Path
+    """The client's own folder."""
 
     @property
     def first_step(self) -> int:
         """Step after the last that the server has; offline 0."""
         return int(self.handle.starting_step)
 
-    def log(self, run: Run, row: Row, step: int) -> None:
-        """Send a row as one step, with its sample table if it has one.
+    @property
+    def url(self) -> str:
+        return self.handle.url or ""
 
-        Numbers that are not finite are left out: W&B would turn them into words.
-        """
-        content: dict[str, Any] = {name: value for name, value in row.items() if math.isfinite(value)}
-        if self.has_tables and "iteration" in row and (table := sample_table(run, int(row["iteration"]))):
+    def log(self, run: Run, row: Row, step: int) -> None:
+        """Send a row as one step, with its sample table if it has one."""
+        content: dict[str, Any] = dict(finite(row))
+        if self.is_online and "iteration" in row and (table := sample_table(run, int(row["iteration"]))):
             content[SAMPLE_TABLE] = table
         self.handle.log(content, step=step, commit=True)  # else the last row waits for the next step
+
+    def finish(self, exit_code: int) -> None:
+        self.handle.finish(exit_code=exit_code)
+        if self.is_online:
+            remove_files(self.files)
+
+    def confirmed(self) -> int:
+        """Return the step after the last that the server has."""
+        import wandb
+
+        handle = self.handle
+        # Without it the environment's address would go before that of the place.
+        api = wandb.Api({"base_url": handle.settings.base_url}, timeout=_ASK_SECONDS)
+        return int(api.run(f"{handle.entity}/{handle.project}/{handle.id}").lastHistoryStep) + 1
 
 
 _SETTINGS: dict[str, Any] = {
@@ -73,7 +92,21 @@ _SETTINGS: dict[str, Any] = {
 """W&B's settings besides the mode: it records what the pipeline gives it, and nothing of the machine."""
 
 
-def open_run(run: Run, mode: WandbMode, folder: Path | None = None) -> Opened:
+def open_online(run: Run) -> OpenedWandb:
+    """Open the pipeline's W&B run on the server, and keep whose project it is in. Raises RunRefused."""
+    remove_files(run.paths.wandb)
+    opened = open_run(run, WandbMode.ONLINE)
+    keep_entity(run, opened.handle.entity)
+    return opened
+
+
+def remove_files(files: Path) -> None:
+    """Remove what the client has written while it was online: thousands would pile up."""
+    for folder in files.glob("run-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_run(run: Run, mode: WandbMode, folder: Path | None = None) -> OpenedWandb:
     """Open the pipeline's W&B run under its own id, and define every metric over our own x-axis.
 
     A resumed run lacks definitions of earlier openings.
@@ -92,18 +125,19 @@ def open_run(run: Run, mode: WandbMode, folder: Path | None = None) -> Opened:
     os.environ.pop("WANDB_SERVICE", None)  # another process's service, which would end our client's with it
     import wandb
 
+    folder = folder or run.paths.root
     with told_apart():
         use_place(place_of(run, os.environ))
         handle = wandb.init(
-            id=wandb_id(run),
-            dir=str(folder or run.paths.root),
+            id=mirror_id(run, Destination.WANDB),
+            dir=str(folder),
             config=recorded_config(run),
             resume="allow",
             reinit="create_new",
             settings=wandb.Settings(mode=str(mode), **_SETTINGS),
         )
     _define_metrics(handle, run)
-    return Opened(handle, has_tables=mode is WandbMode.ONLINE)
+    return OpenedWandb(handle, mode is WandbMode.ONLINE, folder / run.paths.wandb.name)
 
 
 def use_place(place: WandbPlace) -> None:
@@ -136,16 +170,6 @@ def recorded_config(run: Run) -> dict[str, Any]:
         "forked_from": f"{identity.parent.id}@{identity.parent.iteration}" if identity.parent else None,
     }
     return {**to_mapping(run.config), **facts}
-
-
-def confirmed_by_server(opened: Opened) -> int:
-    """Return the step after the last that the server has."""
-    import wandb
-
-    handle = opened.handle
-    # Without it the environment's address would go before that of the place.
-    api = wandb.Api({"base_url": handle.settings.base_url}, timeout=_ASK_SECONDS)
-    return int(api.run(f"{handle.entity}/{handle.project}/{handle.id}").lastHistoryStep) + 1
 
 
 def sample_table(run: Run, iteration: int) -> Any:

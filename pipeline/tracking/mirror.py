@@ -1,7 +1,7 @@
-"""Bring W&B to what metrics.jsonl says: every row once, in order, whatever was killed before.
+"""Bring a destination to what metrics.jsonl says: every row once, in order, whatever was killed before.
 
 This is a process of its own, ``python -m pipeline.tracking.mirror RUN``: W&B may be slow, down or refuse
-without training noticing. The server says by its last step which rows it has; the others are sent, and
+without training noticing. The destination says which rows it has; the others are sent, and
 metrics.jsonl is followed while standard input is open. It answers in JSON lines on standard output:
 ``{"note": ...}``, and at the end ``{"done": ...}`` with the fields of :class:`Mirrored`, or
 ``{"refused": ..., "fault": ...}``.
@@ -11,24 +11,27 @@ import argparse
 import json
 import os
 import select
-import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from pipeline.config.schema import WandbMode
 from pipeline.run.directory import Run, load_run
 from pipeline.run.journal import Row
 from pipeline.run.lease import HEARTBEAT_SECONDS, hold
-from pipeline.tracking.client import Opened, confirmed_by_server, open_run
+from pipeline.tracking.client import open_online, open_run
+from pipeline.tracking.destination import Destination, package_problem
+from pipeline.tracking.event_files import open_events
+from pipeline.tracking.mlflow_client import open_mlflow
 from pipeline.tracking.refusal import RunRefused
-from pipeline.tracking.state import keep_entity, mirror_lease, published, read_state, write_state
+from pipeline.tracking.state import mirror_lease, published, read_state, write_state
 
 _PATIENCE = 150.0
-"""Seconds to wait for another writer to W&B; longer than the lease of one that died on another host lasts."""
+"""Seconds to wait for another writer to the same; longer than a lease of one that died on another host."""
 
 Note = Callable[[str], None]
 
@@ -40,11 +43,32 @@ class Mirrored:
     rows: int
     """Rows of the run, those of evaluate.command included."""
     had: int
-    """Rows that W&B had before, or that an earlier offline run holds."""
+    """Rows that were there before, or that an earlier offline run holds."""
     sent: int
     missing: int = 0
-    """Rows that the server has not confirmed."""
+    """Rows that the destination has not confirmed."""
     url: str = ""
+
+
+class Opened(Protocol):
+    """A destination that is open for one run of its own, under one id."""
+
+    @property
+    def first_step(self) -> int:
+        """Number of rows that it held when it was opened: the step of the next."""
+
+    @property
+    def url(self) -> str:
+        """Address or path for people; empty where there is none."""
+
+    def log(self, run: Run, row: Row, step: int) -> None:
+        """Add a row as a step: whole, or such that the next opening completes it."""
+
+    def finish(self, exit_code: int) -> None:
+        """Close it. ``exit_code``: the run's."""
+
+    def confirmed(self) -> int:
+        """Return the number of rows that it holds, once it is closed."""
 
 
 @dataclass
@@ -85,78 +109,82 @@ Feed = Once | DriverFeed
 """Signal of whether metrics.jsonl may still grow."""
 
 
-def mirror(run: Run, feed: Feed, note: Note) -> Mirrored:
-    """Send the rows that W&B lacks, now and for as long as ``feed`` goes on.
+_OPEN: Mapping[Destination, Callable[[Run], Opened]] = {
+    Destination.WANDB: open_online,
+    Destination.TENSORBOARD: open_events,
+    Destination.MLFLOW: open_mlflow,
+}
+
+
+def mirror(run: Run, to: Destination, feed: Feed, note: Note) -> Mirrored:
+    """Send the rows that a destination lacks, now and for as long as ``feed`` goes on.
 
     Raises:
         LeaseHeld: another writer has been at it for minutes.
         RunRefused: as the run is set, W&B will never take it.
-        wandb.errors.Error, and whatever else its client raises: W&B refuses or cannot be reached.
+        wandb.errors.Error, and whatever else a client raises: it refuses or cannot be reached.
     """
-    with hold(mirror_lease(run.paths), _PATIENCE) as lease:
+    with hold(mirror_lease(run.paths, to), _PATIENCE) as lease:
         while True:
-            opened = _opened(run, note)
+            opened = _opened(run, to, note)
             try:
-                at = follow(run, opened, feed, lease.beat)
+                at = follow(run, to, opened, feed, lease.beat)
                 break
             except TakenBack:
-                opened.handle.finish(exit_code=0)
-        opened.handle.finish(exit_code=feed.exit_code)
+                opened.finish(exit_code=0)
+        opened.finish(exit_code=feed.exit_code)
         rows, first = published(run), opened.first_step
-        arrived = min(confirmed_by_server(opened), at)
-        write_state(run.paths, replace(read_state(run.paths), confirmed=arrived))
-        remove_files(run)
+        arrived = min(opened.confirmed(), at)
+        write_state(run.paths, replace(read_state(run.paths, to), confirmed=arrived), to)
         missing = max(0, len(rows) - arrived)
-        return Mirrored(len(rows), first, at - first, missing, opened.handle.url or "")
+        return Mirrored(len(rows), first, at - first, missing, opened.url)
 
 
 class TakenBack(Exception):
     """Rows that were sent have gone or changed since."""
 
 
-def _opened(run: Run, note: Note) -> Opened:
-    """Open the W&B run, a new one where W&B has what the run has not."""
-    rows = _rows_to_send(run, note)
-    remove_files(run)
-    opened = open_run(run, WandbMode.ONLINE)
-    state = read_state(run.paths)
+def _opened(run: Run, to: Destination, note: Note) -> Opened:
+    """Open the run's own run at the destination, a new one where that has what the run has not."""
+    rows = _rows_to_send(run, to, note)
+    opened = _OPEN[to](run)
+    state = read_state(run.paths, to)
     ours = min(len(rows), state.sent) if state.digest else len(rows)  # nothing noted: up to all
     if (there := opened.first_step) > ours:
-        opened.handle.finish(exit_code=0)
-        note(f"W&B has {there} rows, the run {ours}: a new W&B run has all")
-        write_state(run.paths, read_state(run.paths).next_generation())
-        opened = open_run(run, WandbMode.ONLINE)
-    keep_entity(run, opened.handle.entity)
+        opened.finish(exit_code=0)
+        note(f"{to.label} has {there} rows, the run {ours}: a new {to.label} run has all")
+        write_state(run.paths, read_state(run.paths, to).next_generation(), to)
+        opened = _OPEN[to](run)
     return opened
 
 
-def _rows_to_send(run: Run, note: Note) -> list[Row]:
-    """Return the rows; where rows that were sent have gone or changed, they go to a new W&B run."""
-    rows, state = published(run), read_state(run.paths)
+def _rows_to_send(run: Run, to: Destination, note: Note) -> list[Row]:
+    """Return the rows; where rows that were sent have gone or changed, they go to a new run there."""
+    rows, state = published(run), read_state(run.paths, to)
     if not state.holds(rows):
-        note("W&B has rows that were retracted or changed since: a new W&B run has all")
-        write_state(run.paths, state.next_generation())
+        note(f"{to.label} has rows that were retracted or changed since: a new {to.label} run has all")
+        write_state(run.paths, state.next_generation(), to)
     return rows
 
 
-def follow(run: Run, opened: Opened, feed: Feed, beat: Callable[[], None]) -> int:
-    """Send what is missing, again whenever more has come. Returns the number of rows that W&B then has."""
+def follow(run: Run, to: Destination, opened: Opened, feed: Feed, beat: Callable[[], None]) -> int:
+    """Send what is missing, again whenever more has come. Returns the number of rows that are then there."""
     at, goes_on = opened.first_step, True
     while goes_on:
-        at = send(run, opened, at)
+        at = send(run, to, opened, at)
         beat()
         goes_on = feed.goes_on(beat)
-    return send(run, opened, at)
+    return send(run, to, opened, at)
 
 
-def send(run: Run, opened: Opened, at: int) -> int:
+def send(run: Run, to: Destination, opened: Opened, at: int) -> int:
     """Log the rows from step ``at`` on. Returns the step after the last. Raises TakenBack."""
-    rows, state = published(run), read_state(run.paths)
+    rows, state = published(run), read_state(run.paths, to)
     if not state.holds(rows):
         raise TakenBack
     if len(rows) <= at:
         return at
-    write_state(run.paths, state.with_sent(rows))
+    write_state(run.paths, state.with_sent(rows), to)
     for step, row in enumerate(rows[at:], at):
         opened.log(run, row, step)
     return len(rows)
@@ -165,7 +193,7 @@ def send(run: Run, opened: Opened, at: int) -> int:
 def carry(run: Run, folder: Path, note: Note) -> Mirrored:
     """Write the rows that W&B lacks, and that no earlier call has written, as an offline run of W&B."""
     with hold(mirror_lease(run.paths), _PATIENCE):
-        rows = _rows_to_send(run, note)
+        rows = _rows_to_send(run, Destination.WANDB, note)
         state = read_state(run.paths)
         if state.sent > max(state.confirmed, state.carried):
             note("a writer was ended before it could say what W&B has: a new W&B run has all")
@@ -175,20 +203,14 @@ def carry(run: Run, folder: Path, note: Note) -> Mirrored:
         if first < len(rows):
             folder.mkdir(parents=True, exist_ok=True)
             opened = open_run(run, WandbMode.OFFLINE, folder)
-            send(run, opened, first)
-            opened.handle.finish(exit_code=0)
+            send(run, Destination.WANDB, opened, first)
+            opened.finish(exit_code=0)
             write_state(run.paths, replace(read_state(run.paths), carried=len(rows)))
         return Mirrored(len(rows), first, len(rows) - first)
 
 
-def remove_files(run: Run) -> None:
-    """Remove what the client has written while it was online: thousands would pile up."""
-    for folder in run.paths.wandb.glob("run-*"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def closed_by_sigterm() -> int:
-    """Return a descriptor that is readable from SIGTERM on: closing W&B in order keeps what was sent."""
+    """Return a descriptor that is readable from SIGTERM on: closing in order keeps what was sent."""
     stop, told = os.pipe()
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -199,12 +221,15 @@ def closed_by_sigterm() -> int:
 
 
 def main() -> None:
-    """Run ``python -m pipeline.tracking.mirror RUN [--once | --offline DIR]``."""
+    """Run ``python -m pipeline.tracking.mirror RUN [--to DESTINATION] [--once | --offline DIR]``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run", type=Path)
+    parser.add_argument("--to", type=Destination, default=Destination.WANDB)
     parser.add_argument("--once", action="store_true")
     parser.add_argument("--offline", type=Path)
     asked = parser.parse_args()
+    if why := package_problem(asked.to):
+        sys.exit(why)
 
     def say(**what: object) -> None:
         print(json.dumps(what), flush=True)
@@ -218,7 +243,7 @@ def main() -> None:
             done = carry(run, asked.offline, note)
         else:
             feed = Once() if asked.once else DriverFeed(0, closed_by_sigterm())
-            done = mirror(run, feed, note)
+            done = mirror(run, asked.to, feed, note)
         say(done=asdict(done))
     except RunRefused as error:
         say(refused=str(error), fault=error.fault)

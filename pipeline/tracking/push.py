@@ -20,7 +20,8 @@ from pipeline.config.schema import WandbConfig
 from pipeline.process import signal_session, wait_or_kill
 from pipeline.run.directory import Run, is_run, load_run
 from pipeline.run.wandb_place import DEFAULT_URL, settled
-from pipeline.tracking.state import NO_KEY, has_key, place_of, wandb_id
+from pipeline.tracking.destination import Destination
+from pipeline.tracking.state import NO_KEY, has_key, mirror_id, place_of
 from pipeline.tracking.workspace import NAME, Spec, build, merged, pinned
 from slurm.errors import ServiceError, UserError
 
@@ -94,7 +95,7 @@ def target_of(run: Run | None, project: str | None, entity: str | None) -> Targe
 
 def lineage(run: Run) -> list[str]:
     """Return the W&B ids of a run and of those it was forked from, itself last."""
-    parent, own = run.identity.parent, wandb_id(run)
+    parent, own = run.identity.parent, mirror_id(run, Destination.WANDB)
     if parent is None:
         return [own]
     folder = Path(parent.path)

@@ -1,5 +1,5 @@
-"""Rows of a run as W&B gets them, where they go, and what may have reached it: one small file,
-``wandb/online.json``.
+"""Rows of a run as mirrors get them, where W&B's go, and what may have reached each: one small file,
+``wandb/online.json``, and ``online.json`` in the folders of other destinations.
 
 The rows are numbered in the order in which they were written; the number is W&B's step, so that the server
 says by its last step which rows it has.
@@ -7,8 +7,10 @@ says by its last step which rows it has.
 
 import hashlib
 import json
+import math
 import os
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from pipeline.run.durable import replace_durably
 from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
 from pipeline.run.wandb_place import VARIABLES, WandbPlace, read_value, settled
+from pipeline.tracking.destination import Destination
 from slurm.sharedfiles import from_json, read_newest
 
 MEASURED_STEP = f"{COMMAND_PREFIX}iteration"
@@ -47,18 +50,33 @@ def published(run: Run) -> list[Row]:
     return [row for _, row in sorted(keyed, key=lambda pair: pair[0])]
 
 
+def finite(row: Row) -> Row:
+    """Return the numbers of a row that are finite: trackers make words or gaps of the others."""
+    return {name: value for name, value in row.items() if math.isfinite(value)}
+
+
+def iteration_of(row: Row) -> int:
+    """Return the place of a row on the x-axis: its iteration, or that of a measured policy."""
+    return int(row["iteration"] if "iteration" in row else row[MEASURED_STEP])
+
+
+def written_at(run: Run, row: Row) -> float:
+    """Return the Unix time of a row: of the end of its iteration. Now, where it does not say."""
+    return run.identity.created + row["seconds/elapsed"] if "seconds/elapsed" in row else time.time()
+
+
 @dataclass(frozen=True)
 class Sent:
-    """Rows that may have reached W&B."""
+    """Rows that may have reached a destination."""
 
     generation: int = 1
-    """Number of the W&B run: it cannot take rows back, so once some were, or on request, another gets all."""
+    """Number of the run there: rows stay, so once some were taken back, or on request, another gets all."""
     sent: int = 0
-    """Number of rows that may be at W&B; written before they are sent."""
+    """Number of rows that may be there; written before they are sent."""
     digest: str = ""
     """SHA-256 of these rows."""
     confirmed: int = 0
-    """Number of rows that the server has confirmed."""
+    """Number of rows that the destination has confirmed."""
     carried: int = 0
     """Number of rows that ``sync --offline`` has written."""
     place: WandbPlace | None = None
@@ -70,11 +88,11 @@ class Sent:
         return not self.sent or digest(rows[: self.sent]) == self.digest
 
     def with_sent(self, rows: Sequence[Row]) -> "Sent":
-        """Return the state in which all ``rows`` may be at W&B, and maybe more: a killed mirror's."""
+        """Return the state in which all ``rows`` may be there, and maybe more: a killed mirror's."""
         return self if len(rows) <= self.sent else replace(self, sent=len(rows), digest=digest(rows))
 
     def next_generation(self, place: WandbPlace | None = None) -> "Sent":
-        """Return the state of a new W&B run without rows. ``place``: None is the same as before."""
+        """Return the state of a new run without rows. ``place`` on W&B: None is the same as before."""
         return Sent(self.generation + 1, place=place or self.place)
 
 
@@ -82,30 +100,42 @@ def digest(rows: Sequence[Row]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
-def read_state(paths: RunPaths) -> Sent:
+def state_file(paths: RunPaths, to: Destination) -> Path:
+    """Return the file that says which rows a destination was sent."""
+    return paths.root / to / paths.wandb_online.name
+
+
+def read_state(paths: RunPaths, to: Destination = Destination.WANDB) -> Sent:
     """Read the state; a file that is missing or cannot be understood counts as one without rows."""
     try:
-        return converted(Sent, from_json(read_newest(paths.wandb_online)))
+        return converted(Sent, from_json(read_newest(state_file(paths, to))))
     except (FileNotFoundError, ValueError):
         return Sent()
 
 
-def write_state(paths: RunPaths, state: Sent) -> None:
+def write_state(paths: RunPaths, state: Sent, to: Destination = Destination.WANDB) -> None:
     """Write the state. Only for the holder of :func:`mirror_lease`."""
-    paths.wandb.mkdir(exist_ok=True)
+    file = state_file(paths, to)
+    file.parent.mkdir(exist_ok=True)
     said = {key: value for key, value in asdict(state).items() if value is not None}
-    replace_durably(paths.wandb_online, json.dumps(said) + "\n")
+    replace_durably(file, json.dumps(said) + "\n")
 
 
-def wandb_id(run: Run) -> str:
-    """Return the run's id on W&B: its own, with the generation where that is not the first."""
-    generation = read_state(run.paths).generation
+def mirror_id(run: Run, to: Destination) -> str:
+    """Return the run's id at a destination: its own, with the generation where that is not the first."""
+    generation = read_state(run.paths, to).generation
     return run.identity.id if generation == 1 else f"{run.identity.id}-{generation}"
 
 
-def mirror_lease(paths: RunPaths) -> Path:
-    """Return where the one writer of W&B's rows holds its lease."""
-    return paths.locks / "wandb-online"
+def sync_command(run: Run, to: Destination) -> str:
+    """Return the command that sends what a destination lacks."""
+    option = "" if to is Destination.WANDB else f" --to {to}"
+    return f"slurm-ppo sync {shlex.quote(str(run.paths.root))}{option}"
+
+
+def mirror_lease(paths: RunPaths, to: Destination = Destination.WANDB) -> Path:
+    """Return where the one writer of a destination's rows holds its lease."""
+    return paths.locks / f"{to}-online"
 
 
 # --- where rows go ---------------------------------------------------------------------------------------
@@ -155,7 +185,7 @@ def not_followed(run: Run, environment: Mapping[str, str]) -> str:
             told.append(f"{variable}={_short(said)} (the run has {_short(kept) or 'none'})")
     if not told:
         return ""
-    sync = f"slurm-ppo sync {shlex.quote(str(run.paths.root))} --new-run"
+    sync = f"{sync_command(run, Destination.WANDB)} --new-run"
     return (
         f"W&B goes on as when the run was made, without this shell's {', '.join(told)}; "
         f"to send all rows to a new W&B run, as this shell has it: {sync}"

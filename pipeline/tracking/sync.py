@@ -1,4 +1,4 @@
-"""``slurm-ppo sync``: bring every row to W&B once, or into an offline run, and say what was done."""
+"""``slurm-ppo sync``: bring every row to a destination once, or into an offline run of W&B, and report it."""
 
 import os
 import shlex
@@ -11,6 +11,7 @@ from pipeline.run.directory import Run
 from pipeline.run.lease import hold, holder_of
 from pipeline.run.place import check_is_no_copy
 from pipeline.run.troubles import Trouble, note_recovery
+from pipeline.tracking.destination import Destination, package_problem
 from pipeline.tracking.mirror import Mirrored
 from pipeline.tracking.refusal import Fault
 from pipeline.tracking.state import (
@@ -21,6 +22,7 @@ from pipeline.tracking.state import (
     not_followed,
     place_of,
     read_state,
+    sync_command,
     write_state,
 )
 from pipeline.tracking.tracker import MirrorProcess
@@ -34,60 +36,91 @@ _LONGEST = 100
 
 
 @dataclass(frozen=True)
-class NewWandbRun:
-    """Another W&B run gets all rows: where this shell's W&B variables say, else where the run was."""
+class NewRun:
+    """Another run at the destination gets all rows: on W&B where this shell's variables say, else where the
+    run was."""
 
     project: str | None = None
     """Goes before all else, as does ``entity``."""
     entity: str | None = None
 
     @staticmethod
-    def asked(is_new: bool, project: str | None, entity: str | None) -> "NewWandbRun | None":
+    def asked(is_new: bool, project: str | None, entity: str | None) -> "NewRun | None":
         """Return what the command's options ask for. Raises UserError where they name a place without it."""
         if not is_new and (project or entity):
             raise UserError(
                 "--project and --entity go with --new-run: W&B cannot move a run, so a new one gets all rows"
             )
-        return NewWandbRun(project, entity) if is_new else None
+        return NewRun(project, entity) if is_new else None
 
 
-def sync(
-    run: Run, seconds: float, new: NewWandbRun | None, say: Callable[[str], None], offline: Path | None = None
-) -> str:
-    """Send the rows that W&B lacks, or all to another W&B run. Returns a summary for a person.
+@dataclass(frozen=True)
+class Asked:
+    """What ``sync`` is to do."""
+
+    to: Destination = Destination.WANDB
+    new: NewRun | None = None
+    offline: Path | None = None
+    """Folder for an offline run of W&B with the rows, instead of sending them."""
+
+    def check(self) -> None:
+        """Raises UserError for options of W&B with another destination, a missing key or package."""
+        is_wandb = self.to is Destination.WANDB
+        if not is_wandb and (self.offline or (self.new and (self.new.project or self.new.entity))):
+            raise UserError(
+                f"--offline, --project and --entity are W&B's: leave them out with --to {self.to}"
+            )
+        if is_wandb and self.offline is None and not has_key(os.environ):
+            raise UserError(NO_KEY)
+        if why := package_problem(self.to):
+            raise UserError(why)
+
+    @property
+    def options(self) -> list[str]:
+        return ["--offline", str(self.offline)] if self.offline else ["--once"]
+
+
+def sync(run: Run, asked: Asked, seconds: float, say: Callable[[str], None]) -> str:
+    """Send the rows that a destination lacks, or all to another run there. Returns a summary for a person.
 
     Args:
         seconds: limit after which it gives up.
         say: takes messages about the progress.
-        offline: folder for an offline run of W&B with the rows, instead of sending them.
 
     Raises:
-        UserError: there is no key, or W&B takes the run or the key never; says what has to be another way.
-        ServiceError: W&B could not be reached, or has not confirmed every row; another call goes on there.
+        UserError: there is no key or package, or W&B takes the run or the key never; says what has to be
+            another way.
+        ServiceError: it could not be reached, or has not confirmed every row; another call goes on there.
         LeaseHeld: another process has been sending rows for minutes.
     """
     check_is_no_copy(run, "sync")
-    if offline is None and not has_key(os.environ):
-        raise UserError(NO_KEY)
-    if holder := holder_of(mirror_lease(run.paths)):
+    asked.check()
+    if holder := holder_of(mirror_lease(run.paths, asked.to)):
         say(f"waiting for another process that sends rows: {holder}")
-    if new:
-        place = moved_here(run, os.environ, new.project, new.entity)
-        with hold(mirror_lease(run.paths), _PATIENCE):
-            write_state(run.paths, read_state(run.paths).next_generation(place))
-    elif told := not_followed(run, os.environ):
+    if asked.new:
+        _begin_generation(run, asked.to, asked.new)
+    elif asked.to is Destination.WANDB and (told := not_followed(run, os.environ)):
         say(told)
-    done = _carried_out(run, seconds, say, ["--offline", str(offline)] if offline else ["--once"])
-    if done.missing and offline is None:
-        again = f"slurm-ppo sync {shlex.quote(str(run.paths.root))}"
-        raise ServiceError(f"W&B has not confirmed {done.missing} of {done.rows} rows; later: {again}")
-    if offline is None:
-        note_recovery(run.paths, Trouble.WANDB)
-    return described(done, offline)
+    done = _carried_out(run, asked, seconds, say)
+    if done.missing and asked.offline is None:
+        again = sync_command(run, asked.to)
+        raise ServiceError(
+            f"{asked.to.label} has not confirmed {done.missing} of {done.rows} rows; later: {again}"
+        )
+    if asked.offline is None:
+        note_recovery(run.paths, Trouble(asked.to))
+    return described(done, asked)
 
 
-def _carried_out(run: Run, seconds: float, say: Callable[[str], None], options: list[str]) -> Mirrored:
-    mirror = MirrorProcess.start(run, *options)
+def _begin_generation(run: Run, to: Destination, new: NewRun) -> None:
+    is_wandb = to is Destination.WANDB
+    place = moved_here(run, os.environ, new.project, new.entity) if is_wandb else None
+    with hold(mirror_lease(run.paths, to), _PATIENCE):
+        write_state(run.paths, read_state(run.paths, to).next_generation(place), to)
+
+
+def _carried_out(run: Run, asked: Asked, seconds: float, say: Callable[[str], None]) -> Mirrored:
+    mirror = MirrorProcess.start(run, asked.to, *asked.options)
     until = time.monotonic() + seconds
     done, has_ended = None, False
     while not has_ended:
@@ -102,11 +135,12 @@ def _carried_out(run: Run, seconds: float, say: Callable[[str], None], options: 
         if not has_ended and time.monotonic() > until:
             mirror.kill()
             raise ServiceError(
-                f"W&B did not take the rows within {seconds:g} s; another call goes on from there"
+                f"{asked.to.label} did not take the rows within {seconds:g} s; "
+                "another call goes on from there"
             )
         time.sleep(0 if has_ended else _LOOK_SECONDS)
     if done is None:
-        raise ServiceError(f"W&B could not be brought up to date: {mirror.last_line()}")
+        raise ServiceError(f"{asked.to.label} could not be brought up to date: {mirror.last_line()}")
     return done
 
 
@@ -119,14 +153,16 @@ def _way_out(run: Run, fault: Fault, why: str) -> str:
     return (
         f"W&B refuses the run as it was made, for {where} at {place.base_url}, and will again "
         f"({why[:_LONGEST]}); set what is wrong (--project, --entity, a variable such as WANDB_TAGS) "
-        f"and run: slurm-ppo sync {shlex.quote(str(run.paths.root))} --new-run"
+        f"and run: {sync_command(run, Destination.WANDB)} --new-run"
     )
 
 
-def described(done: Mirrored, offline: Path | None) -> str:
+def described(done: Mirrored, asked: Asked) -> str:
     """Summarise for a person."""
+    offline = asked.offline
     if offline is None:
-        return f"{done.url or 'W&B'}: {done.rows} rows, each once; {done.had} were there, {done.sent} sent"
+        where = done.url or asked.to.label
+        return f"{where}: {done.rows} rows, each once; {done.had} were there, {done.sent} sent"
     if not done.sent:
         return f"{done.rows} rows, all at W&B or written before: there is nothing to carry"
     where = shlex.quote(str(offline / "wandb"))

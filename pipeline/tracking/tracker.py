@@ -1,15 +1,14 @@
-"""The driver's end of the mirror on W&B: a process that is notified of new rows and never waited for.
+"""The driver's end of the mirrors: processes that are notified of new rows and never waited for.
 
-metrics.jsonl is the truth. W&B being absent, slow, refused or broken is noted once, also in the journal, and
-never stops training; what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
+metrics.jsonl is the truth. A destination that is absent, slow, refused or broken is noted once, also in the
+journal, and never stops training; what did not arrive is sent by the next driver, or by ``slurm-ppo sync``.
 """
 
 import os
-import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from subprocess import PIPE, Popen
@@ -18,8 +17,10 @@ from typing import IO, Any
 from pipeline.config.schema import WandbMode
 from pipeline.process import ended_within, signal_session
 from pipeline.run.directory import Run
+from pipeline.run.journal import Row
 from pipeline.run.troubles import Trouble, note_recovery, note_trouble
-from pipeline.tracking.state import published, read_state, wandb_mode
+from pipeline.tracking.destination import Destination
+from pipeline.tracking.state import Sent, published, read_state, sync_command, wandb_mode
 from slurm.sharedfiles import from_json
 
 _CLOSE_SECONDS = 60.0
@@ -30,7 +31,7 @@ Note = Callable[[str], None]
 
 
 class NoTracker:
-    """Tracker of runs without W&B; does nothing."""
+    """Tracker of runs without a mirror; does nothing."""
 
     def update(self) -> None:
         pass
@@ -59,10 +60,11 @@ class MirrorProcess:
     _read: int = 0
 
     @staticmethod
-    def start(run: Run, *options: str) -> "MirrorProcess":
+    def start(run: Run, to: Destination, *options: str) -> "MirrorProcess":
         """Start it in a session of its own: Ctrl-C is for the driver, which then closes it in order."""
         output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", str(run.paths.root), *options]
+        words = [sys.executable, "-P", "-m", "pipeline.tracking.mirror", str(run.paths.root), "--to", to]
+        words += options
         process = Popen(words, stdin=PIPE, stdout=output, stderr=errors, start_new_session=True)
         assert process.stdin
         os.set_blocking(process.stdin.fileno(), False)
@@ -108,15 +110,16 @@ class MirrorProcess:
 
 
 @dataclass
-class WandbTracker:
-    """A mirror process for as long as the driver lives, or until W&B fails."""
+class MirrorTracker:
+    """A mirror process for as long as the driver lives, or until its destination fails."""
 
     run: Run
+    to: Destination
     note: Note
     mirror: MirrorProcess | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.mirror = MirrorProcess.start(self.run)
+        self.mirror = MirrorProcess.start(self.run, self.to)
 
     def update(self) -> None:
         if self.mirror:
@@ -131,51 +134,83 @@ class WandbTracker:
             self._listen()
             return
         self._say_notes(closing)
-        self._give_up(f"W&B did not take every row within {_CLOSE_SECONDS:g} s")
+        self._give_up(f"{self.to.label} did not take every row within {_CLOSE_SECONDS:g} s")
 
     @property
     def _later(self) -> str:
-        root = shlex.quote(str(self.run.paths.root))
-        return f"the rest follows with the next driver, or by: slurm-ppo sync {root}"
+        return f"the rest follows with the next driver, or by: {sync_command(self.run, self.to)}"
 
     def _listen(self) -> None:
-        """Pass on its notes; if it has failed, go on without W&B."""
+        """Pass on its notes; if it has failed, go on without it."""
         assert self.mirror
         self._say_notes(self.mirror)
         if self.mirror.has_failed:
-            self._give_up(f"W&B cannot be used now ({self.mirror.last_line()})")
+            self._give_up(f"{self.to.label} cannot be used now ({self.mirror.last_line()})")
             self.mirror = None
 
     def _give_up(self, why: str) -> None:
         self.note(f"{why}; {self._later}")
-        note_trouble(self.run.paths, Trouble.WANDB, why)
+        note_trouble(self.run.paths, Trouble(self.to), why)
 
     def _say_notes(self, mirror: MirrorProcess) -> None:
         for said in mirror.said():
             if "note" in said:
                 self.note(said["note"])
             elif missing := said.get("done", {}).get("missing"):
-                self.note(f"W&B has not confirmed {missing} rows yet; the next driver looks again")
+                self.note(
+                    f"{self.to.label} has not confirmed {missing} rows yet; the next driver looks again"
+                )
             elif "done" in said:
-                note_recovery(self.run.paths, Trouble.WANDB)
+                note_recovery(self.run.paths, Trouble(self.to))
 
 
-Tracker = NoTracker | WandbTracker
+@dataclass(frozen=True)
+class Trackers:
+    """A tracker for each destination."""
+
+    each: Sequence[MirrorTracker]
+
+    def update(self) -> None:
+        for tracker in self.each:
+            tracker.update()
+
+    def close(self, exit_code: int) -> None:
+        for tracker in self.each:
+            tracker.close(exit_code)
+
+
+Tracker = NoTracker | Trackers
 """Receiver of the news that metrics.jsonl has grown."""
 
 
 def open_tracker(run: Run, note: Note) -> Tracker:
-    """Open the tracker that the configuration and the environment ask for. ``note`` takes what goes wrong."""
-    return WandbTracker(run, note) if _is_online(run) else NoTracker()
+    """Open the trackers that configuration and environment ask for. ``note`` takes what goes wrong."""
+    return open_trackers(run, enabled(run), note)
 
 
-def is_behind(run: Run) -> bool:
-    """Whether W&B's server lacks rows that this driver should send."""
-    if not _is_online(run):
-        return False
-    rows, state = published(run), read_state(run.paths)
+def open_trackers(run: Run, destinations: Sequence[Destination], note: Note) -> Tracker:
+    """Open trackers for some destinations."""
+    return Trackers([MirrorTracker(run, to, note) for to in destinations]) if destinations else NoTracker()
+
+
+def enabled(run: Run) -> list[Destination]:
+    """Return the destinations that the configuration and the environment ask for."""
+    tracking = run.config.tracking
+    asked = {
+        Destination.WANDB: wandb_mode(tracking.wandb.mode, os.environ) is WandbMode.ONLINE,
+        Destination.TENSORBOARD: tracking.tensorboard.enabled,
+        Destination.MLFLOW: tracking.mlflow.enabled,
+    }
+    return [to for to, is_asked in asked.items() if is_asked]
+
+
+def behind(run: Run) -> list[Destination]:
+    """Return the destinations that lack rows that this driver should send."""
+    asked = enabled(run)
+    rows = published(run) if asked else []
+    return [to for to in asked if lacks(read_state(run.paths, to), rows)]
+
+
+def lacks(state: Sent, rows: Sequence[Row]) -> bool:
+    """Whether a destination has not confirmed all rows as they are. Pure."""
     return state.confirmed < len(rows) or not state.holds(rows)
-
-
-def _is_online(run: Run) -> bool:
-    return wandb_mode(run.config.tracking.wandb.mode, os.environ) is WandbMode.ONLINE

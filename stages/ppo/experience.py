@@ -45,8 +45,6 @@ class RewardedRows:
         return len(self.groups)
 
 
-
-
 @dataclass(frozen=True)
 class Experience:
     """The responses of one iteration that the update learns from, and their rewards: those whose validity is

@@ -44,6 +44,7 @@ class Learner:
     def routers(self) -> Routers | None:
         """Routers of the policy, where their loss is a part of the policy's."""
         return routers_of(self.policy.model, self.config.algorithm.router_aux_loss_coef)
+
     @property
     def trained(self) -> tuple[Trainer, ...]:
         """Those that take steps."""

@@ -29,7 +29,7 @@ from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.run.wandb_place import WandbPlace
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.state import Sent, published, write_state
-from pipeline.tracking.tracker import is_behind
+from pipeline.tracking.tracker import behind
 from tests.support import processes, tiny
 from tests.support.committed import commit
 from tests.support.toyworld import Luck, World, make_world
@@ -419,12 +419,12 @@ def test_a_fork_cannot_go_back_to_before_it_began(parent, tmp_path):
 def test_rows_of_a_fork_are_behind_when_the_last_one_is(parent, tmp_path):
     """W&B's steps count the fork's own rows."""
     run = make_fork(parent, tmp_path / "fork", "iterations=5", "tracking.wandb.mode=online")
-    assert not is_behind(run)
+    assert not behind(run)
     journal.append(run.paths.metrics, {"iteration": 2})
     write_state(run.paths, replace(Sent().with_sent(published(run)), confirmed=1))
-    assert not is_behind(run)
+    assert not behind(run)
     journal.append(run.paths.metrics, {"iteration": 3})
-    assert is_behind(run)
+    assert behind(run)
 
 
 # --- on Slurm ---

@@ -17,9 +17,10 @@ from pipeline.run.benchmarks import Measured, note_measured, trim_measured
 from pipeline.run.directory import Run, load_run
 from pipeline.run.identity import git_commit
 from pipeline.tracking import tracker as tracking
+from pipeline.tracking.destination import Destination
 from pipeline.tracking.mirror import Once, mirror
 from pipeline.tracking.state import read_state, wandb_mode
-from pipeline.tracking.tracker import is_behind, last_words
+from pipeline.tracking.tracker import behind, last_words
 from tests.support import ROOT, tiny
 from tests.support.mirrored import WANDB, append, children, driver, family, follow, kill_all, row
 from tests.support.waiting import wait_for
@@ -65,13 +66,13 @@ def test_drivers_with_a_network_and_without_then_sync(run, server, sync, monkeyp
         for iteration in (3, 4):
             append(run, iteration)
             assert follow(run) == []
-        assert not is_behind(run)
-    assert is_behind(run)
+        assert not behind(run)
+    assert behind(run)
     assert on_server(server, run.identity.id) == [1, 2]
     assert "4 rows, each once; 2 were there, 2 sent" in sync(run).stdout
     assert "4 were there, 0 sent" in sync(run).stdout
     assert on_server(server, run.identity.id) == [1, 2, 3, 4]
-    assert not is_behind(run)
+    assert not behind(run)
 
 
 @TRIAL
@@ -88,7 +89,7 @@ def test_killed_again_and_again(run, server):
     assert follow(run) == []
     assert on_server(server, run.identity.id) == [1, 2, 3, 4]
     assert server.run(run.identity.id).state == "finished"
-    assert not is_behind(run)
+    assert not behind(run)
 
 
 @TRIAL
@@ -146,7 +147,7 @@ def test_rows_that_the_server_lost_follow_with_sync(run, server, sync):
     server.faults.lose = True
     append(run, 3)
     assert follow(run) == ["W&B has not confirmed 1 rows yet; the next driver looks again"]
-    assert is_behind(run)
+    assert behind(run)
     refused = sync(run)
     assert refused.returncode == 1
     assert "W&B has not confirmed 1 of 3 rows" in refused.stderr
@@ -160,18 +161,18 @@ def test_numbers_of_a_program_come_when_they_come_over_an_axis_of_their_own(run,
     run = replace(run, config=replace(run.config, evaluate=program))
     append(run, 1, 2)
     note_measured(run.paths, [Measured(0, {"eval/acc": 0.25}), Measured(1, missing="it hung")], after=1)
-    assert mirror(run, Once(), print).sent == 3
-    assert not is_behind(run)
+    assert mirror(run, Destination.WANDB, Once(), print).sent == 3
+    assert not behind(run)
     append(run, 3)
     note_measured(run.paths, [Measured(2, {"eval/acc": 0.5})], after=3)
     note_measured(run.paths, [Measured(3, {"eval/acc": 0.6})], after=4)  # row 4 is not seen yet
-    assert is_behind(run)
-    assert [mirror(run, Once(), print).sent for _ in range(2)] == [2, 0]
+    assert behind(run)
+    assert [mirror(run, Destination.WANDB, Once(), print).sent for _ in range(2)] == [2, 0]
     rows = server.rows(run.identity.id)
     assert [r.get("iteration", -r.get("eval/iteration", 0)) for r in rows] == [1, 0, 2, 3, -2]
     assert [r["eval/acc"] for r in rows if "iteration" not in r] == [0.25, 0.5]
     trim_measured(run.paths, 2, tmp_path)
-    assert mirror(run, Once(), print).sent == 4, "a new W&B run has all"
+    assert mirror(run, Destination.WANDB, Once(), print).sent == 4, "a new W&B run has all"
 
 
 # --- going back ---
@@ -185,12 +186,12 @@ def test_rows_that_were_taken_back_are_in_another_run(run, server):
     append(run, 2, 3)
     assert follow(run) == [], "the same rows again"
     journal.rewrite(run.paths.metrics, [row(1), row(2) | {"policy/loss": 0.2}])
-    assert is_behind(run)
+    assert behind(run)
     note = "W&B has rows that were retracted or changed since: a new W&B run has all"
     assert follow(run) == [note]
     assert on_server(server, run.identity.id) == [1, 2, 3]
     assert on_server(server, f"{run.identity.id}-2") == [1, 2]
-    assert not is_behind(run)
+    assert not behind(run)
 
 
 @TRIAL

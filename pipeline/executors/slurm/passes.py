@@ -32,7 +32,7 @@ from pipeline.run.place import settle
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
-from pipeline.tracking.tracker import NoTracker, is_behind, open_tracker
+from pipeline.tracking.tracker import NoTracker, behind, open_trackers
 from pipeline.workers.looking import PASS_AGE, Look, look
 from slurm.commands import SlurmError, SlurmTimeout, on_cluster, within
 from slurm.limits import read_partitions
@@ -88,10 +88,9 @@ def make_pass(run: Run, watcher: Watcher, max_age: float = 0.0) -> Pass:
         _tell_of_failed_pass(run, error, watcher)
         raise
     note_recovery(run.paths, Trouble.PASS)
-    # Outside the lease, as the user's notification command and W&B may be slow.
+    # Outside the lease, as the user's notification command and trackers may be slow.
     tell_of_pass(run, done, read_control(run.paths).begun, watcher.note)
-    if is_behind(run):
-        open_tracker(run, watcher.note).close(exit_code=0)
+    open_trackers(run, behind(run), watcher.note).close(exit_code=0)
     return done
 
 

@@ -1,0 +1,271 @@
+"""TensorBoard's event files and MLflow as mirrors: each row once, whatever is killed."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.checks.settings import package_problems
+from pipeline.config.compose import compose
+from pipeline.config.resolve import resolve
+from pipeline.run import journal
+from pipeline.run.benchmarks import Measured, note_measured
+from pipeline.run.directory import Run, create_run
+from pipeline.tracking import destination
+from pipeline.tracking.destination import Destination, package_problem
+from pipeline.tracking.mirror import Once, mirror
+from pipeline.tracking.tracker import behind
+from tests.support import tiny
+from tests.support.mirrored import append, children, driver, family, follow, kill_all, row
+from tests.support.waiting import wait_for
+
+Rows = dict[int, dict[str, float]]
+"""Numbers by iteration."""
+
+
+def in_events(run: Run, own: str) -> Rows:
+    """What TensorBoard shows of one folder of event files; a number that is there twice is an error."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(run.paths.tensorboard / own), {"scalars": 0}).Reload()
+    events = [(one.step, name, one.value) for name in found.Tags()["scalars"] for one in found.Scalars(name)]
+    return by_iteration(events)
+
+
+def in_mlflow(run: Run, own: str) -> Rows:
+    """What MLflow's client reads of one run in the file store; a number that is there twice is an error."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(run.paths.mlflow.as_uri())
+    experiment = client.get_experiment_by_name("slurm-ppo")
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.`slurm_ppo.id` = '{own}'")
+    events = [
+        (one.step, name, one.value)
+        for name in found.data.metrics
+        for one in client.get_metric_history(found.info.run_id, name)
+    ]
+    return by_iteration(events)
+
+
+def by_iteration(events: list[tuple[int, str, float]]) -> Rows:
+    assert len({(step, name) for step, name, _ in events}) == len(events)
+    found: Rows = {}
+    for step, name, value in events:
+        found.setdefault(step, {})[name] = pytest.approx(value)
+    return found
+
+
+READERS = {Destination.TENSORBOARD: in_events, Destination.MLFLOW: in_mlflow}
+
+
+@pytest.fixture(params=READERS)
+def to(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Destination:
+    if why := package_problem(request.param):
+        pytest.skip(why)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    return request.param
+
+
+@pytest.fixture
+def run(home: None, inputs: Any, tmp_path: Path, to: Destination) -> Run:
+    words = tiny.overrides(inputs, tmp_path / "run")
+    return create_run(resolve(compose([*words, f"tracking={to}"])))
+
+
+def rows(*iterations: int) -> Rows:
+    return {iteration: row(iteration) for iteration in iterations}
+
+
+# --- each row once ---
+
+
+def test_rows_of_two_drivers_and_then_sync(run, to, slurm_ppo, environment):
+    append(run, 1, 2)
+    assert behind(run) == [to]
+    assert follow(run) == []
+    assert not behind(run)
+    append(run, 3)
+    done = slurm_ppo("sync", run.paths.root, "--to", to, env=environment)
+    assert "3 rows, each once; 2 were there, 1 sent" in done.stdout, done.stderr
+    assert str(run.paths.root / to) in done.stdout
+    assert READERS[to](run, run.identity.id) == rows(1, 2, 3)
+    assert follow(run) == []
+    assert READERS[to](run, run.identity.id) == rows(1, 2, 3)
+
+
+def test_killed_while_rows_are_written_and_what_was_noted_is_lost(run, to):
+    for iteration in range(1, 4):
+        append(run, iteration)
+        with driver(run) as process:
+            wait_for(lambda: children(process.pid), "the mirror")
+            wait_for(lambda: is_there(run, to, iteration), "the row")  # noqa: B023
+            kill_all(family(process.pid), signal.SIGKILL)
+    (run.paths.root / to / "online.json").write_text("{")
+    append(run, 4)
+    assert follow(run) == []
+    assert READERS[to](run, run.identity.id) == rows(1, 2, 3, 4)
+
+
+def is_there(run: Run, to: Destination, iteration: int) -> bool:
+    """Whether the first bytes of a row have been written, of one that is read while it grows."""
+    if to is Destination.TENSORBOARD:
+        files = list(run.paths.tensorboard.glob("*/events*"))
+        return bool(files) and files[0].stat().st_size >= 40 + 100 * iteration
+    files = list(run.paths.mlflow.glob("*/*/metrics/reward/mean"))
+    return bool(files) and len(files[0].read_text().splitlines()) >= iteration
+
+
+def test_rows_that_were_taken_back_are_in_another_run_there(run, to):
+    """As after ``resume RUN --from update@2``: W&B's way, so that no tracker shows two curves as one."""
+    append(run, 1, 2, 3)
+    assert follow(run) == []
+    changed = row(2) | {"policy/loss": 0.2}
+    journal.rewrite(run.paths.metrics, [row(1), changed])
+    (note,) = follow(run)
+    assert note == (f"{to.label} has rows that were retracted or changed since: a new {to.label} run has all")
+    assert READERS[to](run, run.identity.id) == rows(1, 2, 3)
+    assert READERS[to](run, f"{run.identity.id}-2") == {1: row(1), 2: changed}
+
+
+def test_numbers_of_a_program_and_numbers_that_are_none(run, to):
+    program = replace(run.config.evaluate, command=("x", "{policy}", "{output}"), command_every=1)
+    run = replace(run, config=replace(run.config, evaluate=program))
+    journal.append(run.paths.metrics, row(1) | {"policy/loss": float("nan"), "eval/pass@4": 0.5})
+    note_measured(run.paths, [Measured(7, {"eval/acc": 0.25})], after=1)
+    assert [mirror(run, to, Once(), print).sent for _ in range(2)] == [2, 0]
+    found = READERS[to](run, run.identity.id)
+    assert found[7] == {"eval/acc": 0.25, "eval/iteration": 7}
+    assert "policy/loss" not in found[1]
+    assert found[1]["eval/pass_4" if to is Destination.MLFLOW else "eval/pass@4"] == 0.5
+
+
+# --- a kill at any byte ---
+
+
+@pytest.fixture
+def events(home, inputs, tmp_path) -> Callable[[], Run]:
+    pytest.importorskip("tensorboard")
+    words = tiny.overrides(inputs, tmp_path / "run")
+    run = create_run(resolve(compose([*words, "tracking=tensorboard"])))
+    journal.append(run.paths.metrics, *(row(i) | {"seconds/elapsed": 60.0 * i} for i in (1, 2, 3)))
+    return run
+
+
+def test_an_event_file_that_is_cut_anywhere_becomes_the_same_bytes(events):
+    mirror(events, Destination.TENSORBOARD, Once(), print)
+    (file,) = events.paths.tensorboard.glob("*/events.out.tfevents.*")
+    whole = file.read_bytes()
+    for length in range(0, len(whole), 7):
+        for tail in (b"", b"\0" * 40):  # zeros: what a machine that went down may leave
+            file.write_bytes(whole[:length] + tail)
+            mirror(events, Destination.TENSORBOARD, Once(), print)
+            assert file.read_bytes() == whole, (length, tail)
+
+
+def test_the_times_are_those_of_the_run(events):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    mirror(events, Destination.TENSORBOARD, Once(), print)
+    (folder,) = [path for path in events.paths.tensorboard.iterdir() if path.is_dir()]
+    found = EventAccumulator(str(folder)).Reload()
+    created = events.identity.created
+    assert [one.wall_time - created for one in found.Scalars("reward/mean")] == [60.0, 120.0, 180.0]
+
+
+@pytest.mark.parametrize("written", [0, 1, 2, 3])
+def test_a_row_that_was_logged_in_part_is_completed(home, inputs, tmp_path, monkeypatch, written):
+    """A file store writes number by number; a kill in between leaves the first ones of a row."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow.store.tracking.file_store import FileStore
+
+    run = create_run(resolve(compose([*tiny.overrides(inputs, tmp_path / "run"), "tracking=mlflow"])))
+    append(run, 1)
+    mirror(run, Destination.MLFLOW, Once(), print)
+    append(run, 2)
+    with monkeypatch.context() as patch:
+        log, count = FileStore._log_run_metric, iter(range(10))
+
+        def killed(store: FileStore, *given: Any) -> None:
+            if next(count) == written:
+                raise KeyboardInterrupt
+            log(store, *given)
+
+        patch.setattr(FileStore, "_log_run_metric", killed)
+        with pytest.raises(KeyboardInterrupt):
+            mirror(run, Destination.MLFLOW, Once(), print)
+    mirror(run, Destination.MLFLOW, Once(), print)
+    assert in_mlflow(run, run.identity.id) == rows(1, 2)
+
+
+def test_mlflow_has_the_configuration_and_says_whether_the_run_failed(home, inputs, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    store = tmp_path / "of the group"
+    words = [*tiny.overrides(inputs, tmp_path / "run"), "tracking=mlflow", "tracking.mlflow.experiment=sums"]
+    run = create_run(resolve(compose([*words, f"tracking.mlflow.uri='{store}'"])))
+    append(run, 1)
+    mirror(run, Destination.MLFLOW, Once(exit_code=1), print)
+    mirror(run, Destination.MLFLOW, Once(exit_code=1), print)
+    client = MlflowClient(store.as_uri())
+    (found,) = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert found.info.status == "FAILED"
+    assert found.info.run_name == run.identity.name
+    assert found.data.params["update.learning_rate"] == "0.001"
+    assert found.data.params["run_dir"] == str(run.paths.root)
+
+
+# --- what is missing or wrong ---
+
+
+@pytest.mark.parametrize("name", [Destination.TENSORBOARD, Destination.MLFLOW])
+def test_a_missing_package_is_one_line(home, inputs, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(destination.importlib.util, "find_spec", lambda _: None)
+    config = compose([*tiny.overrides(inputs, tmp_path / "run"), f"tracking={name}"])
+    assert [str(issue) for issue in package_problems(config)] == [
+        f"tracking.{name}.enabled=true: the package of {name.label} is not installed here: "
+        f"pip install 'slurm-ppo[{name}]'"
+    ]
+
+
+def test_a_missing_package_is_a_note_of_the_driver(home, inputs, tmp_path, monkeypatch):
+    """A machine whose environment lacks it: the run goes on, and sync writes the rows later."""
+    run = create_run(resolve(compose([*tiny.overrides(inputs, tmp_path / "run"), "tracking=tensorboard"])))
+    append(run, 1)
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys; sys.modules['tensorboard'] = None")
+    monkeypatch.setenv("PYTHONPATH", str(hidden), prepend=os.pathsep)
+    assert follow(run) == [
+        "TensorBoard cannot be used now (the package of TensorBoard is not installed here: pip install "
+        "'slurm-ppo[tensorboard]'); the rest follows with the next driver, or by: "
+        f"slurm-ppo sync {run.paths.root} --to tensorboard"
+    ]
+    assert behind(run) == [Destination.TENSORBOARD]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--to", "tensorboard", "--project", "p", "--new-run"), "are W&B's: leave them out with --to"),
+        (("--to", "mlflow", "--offline", "d"), "are W&B's: leave them out with --to mlflow"),
+        (("--to", "comet"), "'comet' is not one of"),
+    ],
+)
+def test_options_that_do_not_go_together(make, slurm_ppo, environment, options, text):
+    done = slurm_ppo("sync", make().paths.root, *options, env=environment)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+def test_a_password_in_an_address_is_refused(inputs, tmp_path):
+    words = [*tiny.overrides(inputs, tmp_path / "run"), "tracking=mlflow"]
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_PASSWORD") as refused:
+        resolve(compose([*words, "tracking.mlflow.uri='https://me:secret@mlflow.site'"]))
+    assert "secret" not in str(refused.value)
