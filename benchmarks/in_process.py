@@ -131,7 +131,7 @@ def roll_out(loop: Loop, task: Task) -> pa.Table:
     dealt = deal(
         loop.prompts.num_rows,
         iteration=task.iteration,
-        prompts_per_iteration=config.data.prompts_per_iteration,
+        prompts_per_iteration=config.prompts_per_rollout,
         num_shards=config.rollout.num_shards,
         shard=task.shard,
         seed=config.seed,

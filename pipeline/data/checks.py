@@ -270,10 +270,12 @@ def check_sets(files: Sequence[Judged]) -> None:
 
 def too_few(config: Config, judged: Judged, by_example: bool) -> str:
     """Return the complaint about a file of which too little is left, maybe with an example; else nothing."""
-    wanted, because = config.data.prompts_per_iteration, _because(judged, by_example)
+    wanted, because = config.prompts_per_rollout, _because(judged, by_example)
     usable = judged.most_usable
     if not judged.is_heldout and usable < wanted:
-        return f" has {usable} usable rows, fewer than data.prompts_per_iteration={wanted}{because}"
+        times = f" x rollout.oversample={config.rollout.oversample:g}" if config.is_refilled else ""
+        key = f"data.prompts_per_iteration={config.data.prompts_per_iteration}{times}"
+        return f" has {usable} usable rows, fewer than {key}{because}"
     if not usable:
         return f" has no usable row{because}"
     if judged.share_dropped > config.data.max_dropped:

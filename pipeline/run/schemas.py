@@ -122,6 +122,26 @@ in double precision, so that the reward's sum is the same wherever a component w
 """
 
 
+CARRIED = _versioned(
+    "carried/1",
+    [
+        # The iteration and shard whose rollout wrote the response.
+        pa.field("iteration", pa.int32(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        *_RESPONSE,
+        pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("response_tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("response_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("rollout_logprobs", pa.list_(pa.float32()), nullable=False),
+        # True for finish_reason stop.
+        pa.field("has_ended", pa.bool_(), nullable=False),
+        pa.field("reward", pa.float32(), nullable=False),
+        pa.field("reference_logprobs", pa.list_(pa.float32())),
+    ],
+)
+"""With rollout.oversample: responses that an update has left for later ones, in whole groups, the oldest first.
+Columns mean what they mean in rollout and reward shards."""
+
 PROMPT_TOOLS = "prompt_tools"
 """Column of prompts and responses with the tools that chat templates are given, as JSON; null for a prompt
 without. Only where a prompt has some."""

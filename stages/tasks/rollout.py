@@ -21,7 +21,7 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Stage
     dealt = deal(
         context.read(PREPARE).rows,
         iteration=task.iteration,
-        prompts_per_iteration=config.data.prompts_per_iteration,
+        prompts_per_iteration=config.prompts_per_rollout,
         num_shards=rollout.num_shards,
         shard=task.shard,
         seed=config.seed,
