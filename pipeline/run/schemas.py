@@ -139,7 +139,7 @@ CARRIED = _versioned(
         pa.field("reference_logprobs", pa.list_(pa.float32())),
     ],
 )
-"""With rollout.oversample: responses that an update has left for later ones, in whole groups, the oldest first.
+"""With rollout.oversample: responses that an update has left for later ones, in whole groups, oldest first.
 Columns mean what they mean in rollout and reward shards."""
 
 PROMPT_TOOLS = "prompt_tools"
