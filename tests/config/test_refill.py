@@ -16,28 +16,29 @@ GROUPS = (
 TOKEN, FACTOR = "algorithm.correction.level=token", "rollout.oversample=1.5"
 
 
-def config(inputs, tmp_path, *words):
-    return resolve(composed_of(inputs, tmp_path / "run", *words))
+def config(models, tmp_path, *words):
+    return resolve(composed_of(models, tmp_path / "run", *words))
 
 
 @pytest.mark.parametrize(
     ("factor", "prompts"),
-    [("1", 10), ("1.0", 10), ("1.01", 12), ("1.2", 12), ("1.1999999999", 12), ("2", 20)],
+    [("1", 10), ("1.01", 11), ("1.1", 11), ("1.2", 12), ("1.1999999999", 12), ("2", 20)],
 )
 def test_a_rollout_has_the_prompts_of_an_update_times_the_factor_rounded_up(
-    inputs, tmp_path, factor, prompts
+    models, tmp_path, factor, prompts
 ):
-    shards = "rollout.num_shards=1" if factor == "1.01" else "rollout.num_shards=2"
-    made = config(inputs, tmp_path, *GROUPS, TOKEN, f"rollout.oversample={factor}", shards)
-    assert made.prompts_per_rollout == (11 if factor == "1.01" else prompts)
+    words = (TOKEN, f"rollout.oversample={factor}", "rollout.num_shards=1")
+    made = config(models, tmp_path, *GROUPS, *words)
+    assert made.prompts_per_rollout == prompts
+    assert made.responses_per_iteration == 2 * prompts
     assert made.responses_per_update == 20, "mini-batches and the KL controller count these"
 
 
 @pytest.mark.parametrize(
     "words", [[TOKEN], ["algorithm.old_log_probs=rollout"], ["rollout.carry=0"], [TOKEN, "rollout.carry=2"]]
 )
-def test_groups_may_wait_where_they_are_weighed_for_it(inputs, tmp_path, words):
-    assert config(inputs, tmp_path, *GROUPS, "rollout.oversample=2", *words).is_refilled
+def test_groups_may_wait_where_they_are_weighed_for_it(models, tmp_path, words):
+    assert config(models, tmp_path, *GROUPS, "rollout.oversample=2", "rollout.num_shards=2", *words)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,8 @@ def test_groups_may_wait_where_they_are_weighed_for_it(inputs, tmp_path, words):
         ([*GROUPS, FACTOR, "algorithm.correction.level=sequence"], "rollout.carry=1: .*give 0"),
         ([*GROUPS[:-1], FACTOR, TOKEN], "give algorithm.shaping.filter_groups=true too, or 1$"),
         ([FACTOR, TOKEN], "algorithm.estimator=gae has no groups to replace; give 1, or use grpo, "),
-        ([*GROUPS, TOKEN, "rollout.oversample=0.5"], "rollout.oversample=0.5: .*greater than or equal to 1"),
-        ([*GROUPS, TOKEN, "rollout.oversample=.inf"], "rollout.oversample=.*finite"),
+        ([*GROUPS, TOKEN, "rollout.oversample=0.5"], "rollout.oversample: .*greater than or equal to 1"),
+        ([*GROUPS, TOKEN, "rollout.oversample=inf"], "rollout.oversample: .*finite"),
         ([*GROUPS, TOKEN, "rollout.carry=3"], "less than or equal to 2"),
         (
             [*GROUPS, TOKEN, "rollout.oversample=1.5", "rollout.num_shards=2"],
@@ -63,7 +64,7 @@ def test_groups_may_wait_where_they_are_weighed_for_it(inputs, tmp_path, words):
         ),
     ],
 )
-def test_what_cannot_replace_groups_is_refused_in_one_line(inputs, tmp_path, words, why):
+def test_what_cannot_replace_groups_is_refused_in_one_line(models, tmp_path, words, why):
     shards = [] if any("num_shards" in word for word in words) else ["rollout.num_shards=5"]
     with pytest.raises(ConfigError, match=why):
-        config(inputs, tmp_path, *words, *shards)
+        config(models, tmp_path, *words, *shards)
