@@ -25,6 +25,9 @@ COLUMNS = {
     "all rules abstain",
     "reference_logprobs": "the reference's log-probability of each response token; null for greedy "
     "responses, when KL is off and when the update computes them",
+    "iteration": "the iteration whose rollout wrote the response",
+    "shard": "its shard there",
+    "has_ended": "true for finish_reason `stop`",
     "validity": "whether the update learns from the response, and why not: see below",
 }
 """Meaning of each column, the same in every schema."""
