@@ -127,7 +127,7 @@ def load(run: Run) -> Loop:
 
 def roll_out(loop: Loop, task: Task) -> pa.Table:
     """Do what a rollout task computes."""
-    config, context = loop.run.config, loop.context(task)
+    config = loop.run.config
     dealt = deal(
         loop.prompts.num_rows,
         iteration=task.iteration,
@@ -137,8 +137,14 @@ def roll_out(loop: Loop, task: Task) -> pa.Table:
         seed=config.seed,
         shuffle=config.data.shuffle,
     )
+    return respond(loop, task, loop.prompts.take(dealt.indices))
+
+
+def respond(loop: Loop, task: Task, prompts: pa.Table) -> pa.Table:
+    """Return the rollout table of responses to some prompts."""
+    config, context = loop.run.config, loop.context(task)
     samples, rollout = samples_of_prompt(config), config.rollout
-    repeated = loop.prompts.take([i for i in dealt.indices for _ in samples])
+    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in samples])
     requests = requests_of(context, repeated, samples)
     sampling = Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=stop_ids_of(context)

@@ -26,12 +26,15 @@ def half(*, responses, answer, **columns):
     return [0.5 if a % 2 else sum(map(ord, r)) % 11 / 10 for a, r in zip(answer, responses)]
 """
 """Prompts with odd answers score the same whatever one says."""
+MIXED = [3, 3, 1, 1]
+"""Of the four prompts of each iteration those with even answers, by the seed."""
 SETTINGS = (
     "reward=rule",
     "reward.components.rule.function=my_rules:half",
     "algorithm=grpo",
     "algorithm.shaping.filter_groups=true",
     "algorithm.correction.level=token",
+    "seed=3",
     "rollout.samples_per_prompt=3",
     f"data.prompts_per_iteration={WANTED}",
     "rollout.oversample=2",
@@ -94,7 +97,11 @@ def test_rows_account_for_every_group_and_spare_ones_fill_the_next_update(whole,
         assert row["reward/frac_zero_std"] == row["refill/flat"] / (2 * WANTED)
         waiting = row["refill/spare"]
     assert rows[-1]["samples"] == ITERATIONS * 2 * WANTED * 3
-    assert any(row["refill/spare"] for row in rows), "else this shows nothing"
+    assert [2 * WANTED - row["refill/flat"] for row in rows] == MIXED
+    assert [row["refill/spare"] for row in rows] == [1, 1, 0, 0]
+    assert [row["refill/dropped"] for row in rows] == [0, 1, 0, 0], "too old after one update"
+    assert [row["refill/carried"] for row in rows] == [0, 0, 1, 0]
+    assert [row["refill/missing"] for row in rows] == [0, 0, 0, 1], "a smaller update"
     for version, row in enumerate(rows, 1):
         found = carried(whole, version)
         assert len({one["prompt_id"] for one in found}) == row["refill/spare"]
