@@ -127,18 +127,24 @@ def load(run: Run) -> Loop:
 
 def roll_out(loop: Loop, task: Task) -> pa.Table:
     """Do what a rollout task computes."""
-    config, context = loop.run.config, loop.context(task)
+    config = loop.run.config
     dealt = deal(
         loop.prompts.num_rows,
         iteration=task.iteration,
-        prompts_per_iteration=config.data.prompts_per_iteration,
+        prompts_per_iteration=config.prompts_per_rollout,
         num_shards=config.rollout.num_shards,
         shard=task.shard,
         seed=config.seed,
         shuffle=config.data.shuffle,
     )
+    return respond(loop, task, loop.prompts.take(dealt.indices))
+
+
+def respond(loop: Loop, task: Task, prompts: pa.Table) -> pa.Table:
+    """Return the rollout table of responses to some prompts."""
+    config, context = loop.run.config, loop.context(task)
     samples, rollout = samples_of_prompt(config), config.rollout
-    repeated = loop.prompts.take([i for i in dealt.indices for _ in samples])
+    repeated = prompts.take([i for i in range(prompts.num_rows) for _ in samples])
     requests = requests_of(context, repeated, samples)
     sampling = Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=stop_ids_of(context)

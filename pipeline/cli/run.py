@@ -235,6 +235,13 @@ def _fill(plan: Plan) -> str:
     )
 
 
+def _nothing_waits(run: Run) -> str:
+    """Say that a fork learns from none of the groups that its parent left; nothing where none may be left."""
+    if not run.config.is_refilled or not run.config.rollout.carry:
+        return ""
+    return f"no groups wait for iteration {run.plan.start + 1} (rollout.carry)\n"
+
+
 def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path | None) -> str:
     """Make a run that goes on from a policy of another. Returns what to say."""
     from pipeline.orchestrate.fork import find_parent, fork, fork_config
@@ -251,6 +258,7 @@ def fork_run(source: str, root: Path, overrides: Sequence[str], config_dir: Path
     return (
         f"forked from {parent}; the fork begins with iteration {parent.number + 1} of {config.iterations}\n"
         f"{_fill(run.plan)}"
+        f"{_nothing_waits(run)}"
         f"  start it:  slurm-ppo {word} {shlex.quote(str(run.paths.root))}"
     )
 

@@ -120,7 +120,18 @@ def _heading(samples: Samples, title: str) -> str:
     writer = f"by policy {samples.writer}"
     return (
         f"{visible(title)}, iteration {samples.iteration}, {writer}: {len(samples.rows)} of {scored}, "
-        f"mean reward {mean}{pending}"
+        f"mean reward {mean}{pending}{_refill(samples)}"
+    )
+
+
+def _refill(samples: Samples) -> str:
+    """Say how many prompts the update learned from, where it may leave some for later; else nothing."""
+    found = samples.refill
+    if not found:
+        return ""
+    return (
+        f"; the update learned from {found['taken']} of {found['taken'] + found['missing']} prompts, "
+        f"{found['carried']} of them carried; {found['flat']} without spread, {found['spare']} left for later"
     )
 
 

@@ -228,9 +228,8 @@ class ShapingConfig:
     overlong_penalty: PositiveFloat = 1.0
     """Penalty of a response of max_new_tokens; needs overlong_buffer."""
     filter_groups: bool = False
-    """Leave prompts whose samples all have the same reward out of the update. No others are sampled in their
-    place, as dynamic sampling (arXiv 2503.14476) does. For grpo, rloo and reinforce++-baseline, which learn
-    nothing from them."""
+    """Leave prompts whose samples all have the same reward out of the update; rollout.oversample puts others
+    in their place. For grpo, rloo and reinforce++-baseline, which learn nothing from them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.config.environment import EnvironmentConfig
 from pipeline.config.issue import ConfigIssue
+from pipeline.config.refill_rules import prompts_in_words
 from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
 from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import PROMPTS_KEY, Config, DataConfig
@@ -15,7 +16,7 @@ _OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split", "
 def source_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield what is wrong with the choice between a file of prompts and environments."""
     data = config.data
-    yield from _file_problems(data)
+    yield from _file_problems(config)
     if data.environment is None:
         yield from _rules_without_tasks(config)
         return
@@ -44,8 +45,9 @@ def _rules_without_tasks(config: Config) -> Iterator[ConfigIssue]:
         yield ConfigIssue.at(config, "rollout.multi_turn.scheduler", why)
 
 
-def _file_problems(data: DataConfig) -> Iterator[ConfigIssue]:
+def _file_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield what is wrong with several files of prompts, and with their weights."""
+    data = config.data
     files = data.prompts if isinstance(data.prompts, dict) else {}
     first = {path: name for name, path in reversed(files.items())}
     for name, path in files.items():
@@ -61,9 +63,9 @@ def _file_problems(data: DataConfig) -> Iterator[ConfigIssue]:
             "names no file of data.prompts" if name in data.weights else "has no weight; each file needs one"
         )
         yield ConfigIssue(f"data.weights.{name}", data.weights.get(name, "null"), why)
-    for name, share in data.prompt_shares.items():
+    for name, share in config.prompt_shares.items():
         if not share:
-            of = f"of data.prompts_per_iteration={data.prompts_per_iteration} prompts"
+            of = f"of {prompts_in_words(config)} prompts"
             why = f"{of} it gives none; raise one of them"
             yield ConfigIssue(f"data.weights.{name}", data.weights[name], why)
 

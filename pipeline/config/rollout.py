@@ -53,6 +53,13 @@ class RolloutConfig:
     """Updates by which the policy that responses are of is older than the newest one: with 1 or 2 the next
     iteration is rolled out while an update computes. Needs algorithm.correction.level=token or geometric,
     or algorithm.old_log_probs=rollout. See docs/howto/algorithm.md."""
+    oversample: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """Prompts that an iteration rolls out, as a multiple of data.prompts_per_iteration, rounded up. The
+    update learns from the first ones whose samples differ in reward (dynamic sampling, arXiv 2503.14476, by a
+    fixed factor). Above 1 needs algorithm.shaping.filter_groups."""
+    carry: Annotated[int, Field(ge=0, le=2, strict=True)] = 1
+    """Updates for which the samples of a prompt that oversample left spare may wait, to fill one that has too
+    few; 0: none wait. Needs what staleness needs, as their policy is older."""
     samples_per_prompt: PositiveInt = 1
     """Responses per prompt (n); more than one for the group estimators."""
     max_new_tokens: PositiveInt = 128

@@ -21,6 +21,7 @@ from pipeline.config.engine_rules import engine_problems
 from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.loss_rules import loss_problems
+from pipeline.config.refill_rules import refill_problems
 from pipeline.config.reward_rules import component_problems
 from pipeline.config.scheduler import CLUSTERS, LocalUpdateConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
@@ -47,6 +48,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         correction_problems,
         old_log_probs_problems,
         staleness_problems,
+        refill_problems,
         _keeping_problems,
         _slurm_problems,
         _step_problems,
@@ -68,7 +70,7 @@ def _column_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _batch_problems(config: Config) -> Iterator[ConfigIssue]:
-    prompts, responses = config.data.prompts_per_iteration, config.responses_per_iteration
+    prompts, responses = config.data.prompts_per_iteration, config.responses_per_update
     if prompts % config.rollout.num_shards:
         why = f"must divide data.prompts_per_iteration={prompts} without remainder"
         yield ConfigIssue.at(config, "rollout.num_shards", why)
@@ -128,7 +130,7 @@ def _estimator_problems(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _kl_problems(config: Config) -> Iterator[ConfigIssue]:
-    kl, responses = config.algorithm.kl, config.responses_per_iteration
+    kl, responses = config.algorithm.kl, config.responses_per_update
     if kl.controller is KLController.ADAPTIVE and responses >= 5 * kl.horizon:
         why = (
             f"the coefficient would turn negative in one iteration of {responses} responses; "

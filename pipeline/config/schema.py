@@ -6,6 +6,7 @@ dataclasses and nothing else. Defaults live here and nowhere else: the YAML grou
 what differs.
 """
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -118,7 +119,8 @@ class DataConfig:
     limit: PositiveInt | None = None
     """Rows to read of each file of data.prompts, the first ones. Default: all."""
     prompts_per_iteration: PositiveInt = 256
-    """Prompts that one iteration rolls out; a multiple of rollout.num_shards."""
+    """Prompts that one iteration rolls out (times rollout.oversample), and that its update learns from; a
+    multiple of rollout.num_shards."""
     max_prompt_tokens: PositiveInt | None = None
     """Longest usable prompt in tokens. Default: context_length minus rollout.max_new_tokens."""
     max_dropped: Fraction = 0.5
@@ -138,11 +140,6 @@ class DataConfig:
     def prompt_keys(self) -> dict[str, str]:
         """Paths of the files of prompts by their keys, e.g. ``data.prompts.NAME``."""
         return _by_key(PROMPTS_KEY, self.prompts)
-
-    @property
-    def prompt_shares(self) -> dict[str, int]:
-        """Prompts of every iteration by the name of their file; empty without weights."""
-        return divided(self.prompts_per_iteration, self.weights) if self.weights else {}
 
     @property
     def heldout_sets(self) -> dict[str, str]:
@@ -283,8 +280,29 @@ class Config:
         return self.evaluate.command_attempts if is_command else self.scheduler.max_attempts
 
     @property
+    def is_refilled(self) -> bool:
+        """Whether iterations roll out more prompts than their updates learn from (rollout.oversample)."""
+        return self.rollout.oversample > 1
+
+    @property
+    def prompts_per_rollout(self) -> int:
+        """Prompts that one iteration rolls out, over all shards."""
+        exact = self.data.prompts_per_iteration * self.rollout.oversample
+        return math.ceil(round(exact, 6))  # 10 x 1.1 is a little more than 11 in floating point
+
+    @property
+    def prompt_shares(self) -> dict[str, int]:
+        """Prompts of every iteration by the name of their file; empty without weights."""
+        return divided(self.prompts_per_rollout, self.data.weights) if self.data.weights else {}
+
+    @property
     def responses_per_iteration(self) -> int:
         """Rows of one iteration over all shards."""
+        return self.prompts_per_rollout * self.rollout.samples_per_prompt
+
+    @property
+    def responses_per_update(self) -> int:
+        """Rows that an update learns from, where none is left out."""
         return self.data.prompts_per_iteration * self.rollout.samples_per_prompt
 
     @property

@@ -11,21 +11,28 @@ _WEIGHED = (CorrectionLevel.TOKEN, CorrectionLevel.GEOMETRIC)
 
 def staleness_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield a correction that does not weigh responses for the policy that they are of."""
-    staleness, algorithm = config.rollout.staleness, config.algorithm
-    level, is_compared = algorithm.correction.level, algorithm.old_log_probs is OldLogProbs.ROLLOUT
-    if not staleness or level in _WEIGHED or is_compared:
+    staleness = config.rollout.staleness
+    if not staleness or weighs_policies(config):
         return
     why = "nothing would weigh them for that"
-    if level is CorrectionLevel.SEQUENCE:
+    if config.algorithm.correction.level is CorrectionLevel.SEQUENCE:
         why = (
             "the product of a response's ratios grows or vanishes with its length, so that a few responses "
             "would have all the weight"
         )
     about = f"with rollout.staleness={staleness} responses are of an older policy than the one that learns"
-    other = ", or algorithm.old_log_probs=rollout" if algorithm.estimator in GROUP_ESTIMATORS else ""
+    is_group = config.algorithm.estimator in GROUP_ESTIMATORS
+    other = ", or algorithm.old_log_probs=rollout" if is_group else ""
     yield ConfigIssue.at(
         config, "algorithm.correction.level", f"{about} from them: {why}; give token or geometric{other}"
     )
+
+
+def weighs_policies(config: Config) -> bool:
+    """Whether responses of older policies are weighed for the policy that they are of."""
+    algorithm = config.algorithm
+    is_compared = algorithm.old_log_probs is OldLogProbs.ROLLOUT
+    return is_compared or algorithm.correction.level in _WEIGHED
 
 
 def staleness_warnings(config: Config) -> Iterator[str]:

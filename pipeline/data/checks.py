@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.config.environment import HELDOUT_TASKS_KEY, TASKS_KEY
 from pipeline.config.model_files import text_settings
+from pipeline.config.refill_rules import prompts_in_words
 from pipeline.config.schema import PROMPTS_KEY, Config, LongPrompts
 from pipeline.data.chat import Rendering
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts
@@ -318,12 +319,12 @@ def check_sets(files: Sequence[Judged]) -> None:
 
 def check_together(config: Config, files: Sequence[Judged]) -> None:
     """Raise PromptError where the prompts of several files are too few for an iteration."""
-    named, wanted = [judged for judged in files if judged.name], config.data.prompts_per_iteration
+    named, wanted = [judged for judged in files if judged.name], config.prompts_per_rollout
     usable = sum(judged.most_usable for judged in named)
     if named and usable < wanted:
         raise PromptError(
             f"{PROMPTS_KEY}: its files have {usable} usable rows together, fewer than "
-            f"data.prompts_per_iteration={wanted}"
+            f"{prompts_in_words(config)}"
         )
 
 
@@ -344,12 +345,12 @@ def too_few(config: Config, judged: Judged, by_example: bool) -> str:
 
 def _wanted_of(config: Config, judged: Judged) -> tuple[int, str]:
     """Return the least number of rows that an iteration takes of a file, and what says so."""
-    prompts = config.data.prompts_per_iteration
+    prompts = config.prompts_per_rollout
     if judged.is_heldout or (judged.name and not config.data.weights):
         return 0, ""
     if not judged.name:
-        return prompts, f"data.prompts_per_iteration={prompts}"
-    share = config.data.prompt_shares.get(judged.name, 0)
+        return prompts, prompts_in_words(config)
+    share = config.prompt_shares.get(judged.name, 0)
     weight = f"data.weights.{judged.name}={config.data.weights.get(judged.name, 0):g}"
     return share, f"the {share} that an iteration of {prompts} takes by {weight}"
 

@@ -84,7 +84,8 @@ class SecondsForecast:
 
 def work_of(config: Config, prompt: float, response: float) -> IterationWork:
     """Return the size of an iteration, by mean tokens of prompts and responses."""
-    return IterationWork(config.responses_per_iteration, prompt, response, update_passes(config))
+    learned = config.responses_per_update / config.responses_per_iteration
+    return IterationWork(config.responses_per_iteration, prompt, response, learned * update_passes(config))
 
 
 def update_passes(config: Config) -> float:

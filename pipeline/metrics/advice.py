@@ -42,9 +42,9 @@ _AT_ONCE = 0.05
 
 def engine_mismatch(evidence: AdviceInput) -> Findings:
     """Detect a rollout engine and a trainer that compute different probabilities; from the first iteration
-    on, since what makes them differ does not pass. Of responses of an older policy (rollout.staleness) they
-    are meant to differ."""
-    same = [row for row in evidence.rows if not row.get("staleness/lag")]
+    on, since what makes them differ does not pass. Of responses of an older policy (rollout.staleness, or
+    groups that waited) they are meant to differ."""
+    same = [row for row in evidence.rows if not row.get("staleness/lag") and not row.get("refill/carried")]
     found = _mismatch(replace(evidence, rows=same))
     if found is None:
         return

@@ -70,6 +70,12 @@ METRICS: tuple[Metric, ...] = (
         _O,
         "responses left out: cut (mask_truncated), refused, or of prompts whose samples all score the same",
     ),
+    Metric("refill/taken", _O, "prompts that the update learned from (rollout.oversample)"),
+    Metric("refill/carried", _O, "those of them that earlier updates had left"),
+    Metric("refill/flat", _O, "prompts of the iteration whose samples all score the same, or are alone"),
+    Metric("refill/spare", _O, "prompts left for later updates (rollout.carry)"),
+    Metric("refill/dropped", _O, "prompts with a spread of rewards that no update learns from"),
+    Metric("refill/missing", _O, "prompts by which the update was smaller than data.prompts_per_iteration"),
     Metric("reward/shaped/mean", _O, "mean score after shaping, of the responses trained on"),
     Metric(
         "reward/unscored", _O, "responses that have no reward, or no baseline: the update leaves them out"
@@ -282,12 +288,15 @@ _LENGTH = "tokens per response, shortest to longest; below: share of responses o
 _LENGTHS = "response_length/mean response_length/min response_length/max"
 _SAMPLES = "mismatch/effective_samples correction/effective_samples"
 _LEFT_OUT = "validity/abstained validity/unscorable validity/no_baseline validity/refused validity/truncated"
+_REFILLED = "refill/taken refill/carried refill/missing refill/spare"
+_REFILL = "prompts of each update, those carried from earlier ones, and those missing; prompts left for later"
 _UNCOUNTED = "responses that the update leaves out, by the reason"
 _PROMPTS = "data/rejected data/rejected/* data/truncated data/read_as/* data/left_out"
 
 CHARTS: tuple[Chart, ...] = (
     Chart(_O, "Reward", f"reward/mean {LOW} {HIGH} evaluate/reward", "", _REWARD, "band"),
     Chart(_O, "Prompts without spread", "reward/frac_zero_std", from_zero=True),
+    Chart(_O, "Prompts learned from", _REFILLED, "", _REFILL, from_zero=True),
     Chart(_O, "Responses that do not count", _LEFT_OUT, "", _UNCOUNTED, "bars"),
     Chart(_O, "KL to the reference", "objective/kl", "objective/kl_coef", _KL),
     Chart(_O, "KL to the teachers", "teacher/kl", from_zero=True),

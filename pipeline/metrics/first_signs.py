@@ -54,7 +54,7 @@ def is_constant(evidence: AdviceInput) -> bool:
 def flat_from_the_start(evidence: AdviceInput) -> Findings:
     """Detect that no prompt's samples differ in their reward, in the first iterations of a run."""
     config = evidence.config
-    found = _always(evidence, "reward/frac_zero_std", 1.0, config.data.prompts_per_iteration)
+    found = _always(evidence, "reward/frac_zero_std", 1.0, config.prompts_per_rollout)
     is_early = len(evidence.trained) < MIN_ROWS and config.rollout.samples_per_prompt > 1
     if found is None or not is_early or is_constant(evidence) or not config.reward.components:
         return

@@ -175,16 +175,26 @@ def flat_groups(evidence: AdviceInput) -> Findings:
     config = evidence.config
     if config.rollout.samples_per_prompt < 2 or found is None or found.middle <= _FLAT_MANY:
         return
-    if is_constant(evidence) or not config.reward.components:
+    if is_constant(evidence) or _are_replaced(evidence) or not config.reward.components:
         return
     compares = config.algorithm.estimator in GROUP_ESTIMATORS
     severity = Severity.PROBLEM if compares and found.middle > _FLAT_ALL else Severity.WARNING
     rewards = recent(evidence, "reward/mean")
     mean = f", mean reward {number(rewards.middle)}" if rewards else ""
     what = f"{percent(found.middle)} of prompts in {found.span}{mean}"
-    remedy = f"{UNEQUAL}; algorithm.shaping.filter_groups leaves such prompts out of the update"
+    left_out = "algorithm.shaping.filter_groups leaves such prompts out, rollout.oversample replaces them"
+    remedy = f"{UNEQUAL}; {'raise rollout.oversample' if config.is_refilled else left_out}"
     title = "most prompts' samples score the same"
     yield Advice(severity, Rule.FLAT_GROUPS, title, what, remedy, (found.name,))
+
+
+_MISSING_MUCH = 0.1
+
+
+def _are_replaced(evidence: AdviceInput) -> bool:
+    """Whether updates are all but full for all that, by rollout.oversample."""
+    missing, prompts = recent(evidence, "refill/missing"), evidence.config.data.prompts_per_iteration
+    return missing is not None and missing.middle <= _MISSING_MUCH * prompts
 
 
 _CLIPPED_MUCH = 0.3

@@ -22,6 +22,7 @@ from pipeline.run.commits import (
 )
 from pipeline.run.directory import Run
 from pipeline.run.identity import RunError
+from pipeline.run.plan import policy_maker
 from pipeline.run.records import find_frontier, recorded
 from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT, SchemaError
 from pipeline.run.seeds import derive_seed
@@ -30,7 +31,7 @@ from pipeline.run.tasks import Stage, Task
 from pipeline.text import listing
 
 _UNREADABLE = (BadCommit, SchemaError, OSError)
-_COMPONENT = "reward/"
+_COMPONENT, _REFILL = "reward/", "refill/"
 """Prefix of the components' columns; see :func:`pipeline.run.schemas.component_column`."""
 
 
@@ -131,7 +132,7 @@ def read_samples(
             mean = math.fsum(known) / len(known) if known else None
             count = len(scores.rows)
             about = mean, scores.damage, scores.num_pending, run.plan.lag_of(iteration)
-            return Samples(iteration, rows, choices, count, *about)
+            return Samples(iteration, rows, choices, count, *about, _refill_of(run, iteration))
         scores = scores.without(damaged)
 
 
@@ -146,6 +147,16 @@ def _read_scores(run: Run, iteration: int, max_bytes: int | None) -> Scores:
         except _UNREADABLE as error:
             damage.append(_damage_of(task, error))
     return Scores(tuple(rows), tuple(damage), run.plan.num_shards - len(tasks))
+
+
+def _refill_of(run: Run, iteration: int) -> dict[str, int]:
+    """Return :attr:`Samples.refill`; nothing where the update has no record that can be read."""
+    try:
+        record = read_record(run.paths, policy_maker(iteration))
+    except CorruptData:
+        return {}
+    metrics = record.metrics if record else {}
+    return {name.removeprefix(_REFILL): int(metrics[name]) for name in metrics if name.startswith(_REFILL)}
 
 
 def _drawn(run: Run, scored: Sequence[Task], max_bytes: int) -> list[Task]:

@@ -120,6 +120,10 @@ class Samples:
     """Updates by which the policy that wrote them is older than that of the iteration before
     (rollout.staleness)."""
 
+    refill: Mapping[str, int] = field(default_factory=dict)
+    """With rollout.oversample, once the update is committed: numbers of prompts, by the names of the metrics
+    ``refill/*`` without that prefix."""
+
     @property
     def writer(self) -> int:
         """Version of the policy that wrote them."""

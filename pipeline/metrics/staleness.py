@@ -32,7 +32,8 @@ def staleness_metrics(row: Row, earlier: Sequence[Row]) -> dict[str, float]:
     Args:
         earlier: rows of the run before this one.
     """
-    usual = [one[SAMPLES] for one in earlier if one.get(LAG) == 0 and SAMPLES in one]
+    own = [one for one in earlier if one.get(LAG) == 0 and not one.get("refill/carried")]
+    usual = [one[SAMPLES] for one in own if SAMPLES in one]
     if not row.get(LAG) or SAMPLES not in row or not usual or median(usual) <= 0:
         return {}
     return {RELATIVE: row[SAMPLES] / median(usual)}

@@ -12,6 +12,8 @@ from pathlib import Path
 from pipeline.run.tasks import Stage, Task
 from slurm.sharedfiles import names_in
 
+CARRIED_PART = "carried"
+"""Part of an update's data file with the groups that it leaves for later updates (rollout.oversample)."""
 SWEEP_MANIFEST = "sweep.json"
 """File that makes a folder a sweep's, whose runs lie in folders below it (:mod:`pipeline.sweep.manifest`)."""
 

@@ -200,6 +200,30 @@ TEACHER_LOGPROBS, TEACHER_WEIGHT = "teacher_logprobs", "teacher_weight"
 response's teachers, null without any; and a float64, the sum of their weights."""
 
 
+CARRIED = _versioned(
+    "carried/1",
+    [
+        # The iteration and shard whose rollout wrote the response.
+        pa.field("iteration", pa.int32(), nullable=False),
+        pa.field("shard", pa.int32(), nullable=False),
+        *_RESPONSE,
+        pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("response_tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("response_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("rollout_logprobs", pa.list_(pa.float32()), nullable=False),
+        # True for finish_reason stop.
+        pa.field("has_ended", pa.bool_(), nullable=False),
+        pa.field("reward", pa.float32(), nullable=False),
+        pa.field("reference_logprobs", pa.list_(pa.float32())),
+        pa.field(TEACHER_LOGPROBS, pa.list_(pa.float32())),
+        pa.field(TEACHER_WEIGHT, pa.float64()),
+        pa.field(STEP_REWARDS, pa.list_(pa.float32())),
+    ],
+)
+"""With rollout.oversample: responses that an update has left for later ones, in whole groups, oldest first.
+Columns mean what they mean in rollout and reward shards."""
+
+
 def version_of(schema: pa.Schema) -> str:
     """Return name and version of one of these schemas, e.g. ``rollout/2``."""
     version: str = schema.metadata[VERSION_KEY].decode()

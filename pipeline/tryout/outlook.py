@@ -91,9 +91,11 @@ def outlook(result: TryResult, places: Mapping[str, int]) -> TryOutlook:
 
 
 def _seconds(result: TryResult, job_kind: str, tasks: int, at_once: int) -> SecondsRange | None:
-    scale = result.config.data.prompts_per_iteration / tasks / result.prompts
-    tried = result.stage(job_kind)
-    if job_kind == Stage.UPDATE:
+    config, tried = result.config, result.stage(job_kind)
+    is_update = job_kind == Stage.UPDATE
+    prompts = config.data.prompts_per_iteration if is_update else config.prompts_per_rollout
+    scale = prompts / tasks / result.prompts
+    if is_update:
         return _of_update(result, tried, scale)
     computing = _computing(result, tried, scale)
     return computing.times(math.ceil(tasks / at_once)).plus(SecondsRange(0.0, tried.start))
@@ -155,4 +157,4 @@ def _passes(result: TryResult, scale: float, minibatches: int) -> int:
 
 def is_scaled_down(config: Config, result: TryResult) -> bool:
     """Whether the run's iterations have more prompts than were tried."""
-    return config.data.prompts_per_iteration > result.prompts
+    return config.prompts_per_rollout > result.prompts

@@ -43,7 +43,7 @@ def small_config(config: Config, prompts: int, root: Path) -> Config:
         run_dir=str(root),
         iterations=1,
         data=replace(config.data, prompts_per_iteration=prompts),
-        rollout=replace(config.rollout, num_shards=1),
+        rollout=replace(config.rollout, num_shards=1, oversample=1.0),
         update=_small_update(config.update, prompts * config.rollout.samples_per_prompt),
         evaluate=EvaluateConfig(),
         tracking=TrackingConfig(wandb=WandbConfig(mode=WandbMode.DISABLED)),

@@ -207,14 +207,14 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
         return table[name] if is_all else table[name].filter(counting)
 
     prompts, tokens = (columns.lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
-    matrices = {name: _padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
+    matrices = {name: padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
     if not (reference := kept(rewards, _REFERENCE)).null_count:
-        matrices[_REFERENCE] = _padded(reference)
+        matrices[_REFERENCE] = padded(reference)
     if TEACHER_LOGPROBS in rewards.column_names:
-        matrices[TEACHER_LOGPROBS] = _padded(kept(rewards, TEACHER_LOGPROBS))
+        matrices[TEACHER_LOGPROBS] = padded(kept(rewards, TEACHER_LOGPROBS))
         matrices[TEACHER_WEIGHT] = torch.tensor(kept(rewards, TEACHER_WEIGHT).to_numpy()[:, None]).float()
     if STEP_REWARDS in rewards.column_names:
-        matrices[STEP_REWARDS] = _padded(kept(rewards, STEP_REWARDS))
+        matrices[STEP_REWARDS] = padded(kept(rewards, STEP_REWARDS))
     others = pc.invert(sampled)
     return _Part(
         num_rows=responses.num_rows,
@@ -303,8 +303,8 @@ def _together(outcomes: Sequence[ShapingInput]) -> ShapingInput:
     return ShapingInput(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
 
 
-def _padded(column: pa.ChunkedArray) -> Tensor:
-    """Make [rows, longest] of a column of lists, with zeros after each row's end."""
+def padded(column: pa.ChunkedArray) -> Tensor:
+    """Return [rows, longest] of a column of lists, with zeros after each row's end."""
     lengths, row = columns.lengths(column), 0
     dtype = np.bool_ if pa.types.is_boolean(column.type.value_type) else np.float32
     matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype)

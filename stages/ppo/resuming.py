@@ -36,10 +36,10 @@ from stages.ppo import kept
 from stages.ppo.bare import Bare, bare_model
 from stages.ppo.committed import committed_weights
 from stages.ppo.critics import load_critic
-from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update
 from stages.ppo.lora import adapt, load_policy
 from stages.ppo.reference import is_policy, reference_log_probs, reference_model
+from stages.ppo.refill import Intake, read_intake
 from stages.ppo.saving import save_state, warnings_noted
 from stages.ppo.settling import Settled, set_counters, settle
 from stages.ppo.state.learned import Learned, Machine, TrainerState, learned_of, state_after
@@ -103,11 +103,13 @@ def references_of(context: Context, newest: int, version: int) -> dict[int, Tens
     for version, together in itertools.groupby(iterations, reader.plan.reference_of):
         with reference_model(reader, version) as model:
             for iteration in together:
-                experience, problem = _experience(reader, iteration)
-                if ranks.first_of(problem) or experience is None:
+                intake, problem = _intake(reader, iteration)
+                if ranks.first_of(problem) or intake is None:
                     return found
                 num_shares = learned_of(reader, iteration).machine.ranks
-                found[iteration] = reference_log_probs(reader, model, experience, iteration, num_shares)
+                found[iteration] = reference_log_probs(
+                    reader, model, intake.experience, iteration, num_shares
+                )
     return found
 
 
@@ -164,7 +166,7 @@ def _fate(reader: Context, iteration: int) -> str:
 
 def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: Tensor | None) -> Again | str:
     """Learn one iteration again. Returns what came of it, or why it cannot be done, on every rank."""
-    experience, problem = _experience(reader, iteration)
+    intake, problem = _intake(reader, iteration)
     if problem := ranks.first_of(problem):
         return problem
     has_reference = has_reference_in(reader.config, ReferenceStage.UPDATE)
@@ -174,10 +176,11 @@ def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: T
         weights = committed_weights(reader, iteration)
     except (BadCommit, Thinned) as error:  # which all ranks raise together
         return str(error)
-    assert experience is not None
+    assert intake is not None
+    experience = intake.experience
     learned, before = learned_of(reader, iteration), state_after(reader, iteration - 1)
     start = [one.parts[WEIGHT].to("cpu", copy=True) for one in learner.policy.held()]
-    moments = before.rewards.including(experience.outcome.scores)
+    moments = before.rewards.including(intake.scores)
     if reference is not None:
         experience = replace(experience, reference_log_probs=reference)
     update(learner, experience, iteration, before.kl_coef, moments, reader.stopwatch, learned)
@@ -186,11 +189,11 @@ def _relearn_one(reader: Context, learner: Learner, iteration: int, reference: T
     return _compared(learner, learned, iteration, settled)
 
 
-def _experience(reader: Context, iteration: int) -> tuple[Experience | None, str | None]:
-    """Return an iteration's experience, or why this rank cannot have it."""
+def _intake(reader: Context, iteration: int) -> tuple[Intake | None, str | None]:
+    """Return what an iteration was learned from, or why this rank cannot have it."""
     try:
         learned_of(reader, iteration)
-        return read_experience(reader, iteration), None
+        return read_intake(reader, iteration), None
     except (BadCommit, Thinned, UserError, OSError) as error:
         return None, str(error)
 

@@ -13,12 +13,12 @@ from stages.context import Context, StageResult
 from stages.models.passes import count_pass, counted_passes, forget_passes, uncounted
 from stages.ppo import kept
 from stages.ppo.averaging import save_average
-from stages.ppo.experience import Experience, read_experience
 from stages.ppo.learner import update as learner_update
 from stages.ppo.math.kl import next_kl_coef
 from stages.ppo.memory import out_of_memory_explained
 from stages.ppo.metrics import mean_kl, update_metrics
 from stages.ppo.reference import with_reference
+from stages.ppo.refill import Intake, read_intake, save_spare
 from stages.ppo.resuming import Start, resume
 from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
 from stages.ppo.state.saved_state import is_hashed_here
@@ -31,11 +31,11 @@ from stages.training import committed_entries, save_tokenizer
 def update(context: Context, iteration: int) -> StageResult | None:
     """Train on an iteration. Returns None on every rank but the first, which has the result of all."""
     set_up_ranks(context)
-    # 1. every shard of this iteration, verified
+    # 1. every shard of this iteration, verified, and groups that earlier updates left for it
     with context.stopwatch.timing("read"):
-        experience = read_experience(context, iteration)
-    with out_of_memory_explained(context.config, experience, is_used=kept.is_there()):
-        return learn(iteration, context, experience)
+        intake = read_intake(context, iteration)
+    with out_of_memory_explained(context.config, intake.experience, is_used=kept.is_there()):
+        return learn(iteration, context, intake)
 
 
 def load(context: Context, version: int) -> None:
@@ -62,18 +62,18 @@ def set_up_ranks(context: Context) -> None:
     context.hashes, context.agree = is_hashed_here, ranks.first_of
 
 
-def learn(iteration: int, context: Context, experience: Experience) -> StageResult | None:
+def learn(iteration: int, context: Context, intake: Intake) -> StageResult | None:
     """Learn from an iteration's experience, and write the policy; leave a writer of the rest."""
     config, stopwatch = context.config, context.stopwatch
     # 2. the reference's log-probabilities, unless the reward stage has computed them
     with stopwatch.timing("reference"):
-        experience = with_reference(context, experience, iteration)
+        experience = with_reference(context, intake.experience, iteration)
     # 3. policy, critic and their optimizers where the previous iteration left them
     with stopwatch.timing("load"), uncounted():
         start = resume(context, iteration - 1)
     learner, state = start.learner, start.state
     # 4. the update, and the KL coefficient of the next one
-    moments = state.rewards.including(experience.outcome.scores)
+    moments = state.rewards.including(intake.scores)
     with context.computing():
         done = learner_update(learner, experience, iteration, state.kl_coef, moments, stopwatch)
     count_all_ranks()
@@ -89,12 +89,14 @@ def learn(iteration: int, context: Context, experience: Experience) -> StageResu
     with stopwatch.timing("save"):
         outputs = save_policy(context, learner, learned(learner, following, done.steps))
         outputs += save_average(context, iteration)
+        outputs += save_spare(context, intake)
     leave(context, start, outputs)
     if not ranks.is_first():
         return None
     metrics = update_metrics(config, experience, done) | {"objective/kl_coef": state.kl_coef}
     if config.algorithm.critic_warmup:
         metrics["policy/is_warmup"] = float(not config.algorithm.trains_policy(iteration))
+    metrics |= intake.metrics
     metrics |= {f"seconds/update/{name}": seconds for name, seconds in stopwatch.seconds.items()}
     metrics |= start.relearned.metrics | {"samples": float(following.responses)}
     return StageResult(outputs, len(experience.rewarded), "trainer/1", iteration, metrics)

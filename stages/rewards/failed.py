@@ -20,7 +20,7 @@ def rows_judged(config: Config, task: Task, num_rows: int) -> int:
     if not task.stage.is_sharded:
         return num_rows
     has_greedy = config.algorithm.estimator is Estimator.REMAX
-    return config.data.prompts_per_iteration * (config.rollout.samples_per_prompt + has_greedy)
+    return config.prompts_per_rollout * (config.rollout.samples_per_prompt + has_greedy)
 
 
 def check_failed_share(context: Context, iteration: int) -> None:

@@ -40,19 +40,20 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Stage
 
 def dealt_to(task: Task, context: Context) -> Deal:
     """Return the prompts of a shard: of all, or by the weights of their files."""
-    data, num_shards, seed = context.config.data, context.config.rollout.num_shards, context.config.seed
+    config, data = context.config, context.config.data
+    num_shards, seed = config.rollout.num_shards, config.seed
     if not data.weights:
         return deal(
             context.read(PREPARE).rows,
             iteration=task.iteration,
-            prompts_per_iteration=data.prompts_per_iteration,
+            prompts_per_iteration=config.prompts_per_rollout,
             num_shards=num_shards,
             shard=task.shard,
             seed=seed,
             shuffle=data.shuffle,
         )
     return deal_by_weight(
-        portions(context.json(PREPARE, LISTING)[SOURCES], data.prompt_shares),
+        portions(context.json(PREPARE, LISTING)[SOURCES], config.prompt_shares),
         iteration=task.iteration,
         num_shards=num_shards,
         shard=task.shard,

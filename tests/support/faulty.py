@@ -2,7 +2,7 @@
 
 It fails with the text of ``FAULT`` while more is computed at once than ``FITS`` allows (tokens; by default
 always), unless the environment has what ``FAULT_CURE`` names (NAME=VALUE). Where ``FAULT_KILLS`` is set they
-print it and abort, as NCCL's watchdog does; ``FAULT_MEMORY`` makes it the host's memory that does not suffice.
+print it and abort, as NCCL's watchdog does; with ``FAULT_MEMORY`` the host's memory does not suffice.
 ``FAULT_NODE`` names a file: the node is broken that the first process writes into it, and no other.
 ``FAULT_RATE`` is a learning rate from which on losses are not finite.
 """

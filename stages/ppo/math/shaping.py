@@ -23,6 +23,11 @@ class ShapingInput:
         """Return the responses of the given indices."""
         return ShapingInput(self.scores[indices], self.lengths[indices], self.has_ended[indices])
 
+    def followed_by(self, other: "ShapingInput") -> "ShapingInput":
+        """Return these responses and then the other ones."""
+        pairs = (self.scores, other.scores), (self.lengths, other.lengths), (self.has_ended, other.has_ended)
+        return ShapingInput(*map(torch.cat, pairs))
+
 
 @dataclass(frozen=True)
 class RunningMoments:
