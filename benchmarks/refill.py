@@ -2,12 +2,12 @@
 
     python -m benchmarks.refill [--iterations 60] [--seeds 1 2] [--rates 3e-4 5e-4 8e-4]
 
-A tiny policy of random weights learns to write letters of the first half of the alphabet. Three of five
-prompts score the same whatever is written; a reward of the others is the share of such letters with noise of
-several times its spread, which is a function of the text. Functions of the stages compute everything, in one
-process. Both sides have the same seeds, prompts and settings but for ``rollout.oversample``; each is shown at
-the best of the learning rates, since a larger batch bears a higher one: the rate at which it needs the fewest
-steps to the target, a mean reward without noise on held-out prompts.
+A tiny policy of random weights learns to write tokens of the first half of its vocabulary. Three of five
+prompts score the same whatever is written; the reward of the others is the share of such tokens, with noise
+of several times its spread, which is a function of the tokens. Functions of the stages compute everything,
+in one process. Both sides have the same seeds, prompts and settings but for ``rollout.oversample``; each is
+shown at the best of the learning rates, since a larger batch bears a higher one: the rate at which it needs
+the fewest steps to the target, a mean reward without noise on held-out prompts.
 
 Prints a line of Markdown for each side, rate and seed, and the ratios. Exit code 1 unless refilling has at
 least 1.8 times the useful responses for each optimizer step, and needs at most 0.6 of the steps, and no more
@@ -53,8 +53,10 @@ PROMPTS_PER_UPDATE, SAMPLES, TOKENS, OVERSAMPLE = 8, 4, 8, 2.5
 NUM_PROMPTS, NUM_HELDOUT = 2000, 24
 FLAT, OF = 3, 5
 """Prompts without spread, of so many."""
-NOISE = 1.0
-"""Width of the noise; shares of letters have a standard deviation of 0.15 to 0.2."""
+NOISE = 4.0
+"""Width of the noise, whose standard deviation is then 1.15; that of the shares of a prompt is below 0.2."""
+HALF = 130
+"""Ids below are of the first half of the vocabulary."""
 LAST = 3
 """Evaluations whose mean is compared with the target."""
 LEAST_ROWS, MOST_STEPS, MOST_RESPONSES = 1.8, 0.6, 1.0
@@ -69,11 +71,6 @@ class Point:
     useful: int
     """Responses that went through an optimizer step."""
     heldout: float
-
-
-def share(text: str) -> float:
-    """Return the share of characters of the first half of the bytes."""
-    return statistics.fmean(ord(letter) % 256 < 128 for letter in text) if text else 0.0
 
 
 def noise(text: str) -> float:
@@ -93,7 +90,7 @@ def scored(rows: pa.Table) -> list[float]:
 
 def value(tokens: Sequence[int]) -> float:
     """Return what is to be learned: the share of tokens of the first half of the vocabulary."""
-    return statistics.fmean(token < 130 for token in tokens) if len(tokens) else 0.0
+    return statistics.fmean(token < HALF for token in tokens) if len(tokens) else 0.0
 
 
 def settings(folder: Path, oversample: float, rate: float, seed: int, iterations: int) -> list[str]:

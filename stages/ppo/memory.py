@@ -78,7 +78,7 @@ def suggestions(config: UpdateConfig, needs: Needs, longest: int, num_ranks: int
 def explain(config: Config, experience: Experience, num_ranks: int, has: float) -> str:
     """Say in one line what memory there is, what is needed, what to change. ``has``: bytes of memory."""
     update = config.update
-    longest = max(row.length for row in experience.rows)
+    longest = max((row.length for row in experience.rows), default=0)
     micro_batch = max(update.micro_batch_tokens, longest)
     shape = read_shape(Path(config.model.policy), lora=update.lora)
     needs = needs_of(update, shape, micro_batch, num_ranks)

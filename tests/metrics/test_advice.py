@@ -369,6 +369,25 @@ def test_flat_groups_stop_estimators_that_compare_samples():
     grpo = dataclasses.replace(CONFIG.algorithm, estimator="grpo")
     found = found_in(change, config=dataclasses.replace(CONFIG, algorithm=grpo))
     assert only(Rule.FLAT_GROUPS, found).severity is Severity.PROBLEM
+    assert "rollout.oversample replaces them" in only(Rule.FLAT_GROUPS, found).remedy
+
+
+@pytest.mark.parametrize(("missing", "is_said"), [(0.0, False), (6.0, False), (25.0, True)])
+def test_flat_groups_that_are_replaced_are_no_trouble_until_updates_are_smaller(missing, is_said):
+    _, _, change = FAILURES["flat"]
+    more = dataclasses.replace(CONFIG.rollout, oversample=2.0)
+    found = found_in(
+        lambda i: {**change(i), "refill/missing": missing}, config=dataclasses.replace(CONFIG, rollout=more)
+    )
+    assert [advice.rule for advice in found] == [Rule.FLAT_GROUPS] * is_said
+    if is_said:
+        assert only(Rule.FLAT_GROUPS, found).remedy.endswith("raise rollout.oversample")
+
+
+def test_groups_that_waited_are_no_sign_of_engines_that_differ():
+    change = {"mismatch/k3": 0.5, "mismatch/kl": 0.5}
+    assert only(Rule.ENGINE_MISMATCH, found_in(lambda i: change))
+    assert found_in(lambda i: change | {"refill/carried": 3.0}) == []
 
 
 def test_one_step_an_iteration_cannot_be_seen_to_move():

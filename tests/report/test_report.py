@@ -166,6 +166,7 @@ def test_every_chart_has_a_place_a_figure_and_a_caption(run):
         *("GPU memory (GiB)", "Batch budgets halved for lack of GPU memory"),
         *("Held-out sets", "Solved held-out prompts", "Numbers of evaluate.command"),
         *("Prompts left out, cut or read otherwise", "Staleness", "Reward by environment"),
+        "Prompts learned from",
     }
     assert "entropy of the next-token distribution, nats per token" in parsed.text
 
