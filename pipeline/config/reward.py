@@ -238,8 +238,8 @@ Component = Annotated[RewardModelConfig | RuleConfig | RemoteConfig, Field(discr
 
 
 def _some_or_teachers(components: dict[str, Any], given: ValidationInfo) -> dict[str, Any]:
-    """Return the components, of which there may be none beside teachers."""
-    if not components and not given.data.get("teachers"):
+    """Return the components, of which there may be none beside teachers, also where these are wrong."""
+    if not components and not given.data.get("teachers", True):
         raise PydanticCustomError("too_short", "must be given")
     return components
 

@@ -456,8 +456,9 @@ def test_every_packaged_option_composes(inputs, tmp_path, group, option):
     overrides = [text for text in tiny.overrides(inputs, tmp_path / "run") if not text.startswith("tracking")]
     if group == "reward":
         overrides = [text for text in overrides if not text.startswith("reward")]
-        fill = {"model": "rm.path=x", "rule": "rule.function=a:b", "remote": "remote.url=http://a/b"}
-        overrides += [f"reward.components.{fill[option]}"] if option in fill else []
+        rest = {"model": "components.rm.path=x", "rule": "components.rule.function=a:b"}
+        rest |= {"remote": "components.remote.url=http://a/b", "teacher": "teachers.teacher.path=x"}
+        overrides += [f"reward.{rest[option]}"] if option in rest else []
     compose([*overrides, f"{group}={option}"])
 
 
