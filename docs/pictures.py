@@ -29,6 +29,8 @@ WIDTH, FIRST, LAST = 1280, "What to look at", "Reward components"
 """Pixels of the report, and the headings from which and up to which it is shown."""
 COLUMNS, LINES = 100, 22
 """Size of the terminal that `watch` is shown in."""
+NAME = "runs/first"
+"""Run directory in the picture: not that of the machine that took it."""
 HALF_WAY = 6
 """Iterations, of the quickstart's twelve."""
 PATIENCE = 90_000
@@ -63,8 +65,10 @@ def draw_report(browser: Browser, report: Path, picture: Path) -> None:
 
 
 def screen_of(run: Run) -> list[Text]:
-    """Return what `slurm-ppo watch` shows of a run now."""
-    return screen(read_status(run), ScreenState(), COLUMNS, LINES)
+    """Return what `slurm-ppo watch` shows of a run now, as if it were NAME."""
+    lines, root = screen(read_status(run), ScreenState(), COLUMNS, LINES), str(run.paths.root)
+    lines[0].plain = lines[0].plain.replace(root, NAME.ljust(len(root)))
+    return lines
 
 
 def draw_screen(browser: Browser, lines: list[Text], picture: Path) -> None:
