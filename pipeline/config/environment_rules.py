@@ -8,7 +8,7 @@ from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
 from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import PROMPTS_KEY, Config, DataConfig
 
-_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split", "limit")
+_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split", "limit", "sort_by")
 """Keys of data that say how files are read."""
 
 
@@ -46,6 +46,10 @@ def _rules_without_tasks(config: Config) -> Iterator[ConfigIssue]:
 
 def _file_problems(data: DataConfig) -> Iterator[ConfigIssue]:
     """Yield what is wrong with several files of prompts, and with their weights."""
+    column = data.sort_column
+    if column is not None and data.columns is not None and column not in data.columns:
+        why = f"data.columns leaves it out; write data.columns=[{','.join([*data.columns, column])}]"
+        yield ConfigIssue("data.sort_by", data.sort_by, why)
     files = data.prompts if isinstance(data.prompts, dict) else {}
     first = {path: name for name, path in reversed(files.items())}
     for name, path in files.items():

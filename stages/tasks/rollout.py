@@ -46,7 +46,7 @@ def dealt_to(task: Task, context: Context) -> Deal:
             num_shards=num_shards,
             shard=task.shard,
             seed=seed,
-            shuffle=data.shuffle,
+            shuffle=data.shuffles_epochs,
         )
     return deal_by_weight(
         portions(context.json(PREPARE, LISTING)[SOURCES], data.prompt_shares),
@@ -54,7 +54,7 @@ def dealt_to(task: Task, context: Context) -> Deal:
         num_shards=num_shards,
         shard=task.shard,
         seed=seed,
-        shuffle=data.shuffle,
+        shuffle=data.shuffles_epochs,
     )
 
 

@@ -2,6 +2,7 @@
 is killed and resumed takes the same prompts."""
 
 import gzip
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.shares import divided, mixed
+from pipeline.data.curriculum import curriculum_order
 from pipeline.data.sampler import deal_by_weight, portions
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
@@ -149,7 +151,7 @@ def test_killed_in_its_second_rollout_it_ends_the_same(
     weighted_run, inputs, files, slurm_ppo, environment, tmp_path
 ):
     run_dir = tmp_path / "run"
-    env = hooked(environment, tmp_path, "before-link:iterations/00002/rollout")
+    env = hooked(environment, tmp_path, "before-link:iterations/00002/rollout/shard-00001.json")
     more = (*WEIGHTED, "scheduler.max_attempts=1")
     killed = slurm_ppo("run", *words(inputs, run_dir, files, *more), env=env)
     assert list(tmp_path.glob("killed-*")), killed.stderr
@@ -160,7 +162,7 @@ def test_killed_in_its_second_rollout_it_ends_the_same(
 
 
 def test_without_weights_an_epoch_has_every_row_of_all_files(inputs, files, slurm_ppo, tmp_path):
-    more = ("data.limit=4", "data.prompts_per_iteration=8", "iterations=1")
+    more = ("data.limit=4", "rollout.num_shards=1", "iterations=1")
     done = slurm_ppo("run", *words(inputs, tmp_path / "run", files, *more))
     assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "run")
@@ -279,3 +281,64 @@ def test_a_prompt_in_two_files_is_the_first_ones(inputs, slurm_ppo, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"duplicate_id: line 1: same prompt as line 1 of {given['first']}" in done.stdout
     assert "data.prompts.second: 8 usable rows" in done.stdout
+
+
+# --- a curriculum ---
+
+
+@given(
+    st.lists(st.sampled_from([1, 2.5, "3", "-4", 10]), min_size=1),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_a_curriculum_goes_from_the_least_number_to_the_greatest(values, shuffle, descends, seed):
+    order = curriculum_order(values, None, seed, shuffle, descends)
+    numbers = [float(values[index]) for index in order]
+    assert sorted(order) == list(range(len(values)))
+    assert numbers == sorted(numbers, reverse=descends)
+    if not shuffle:
+        assert all(a < b for a, b in itertools.pairwise(order) if float(values[a]) == float(values[b]))
+    files = ["ab"[index % 2] for index in range(len(values))]
+    whose = [files[index] for index in curriculum_order(values, files, seed, shuffle, descends)]
+    assert whose == sorted(files)
+
+
+LEVELS = {"easy": "1", "mid": "2.5", "hard": "10"}  # as text 10 would come before 2.5
+
+
+def test_a_run_goes_through_the_levels_of_its_prompts(inputs, slurm_ppo, tmp_path):
+    rows = [{"id": i, "prompt": f"{(*LEVELS,)[i % 3]} {i}"} for i in range(24)]
+    bad = [{"id": "x", "prompt": "x", "level": "unknown"}, {"id": "y", "prompt": "y"}]
+    levelled = [row | {"level": LEVELS[row["prompt"].split()[0]]} for row in rows]
+    path = write_jsonl(tmp_path / "levels.jsonl", [*bad, *levelled])
+    more = (f"data.prompts={path}", "data.sort_by=-level", "iterations=3")
+    done = slurm_ppo("run", *tiny.overrides(inputs, tmp_path / "run", *more))
+    assert done.returncode == 0, done.stderr
+    assert "no_number: line 1: level is str 'unknown', not a number" in done.stderr
+    run, seen = load_run(tmp_path / "run"), []
+    for iteration, shard in itertools.product((1, 2, 3), (0, 1)):
+        record = read_record(run.paths, Task(iteration, Stage.ROLLOUT, shard))
+        seen += read_shard(run.paths, record, ROLLOUT)["prompt_text"].to_pylist()
+    assert [text.split()[0] for text in seen] == ["hard"] * 8 + ["mid"] * 8 + ["easy"] * 8
+    assert len(set(seen)) == 24
+    assert seen[:8] != sorted(seen[:8], key=lambda text: int(text.split()[1]))  # shuffled among equals
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("data.sort_by=levle",),
+            "has no column 'levle' beside prompts and ids; set data.sort_by to one of: ",
+        ),
+        (
+            ("data.sort_by=-level", "data.columns=[answer]"),
+            "data.sort_by=-level: data.columns leaves it out; write data.columns=[answer,level]",
+        ),
+    ],
+)
+def test_a_column_to_sort_by_that_is_not_there_is_named(words, said, inputs, slurm_ppo, tmp_path):
+    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run", *words))
+    assert done.returncode == 2
+    assert said in done.stderr
