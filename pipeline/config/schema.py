@@ -29,12 +29,12 @@ from pipeline.config.types import (
     NonNegativeInt,
     Paths,
     PluginName,
-    PositiveFloat,
     PositiveInt,
     Seed,
     Text,
     WandbLine,
     WandbTag,
+    Weight,
 )
 from pipeline.config.update import HALF, Precision, UpdateConfig
 
@@ -95,7 +95,7 @@ class DataConfig:
     """JSONL, CSV, Parquet or Arrow file, or a Hugging Face dataset directory: of save_to_disk, or laid out as
     on the hub; or a name and such a path for each of several (data.prompts.NAME=FILE). It or
     environment must be given."""
-    weights: dict[Name, PositiveFloat] = field(default_factory=dict)
+    weights: dict[Name, Weight] = field(default_factory=dict)
     """Weights of several files by name: each has that share of every iteration's prompts. Default: an epoch
     has each row of all files once."""
     environment: EnvironmentConfig | None = None

@@ -191,7 +191,12 @@ def read_file(config: Config, key: str, path: str, is_sample: bool = False) -> P
         raise PromptError(f"{path} has no column {column!r} beside prompts and ids; {way_out}")
     if not (name := name_of(key)) or data.id_column is None:
         return found
-    return replace(found, rows=tuple(replace(row, prompt_id=f"{name}/{row.prompt_id}") for row in found.rows))
+    rows = tuple(replace(row, prompt_id=f"{name}/{row.prompt_id}") for row in found.rows)
+    rejected = tuple(
+        one if one.prompt_id is None else replace(one, prompt_id=f"{name}/{one.prompt_id}")
+        for one in found.rejected
+    )
+    return replace(found, rows=rows, rejected=rejected)
 
 
 def limit_of(config: Config, key: str) -> int | None:

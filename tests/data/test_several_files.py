@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.issue import ConfigError
+from pipeline.config.resolve import configure
 from pipeline.config.shares import divided, mixed
 from pipeline.data.curriculum import curriculum_order
 from pipeline.data.sampler import deal_by_weight, portions
@@ -187,86 +189,87 @@ def written(name: str, text: str) -> Callable[[Path], Path]:
     return write
 
 
-WRONG: dict[str, tuple[Callable[[Path], Path], tuple[str, ...], str]] = {
-    # second file, settings, what validate says of it
-    "weight of zero": (
+WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
+    # second file, what validate says of it
+    "too small": (
         written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 0}",),
-        "data.weights.more: Input should be greater than 0",
-    ),
-    "negative weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: -1}",),
-        "data.weights.more: Input should be greater than 0",
-    ),
-    "no weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1}",),
-        "data.weights.more=null: has no weight; each file needs one",
-    ),
-    "weight of no file": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 1, mroe: 1}",),
-        "data.weights.mroe=1.0: names no file of data.prompts",
-    ),
-    "tiny weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 0.001}",),
-        "data.weights.more=0.001: of data.prompts_per_iteration=8 prompts it gives none",
-    ),
-    "too small for its weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 1}",),
         "has 1 usable rows, fewer than the 4 that an iteration of 8 takes by data.weights.more=1",
     ),
     "broken gz": (
         lambda folder: broken_gz(folder / "b.jsonl.gz"),
-        (),
         "b.jsonl.gz cannot be read (Truncated compressed stream)",
     ),
     "open quote": (
         written("b.csv", 'id,prompt\n1,"b\n2,c\n'),
-        (),
         "b.csv is no CSV from line 2 on (unexpected end of data); put text with commas",
     ),
     "bare commas": (
         written("b.csv", "id,prompt\n1,b, c\n2,d, e\n"),
-        (),
-        "more/b.csv has no usable row, most are bad_csv (line 2: 3 fields, and the header has 2",
+        "b.csv has no row that fits its header; line 2 has 3 fields, and the header has 2; put text",
     ),
     "mixed columns": (
         written("b.jsonl", '{"id": 1, "prompt": "b", "answer": [1]}\n'),
-        (),
         "data.prompts: the files have columns of one name that cannot be put together",
     ),
     "reserved column": (
         written("b.csv", "id,prompt,prompt_source\n1,b,x\n"),
-        (),
         "has columns with reserved names: 'prompt_source'; rename",
+    ),
+    "no column to sort by": (
+        written("b.csv", "id,prompt,levle\n1,b,2\n"),
+        "b.csv has no column 'answer' beside prompts and ids; set data.sort_by to one of: 'levle'",
     ),
 }
 
 
 @pytest.mark.parametrize("name", sample(sorted(WRONG), 1 / 3))
 def test_validate_says_what_is_wrong_with_a_file_in_one_line(name, inputs, files, slurm_ppo, tmp_path):
-    make, more, said = WRONG[name]
+    make, said = WRONG[name]
     (tmp_path / "more").mkdir()
     given = {"sums": files["sums"], "more": make(tmp_path / "more")}
+    more = ("data.weights={sums: 1, more: 1}", *(("data.sort_by=answer",) if "sort" in name else ()))
     done = slurm_ppo("validate", *words(inputs, tmp_path / "run", given, *more))
     assert done.returncode == 2, done.stdout
     assert [line for line in done.stderr.splitlines() if said in line], done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_names_and_weights_are_checked_together(inputs, files, slurm_ppo, tmp_path):
-    twice = {"one": files["sums"], "two": files["sums"]}
-    done = slurm_ppo("validate", *words(inputs, tmp_path / "run", twice))
-    assert done.returncode == 2
-    assert f"data.prompts.two={files['sums']}: is the file of data.prompts.one too" in done.stderr
+SETTINGS = {
+    "data.weights={sums: 1, words: 0}": "data.weights.words: Input should be greater than 0 (got 0)",
+    "data.weights={sums: 1, words: -1}": "data.weights.words: Input should be greater than 0 (got -1)",
+    "data.weights={sums: 1, words: 1e300}": "data.weights.words: Input should be less than or equal",
+    "data.weights={sums: 1}": "data.weights.words=null: each file needs a weight, and this one has none",
+    "data.weights={sums: 1, words: 1, wrods: 1}": "data.weights.wrods=1.0: names no file of data.prompts",
+    "data.weights={sums: 1, words: 0.001}": "data.weights.words=0.001: of data.prompts_per_iteration=8 "
+    "prompts it gives none; raise either",
+    "data.limit=0": "data.limit: Input should be greater than 0 (got 0)",
+}
+
+
+@pytest.mark.parametrize("word", SETTINGS)
+def test_settings_of_several_files_that_cannot_be_meant_are_named(word, inputs, files, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        configure(words(inputs, tmp_path / "run", files, word))
+    assert SETTINGS[word] in str(error.value)
+
+
+def test_what_does_not_go_together_is_named(inputs, files, tmp_path):
+    twice = words(inputs, tmp_path / "run", {"one": files["sums"], "two": files["sums"]})
+    with pytest.raises(
+        ConfigError, match=r"data\.prompts\.two=.*sums\.jsonl: is the file of data\.prompts\.one too"
+    ):
+        configure(twice)
     alone = tiny.overrides(inputs, tmp_path / "run", "data.weights={a: 1}")
-    done = slurm_ppo("validate", *alone)
-    assert done.returncode == 2
-    assert "data.weights={a: 1}: is for several files" in done.stderr
+    with pytest.raises(ConfigError, match=r"^data\.weights=\{a: 1\}: is for several files"):
+        configure(alone)
+    listed = tiny.overrides(inputs, tmp_path / "run", "data.prompts=[a, b]")
+    with pytest.raises(
+        ConfigError, match=r"^data\.prompts: write FILE, or data\.prompts\.NAME=FILE for each"
+    ):
+        configure(listed)
+    sorted_by = tiny.overrides(inputs, tmp_path / "run", "data.sort_by=-level", "data.columns=[answer]")
+    with pytest.raises(ConfigError, match=r"^data\.sort_by=-level: .* write data\.columns=\[answer,level\]$"):
+        configure(sorted_by)
 
 
 def test_a_prompt_in_two_files_is_the_first_ones(inputs, slurm_ppo, tmp_path):
@@ -323,22 +326,3 @@ def test_a_run_goes_through_the_levels_of_its_prompts(inputs, slurm_ppo, tmp_pat
     assert [text.split()[0] for text in seen] == ["hard"] * 8 + ["mid"] * 8 + ["easy"] * 8
     assert len(set(seen)) == 24
     assert seen[:8] != sorted(seen[:8], key=lambda text: int(text.split()[1]))  # shuffled among equals
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ("data.sort_by=levle",),
-            "has no column 'levle' beside prompts and ids; set data.sort_by to one of: ",
-        ),
-        (
-            ("data.sort_by=-level", "data.columns=[answer]"),
-            "data.sort_by=-level: data.columns leaves it out; write data.columns=[answer,level]",
-        ),
-    ],
-)
-def test_a_column_to_sort_by_that_is_not_there_is_named(words, said, inputs, slurm_ppo, tmp_path):
-    done = slurm_ppo("validate", *tiny.overrides(inputs, tmp_path / "run", *words))
-    assert done.returncode == 2
-    assert said in done.stderr
