@@ -52,7 +52,10 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_PREPARE.record, "commit record of prepare"),
         (_PREPARE.log(1), "what its first attempt printed"),
         (_PREPARE.data("ATTEMPT"), "usable prompts, tokenised"),
-        (_PREPARE.data("ATTEMPT", LISTING, "json"), "the chunks of that file: rows, bytes and hash of each"),
+        (
+            _PREPARE.data("ATTEMPT", LISTING, "json"),
+            "the chunks of that file: rows, bytes and hash of each; rows of each prompt file that has a name",
+        ),
         (_PREPARE.data("ATTEMPT", "heldout"), "usable held-out prompts"),
         (_PREPARE.data("ATTEMPT", "rejected", "jsonl"), "rows that cannot be used, with the reason"),
         (_PREPARE.data("ATTEMPT", "normalization", "json"), "reward models' mean and deviation"),

@@ -9,7 +9,7 @@ from pipeline.config.reward import ENVIRONMENT_RULE, RuleConfig
 from pipeline.config.rollout import ENVIRONMENT_SCHEDULER
 from pipeline.config.schema import PROMPTS_KEY, Config, DataConfig
 
-_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split", "limit")
+_OF_FILES = ("prompt_column", "id_column", "tools_column", "columns", "split", "limit", "sort_by")
 """Keys of data that say how files are read."""
 
 
@@ -28,7 +28,7 @@ def source_problems(config: Config) -> Iterator[ConfigIssue]:
         if getattr(data, key) != DataConfig.__dataclass_fields__[key].default:
             why = "is for prompt files, and data.environment makes the prompts; leave it out"
             yield ConfigIssue.at(config, f"data.{key}", why)
-    yield from _weight_problems(config, data.environment)
+    yield from _environment_problems(config, data.environment)
 
 
 def _rules_without_tasks(config: Config) -> Iterator[ConfigIssue]:
@@ -46,35 +46,42 @@ def _rules_without_tasks(config: Config) -> Iterator[ConfigIssue]:
 
 
 def _file_problems(config: Config) -> Iterator[ConfigIssue]:
-    """Yield what is wrong with several files of prompts, and with their weights."""
-    data = config.data
+    """Yield what is wrong with how files are read, and with several of them."""
+    data, column = config.data, config.data.sort_column
+    if column is not None and data.columns is not None and column not in data.columns:
+        why = f"data.columns leaves it out; write data.columns=[{','.join([*data.columns, column])}]"
+        yield ConfigIssue("data.sort_by", data.sort_by, why)
     files = data.prompts if isinstance(data.prompts, dict) else {}
     first = {path: name for name, path in reversed(files.items())}
     for name, path in files.items():
         if first[path] != name:
             why = f"is the file of {PROMPTS_KEY}.{first[path]} too; name each file once, and give it a weight"
             yield ConfigIssue(f"{PROMPTS_KEY}.{name}", path, why)
-    if data.weights and not files:
+    if data.weights:
+        yield from _problems_of_weights(config, files)
+
+
+def _problems_of_weights(config: Config, files: Mapping[str, str]) -> Iterator[ConfigIssue]:
+    data = config.data
+    if not files:
         why = f"is for several files, and there are none by name; write {PROMPTS_KEY}.NAME=FILE for each"
         yield ConfigIssue("data.weights", _in_words(data.weights), why)
         return
-    for name in sorted(data.weights.keys() ^ files.keys()) if data.weights else ():
-        why = (
-            "names no file of data.prompts" if name in data.weights else "has no weight; each file needs one"
-        )
-        yield ConfigIssue(f"data.weights.{name}", data.weights.get(name, "null"), why)
+    for name in sorted(data.weights.keys() - files.keys()):
+        yield ConfigIssue(f"data.weights.{name}", data.weights[name], f"names no file of {PROMPTS_KEY}")
+    for name in sorted(files.keys() - data.weights.keys()):
+        yield ConfigIssue(f"data.weights.{name}", "null", "each file needs a weight, and this one has none")
     for name, share in config.prompt_shares.items():
         if not share:
             of = f"of {prompts_in_words(config)} prompts"
-            why = f"{of} it gives none; raise one of them"
-            yield ConfigIssue(f"data.weights.{name}", data.weights[name], why)
+            yield ConfigIssue(f"data.weights.{name}", data.weights[name], f"{of} it gives none; raise either")
 
 
 def _in_words(weights: Mapping[str, float]) -> str:
     return f"{{{', '.join(f'{name}: {weight:g}' for name, weight in weights.items())}}}"
 
 
-def _weight_problems(config: Config, environment: EnvironmentConfig) -> Iterator[ConfigIssue]:
+def _environment_problems(config: Config, environment: EnvironmentConfig) -> Iterator[ConfigIssue]:
     sets = {"size": environment.shares}
     if config.evaluate.every:
         sets["heldout_size"] = environment.heldout_shares

@@ -30,12 +30,12 @@ from pipeline.config.types import (
     NonNegativeInt,
     Paths,
     PluginName,
-    PositiveFloat,
     PositiveInt,
     Seed,
     Text,
     WandbLine,
     WandbTag,
+    Weight,
 )
 from pipeline.config.update import HALF, Precision, UpdateConfig
 
@@ -96,7 +96,7 @@ class DataConfig:
     """JSONL, CSV, Parquet or Arrow file, or a Hugging Face dataset directory: of save_to_disk, or laid out as
     on the hub; or a name and such a path for each of several (data.prompts.NAME=FILE). It or
     environment must be given."""
-    weights: dict[Name, PositiveFloat] = field(default_factory=dict)
+    weights: dict[Name, Weight] = field(default_factory=dict)
     """Weights of several files by name: each has that share of every iteration's prompts. Default: an epoch
     has each row of all files once."""
     environment: EnvironmentConfig | None = None
@@ -130,6 +130,20 @@ class DataConfig:
     """Prompts that are too long: drop, or truncate (on the left)."""
     shuffle: bool = True
     """Shuffle the prompts in each epoch, by the run's seed. Off: the file's order."""
+    sort_by: Text | None = None
+    """Column with numbers, such as a level: each epoch goes from the least to the greatest, with -COLUMN from
+    the greatest to the least, and shuffle is for rows of one number. The rest at an epoch's end that fills no
+    iteration is never dealt. Default: no such order."""
+
+    @property
+    def shuffles_epochs(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self.shuffle and self.sort_by is None
+
+    @property
+    def sort_column(self) -> str | None:
+        """Name of the column that gives the order of the prompts."""
+        return None if self.sort_by is None else self.sort_by.removeprefix("-")
 
     @property
     def has_heldout(self) -> bool:

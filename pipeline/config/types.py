@@ -61,6 +61,8 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]
 """A number that programs and files with 64-bit integers can hold."""
 Days = Annotated[int, Field(ge=1, le=36_500, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Weight = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)]
+"""Share relative to others', of which many add up to a number."""
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]

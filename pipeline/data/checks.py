@@ -15,13 +15,14 @@ from pipeline.config.model_files import text_settings
 from pipeline.config.refill_rules import prompts_in_words
 from pipeline.config.schema import PROMPTS_KEY, Config, LongPrompts
 from pipeline.data.chat import Rendering
+from pipeline.data.curriculum import unordered
 from pipeline.data.prompts import Prompt, Prompts, Rejected, read_prompts
 from pipeline.data.rendering import PromptTokenizer, ScoringTemplate, prompt_texts
 from pipeline.data.rows import ReadAs, Reading, RejectReason
 from pipeline.data.tables import PromptError, first_line
 from pipeline.data.tokens import affixes_of, text_ids
 from pipeline.run.schemas import reserved_columns
-from pipeline.text import printable
+from pipeline.text import listing, printable
 
 SETS_MERGE = "permissive"
 """Arrow's way to put columns of one name together: the wider type, of numbers or of offsets."""
@@ -71,7 +72,7 @@ class Judged:
 
     @property
     def is_heldout(self) -> bool:
-        return self.key not in (PROMPTS_KEY, TASKS_KEY) and not self.name
+        return not _is_trained_on(self.key)
 
     @property
     def name(self) -> str:
@@ -185,14 +186,31 @@ def read_file(config: Config, key: str, path: str, is_sample: bool = False) -> P
         is_sample=is_sample,
         limit=limit_of(config, key),
     )
+    names, column = found.columns.column_names, data.sort_column
+    if _is_sorted(config, key) and column not in names:
+        way_out = f"set data.sort_by to one of: {listing(names)}"
+        raise PromptError(f"{path} has no column {column!r} beside prompts and ids; {way_out}")
     if not (name := name_of(key)) or data.id_column is None:
         return found
-    return replace(found, rows=tuple(replace(row, prompt_id=f"{name}/{row.prompt_id}") for row in found.rows))
+    rows = tuple(replace(row, prompt_id=f"{name}/{row.prompt_id}") for row in found.rows)
+    rejected = tuple(
+        one if one.prompt_id is None else replace(one, prompt_id=f"{name}/{one.prompt_id}")
+        for one in found.rejected
+    )
+    return replace(found, rows=rows, rejected=rejected)
 
 
 def limit_of(config: Config, key: str) -> int | None:
     """Return the most rows to read of a file; None for all, as of held-out prompts."""
-    return config.data.limit if key == PROMPTS_KEY or name_of(key) else None
+    return config.data.limit if _is_trained_on(key) else None
+
+
+def _is_trained_on(key: str) -> bool:
+    return key in (PROMPTS_KEY, TASKS_KEY) or bool(name_of(key))
+
+
+def _is_sorted(config: Config, key: str) -> bool:
+    return config.data.sort_by is not None and _is_trained_on(key)
 
 
 def judge(
@@ -213,6 +231,21 @@ def judge(
     Raises:
         PromptError: the chat template, or the tokenizer, is of no use for the whole file.
     """
+    judged = _tokenized(key, path, found, config, rendering, tokenizer, templates)
+    if not _is_sorted(config, key):
+        return judged
+    return judged.without(unordered(found.columns, str(config.data.sort_column)), RejectReason.NO_NUMBER)
+
+
+def _tokenized(
+    key: str,
+    path: str,
+    found: Prompts,
+    config: Config,
+    rendering: Rendering,
+    tokenizer: PromptTokenizer | None,
+    templates: Sequence[ScoringTemplate],
+) -> Judged:
     if tokenizer is None:
         return Judged(key, path, found, tuple(range(len(found.rows))), found.rejected, read_as=found.read_as)
     rendered = prompt_texts(found.rows, rendering, tokenizer, templates)
@@ -283,18 +316,18 @@ def check_vocabulary(problems: Sequence[Rejected], num_kept: int, config: Config
 # --- enough is left ---
 
 
-def check_usable(config: Config, files: Sequence[Judged], listing: str = "") -> None:
+def check_usable(config: Config, files: Sequence[Judged], listed_in: str = "") -> None:
     """Stop where rows that cannot be used are too many, or leave too few.
 
     Args:
-        listing: the file that lists them, if there is one.
+        listed_in: the file that lists them, if there is one.
 
     Raises:
         PromptError: with the way out.
     """
     for judged in files:
-        if why := too_few(config, judged, by_example=not listing):
-            where = f"; unusable rows are listed in {listing}" if listing else ""
+        if why := too_few(config, judged, by_example=not listed_in):
+            where = f"; unusable rows are listed in {listed_in}" if listed_in else ""
             raise PromptError(f"{judged.key}={judged.path}{why}{where}")
     check_together(config, files)
 

@@ -52,6 +52,11 @@ def is_text(path: Path) -> bool:
     return _bare_suffix(path) in (*_JSON_LINES, *_DELIMITERS)
 
 
+def is_csv(path: Path) -> bool:
+    """Whether a file's name is that of CSV, whose first row is a header."""
+    return _bare_suffix(path) in _DELIMITERS
+
+
 def raw_lines(path: Path, limit: int | None = None) -> Iterator[RawLine]:
     """Yield the rows of a text file, the first ``limit`` of them: lines that are not blank.
 
@@ -59,7 +64,7 @@ def raw_lines(path: Path, limit: int | None = None) -> Iterator[RawLine]:
         PromptError: it is CSV with a wrong header or wrong quotes.
     """
     with _opened(path) as file:
-        rows = _csv_rows(path, file) if _bare_suffix(path) in _DELIMITERS else _json_lines(file)
+        rows = _csv_rows(path, file) if is_csv(path) else _json_lines(file)
         yield from itertools.islice(rows, limit)
 
 

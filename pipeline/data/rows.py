@@ -95,6 +95,8 @@ class RejectReason(StrEnum):
     """An earlier usable row has the same id, or the same prompt where ids come from content."""
     BAD_ANSWER = "bad_answer"
     """A reward rule cannot score responses to the row, most often as its answer is missing."""
+    NO_NUMBER = "no_number"
+    """The column of data.sort_by has no number."""
     TOO_LONG = "too_long"
     """The prompt has more tokens than fit."""
     NO_TOKENS = "no_tokens"

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.data.arrow_types import check_buffers, has_json, python_value
-from pipeline.data.lines import WANTED, Line, is_text, raw_lines, read_lines
+from pipeline.data.lines import WANTED, Line, is_csv, is_text, raw_lines, read_lines
 from pipeline.data.rows import Cells, Columns, Reading, RejectReason, Unusable, column
 from pipeline.data.tables import (
     ARROW,
@@ -57,6 +57,8 @@ class SourceLines:
         objects = [value for _, value in self.lines if not isinstance(value, Unusable)]
         if not objects:
             number, first = self.lines[0]
+            if is_csv(self.path):
+                raise PromptError(f"{self.path} has no row that fits its header; line {number} has {first}")
             why = f"{self.path} has no line with a JSON object; {self.word} {number} is {first}"
             raise PromptError(f"{why}; {WANTED}")
         return list(dict.fromkeys(key for value in objects for key in value))

@@ -27,6 +27,7 @@ from pipeline.data.checks import (
     trained_on,
     without_known,
 )
+from pipeline.data.curriculum import curriculum_order
 from pipeline.data.prompts import Rejected, made_prompts, write_rejected
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.summary import counts, length_metrics, lines, num_masked
@@ -46,7 +47,7 @@ from pipeline.run.schemas import (
 )
 from pipeline.run.shards import LISTING, SOURCES, listing, write_in_chunks, write_shard
 from pipeline.run.tasks import Task
-from pipeline.run.wide import combined
+from pipeline.run.wide import combined, take
 from stages.context import Context, StageResult, UserError
 from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
@@ -72,7 +73,10 @@ def run(task: Task, context: Context) -> StageResult:
         tried = [sample for one in files for sample in samples(tables[one.key], one.key, one.path)]
         tell(check_rules(config, rules, tried))
     check_scheduler(config)
-    prompts = joined(PROMPT_SOURCE, config.data.prompts, [tables[one.key] for one in trained_on(files)])
+    prompts = in_order(
+        config,
+        joined(PROMPT_SOURCE, config.data.prompts, [tables[one.key] for one in trained_on(files)]),
+    )
     heldout = joined(HELDOUT_SET, config.data.heldout, list(sets.values()))
     check_remotes(config, prompts, heldout)
     check_teachers(config, prompts)
@@ -131,6 +135,16 @@ def joined(column: str, given: object, tables: Sequence[pa.Table]) -> pa.Table:
     found = pa.concat_tables(with_names, promote_options=SETS_MERGE)
     columns = [combined(one) for one in found.columns]
     return pa.Table.from_arrays(columns, schema=found.schema.with_metadata(tables[0].schema.metadata))
+
+
+def in_order(config: Config, prompts: pa.Table) -> pa.Table:
+    """Return the prompts sorted by the column of data.sort_by, if one is given; with weights file by file."""
+    data, column = config.data, config.data.sort_column
+    if column is None:
+        return prompts
+    files = prompts[PROMPT_SOURCE].to_pylist() if data.weights else None
+    values, descends = prompts[column].to_pylist(), data.sort_by != column
+    return take(prompts, curriculum_order(values, files, config.seed, data.shuffle, descends))
 
 
 def write_prompts(context: Context, prompts: pa.Table) -> tuple[FileEntry, FileEntry]:

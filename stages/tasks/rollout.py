@@ -50,7 +50,7 @@ def dealt_to(task: Task, context: Context) -> Deal:
             num_shards=num_shards,
             shard=task.shard,
             seed=seed,
-            shuffle=data.shuffle,
+            shuffle=data.shuffles_epochs,
         )
     return deal_by_weight(
         portions(context.json(PREPARE, LISTING)[SOURCES], config.prompt_shares),
@@ -58,7 +58,7 @@ def dealt_to(task: Task, context: Context) -> Deal:
         num_shards=num_shards,
         shard=task.shard,
         seed=seed,
-        shuffle=data.shuffle,
+        shuffle=data.shuffles_epochs,
     )
 
 

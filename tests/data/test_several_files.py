@@ -2,6 +2,7 @@
 is killed and resumed takes the same prompts."""
 
 import gzip
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.issue import ConfigError
+from pipeline.config.resolve import configure
 from pipeline.config.shares import divided, mixed
+from pipeline.data.curriculum import curriculum_order
 from pipeline.data.sampler import deal_by_weight, portions
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
@@ -149,7 +153,7 @@ def test_killed_in_its_second_rollout_it_ends_the_same(
     weighted_run, inputs, files, slurm_ppo, environment, tmp_path
 ):
     run_dir = tmp_path / "run"
-    env = hooked(environment, tmp_path, "before-link:iterations/00002/rollout")
+    env = hooked(environment, tmp_path, "before-link:iterations/00002/rollout/shard-00001.json")
     more = (*WEIGHTED, "scheduler.max_attempts=1")
     killed = slurm_ppo("run", *words(inputs, run_dir, files, *more), env=env)
     assert list(tmp_path.glob("killed-*")), killed.stderr
@@ -160,7 +164,7 @@ def test_killed_in_its_second_rollout_it_ends_the_same(
 
 
 def test_without_weights_an_epoch_has_every_row_of_all_files(inputs, files, slurm_ppo, tmp_path):
-    more = ("data.limit=4", "data.prompts_per_iteration=8", "iterations=1")
+    more = ("data.limit=4", "rollout.num_shards=1", "iterations=1")
     done = slurm_ppo("run", *words(inputs, tmp_path / "run", files, *more))
     assert done.returncode == 0, done.stderr
     run = load_run(tmp_path / "run")
@@ -185,86 +189,87 @@ def written(name: str, text: str) -> Callable[[Path], Path]:
     return write
 
 
-WRONG: dict[str, tuple[Callable[[Path], Path], tuple[str, ...], str]] = {
-    # second file, settings, what validate says of it
-    "weight of zero": (
+WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
+    # second file, what validate says of it
+    "too small": (
         written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 0}",),
-        "data.weights.more: Input should be greater than 0",
-    ),
-    "negative weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: -1}",),
-        "data.weights.more: Input should be greater than 0",
-    ),
-    "no weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1}",),
-        "data.weights.more=null: has no weight; each file needs one",
-    ),
-    "weight of no file": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 1, mroe: 1}",),
-        "data.weights.mroe=1.0: names no file of data.prompts",
-    ),
-    "tiny weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 0.001}",),
-        "data.weights.more=0.001: of data.prompts_per_iteration=8 prompts it gives none",
-    ),
-    "too small for its weight": (
-        written("b.csv", "id,prompt\n1,b\n"),
-        ("data.weights={sums: 1, more: 1}",),
         "has 1 usable rows, fewer than the 4 that an iteration of 8 takes by data.weights.more=1",
     ),
     "broken gz": (
         lambda folder: broken_gz(folder / "b.jsonl.gz"),
-        (),
         "b.jsonl.gz cannot be read (Truncated compressed stream)",
     ),
     "open quote": (
         written("b.csv", 'id,prompt\n1,"b\n2,c\n'),
-        (),
         "b.csv is no CSV from line 2 on (unexpected end of data); put text with commas",
     ),
     "bare commas": (
         written("b.csv", "id,prompt\n1,b, c\n2,d, e\n"),
-        (),
-        "more/b.csv has no usable row, most are bad_csv (line 2: 3 fields, and the header has 2",
+        "b.csv has no row that fits its header; line 2 has 3 fields, and the header has 2; put text",
     ),
     "mixed columns": (
         written("b.jsonl", '{"id": 1, "prompt": "b", "answer": [1]}\n'),
-        (),
         "data.prompts: the files have columns of one name that cannot be put together",
     ),
     "reserved column": (
         written("b.csv", "id,prompt,prompt_source\n1,b,x\n"),
-        (),
         "has columns with reserved names: 'prompt_source'; rename",
+    ),
+    "no column to sort by": (
+        written("b.csv", "id,prompt,levle\n1,b,2\n"),
+        "b.csv has no column 'answer' beside prompts and ids; set data.sort_by to one of: 'levle'",
     ),
 }
 
 
 @pytest.mark.parametrize("name", sample(sorted(WRONG), 1 / 3))
 def test_validate_says_what_is_wrong_with_a_file_in_one_line(name, inputs, files, slurm_ppo, tmp_path):
-    make, more, said = WRONG[name]
+    make, said = WRONG[name]
     (tmp_path / "more").mkdir()
     given = {"sums": files["sums"], "more": make(tmp_path / "more")}
+    more = ("data.weights={sums: 1, more: 1}", *(("data.sort_by=answer",) if "sort" in name else ()))
     done = slurm_ppo("validate", *words(inputs, tmp_path / "run", given, *more))
     assert done.returncode == 2, done.stdout
     assert [line for line in done.stderr.splitlines() if said in line], done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_names_and_weights_are_checked_together(inputs, files, slurm_ppo, tmp_path):
-    twice = {"one": files["sums"], "two": files["sums"]}
-    done = slurm_ppo("validate", *words(inputs, tmp_path / "run", twice))
-    assert done.returncode == 2
-    assert f"data.prompts.two={files['sums']}: is the file of data.prompts.one too" in done.stderr
+SETTINGS = {
+    "data.weights={sums: 1, words: 0}": "data.weights.words: Input should be greater than 0 (got 0)",
+    "data.weights={sums: 1, words: -1}": "data.weights.words: Input should be greater than 0 (got -1)",
+    "data.weights={sums: 1, words: 1e300}": "data.weights.words: Input should be less than or equal",
+    "data.weights={sums: 1}": "data.weights.words=null: each file needs a weight, and this one has none",
+    "data.weights={sums: 1, words: 1, wrods: 1}": "data.weights.wrods=1.0: names no file of data.prompts",
+    "data.weights={sums: 1, words: 0.001}": "data.weights.words=0.001: of data.prompts_per_iteration=8 "
+    "prompts it gives none; raise either",
+    "data.limit=0": "data.limit: Input should be greater than 0 (got 0)",
+}
+
+
+@pytest.mark.parametrize("word", SETTINGS)
+def test_settings_of_several_files_that_cannot_be_meant_are_named(word, inputs, files, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        configure(words(inputs, tmp_path / "run", files, word))
+    assert SETTINGS[word] in str(error.value)
+
+
+def test_what_does_not_go_together_is_named(inputs, files, tmp_path):
+    twice = words(inputs, tmp_path / "run", {"one": files["sums"], "two": files["sums"]})
+    with pytest.raises(
+        ConfigError, match=r"data\.prompts\.two=.*sums\.jsonl: is the file of data\.prompts\.one too"
+    ):
+        configure(twice)
     alone = tiny.overrides(inputs, tmp_path / "run", "data.weights={a: 1}")
-    done = slurm_ppo("validate", *alone)
-    assert done.returncode == 2
-    assert "data.weights={a: 1}: is for several files" in done.stderr
+    with pytest.raises(ConfigError, match=r"^data\.weights=\{a: 1\}: is for several files"):
+        configure(alone)
+    listed = tiny.overrides(inputs, tmp_path / "run", "data.prompts=[a, b]")
+    with pytest.raises(
+        ConfigError, match=r"^data\.prompts: write FILE, or data\.prompts\.NAME=FILE for each"
+    ):
+        configure(listed)
+    sorted_by = tiny.overrides(inputs, tmp_path / "run", "data.sort_by=-level", "data.columns=[answer]")
+    with pytest.raises(ConfigError, match=r"^data\.sort_by=-level: .* write data\.columns=\[answer,level\]$"):
+        configure(sorted_by)
 
 
 def test_a_prompt_in_two_files_is_the_first_ones(inputs, slurm_ppo, tmp_path):
@@ -279,3 +284,45 @@ def test_a_prompt_in_two_files_is_the_first_ones(inputs, slurm_ppo, tmp_path):
     assert done.returncode == 0, done.stderr
     assert f"duplicate_id: line 1: same prompt as line 1 of {given['first']}" in done.stdout
     assert "data.prompts.second: 8 usable rows" in done.stdout
+
+
+# --- a curriculum ---
+
+
+@given(
+    st.lists(st.sampled_from([1, 2.5, "3", "-4", 10]), min_size=1),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 9),
+)
+def test_a_curriculum_goes_from_the_least_number_to_the_greatest(values, shuffle, descends, seed):
+    order = curriculum_order(values, None, seed, shuffle, descends)
+    numbers = [float(values[index]) for index in order]
+    assert sorted(order) == list(range(len(values)))
+    assert numbers == sorted(numbers, reverse=descends)
+    if not shuffle:
+        assert all(a < b for a, b in itertools.pairwise(order) if float(values[a]) == float(values[b]))
+    files = ["ab"[index % 2] for index in range(len(values))]
+    whose = [files[index] for index in curriculum_order(values, files, seed, shuffle, descends)]
+    assert whose == sorted(files)
+
+
+LEVELS = {"easy": "1", "mid": "2.5", "hard": "10"}  # as text 10 would come before 2.5
+
+
+def test_a_run_goes_through_the_levels_of_its_prompts(inputs, slurm_ppo, tmp_path):
+    rows = [{"id": i, "prompt": f"{(*LEVELS,)[i % 3]} {i}"} for i in range(24)]
+    bad = [{"id": "x", "prompt": "x", "level": "unknown"}, {"id": "y", "prompt": "y"}]
+    levelled = [row | {"level": LEVELS[row["prompt"].split()[0]]} for row in rows]
+    path = write_jsonl(tmp_path / "levels.jsonl", [*bad, *levelled])
+    more = (f"data.prompts={path}", "data.sort_by=-level", "iterations=3")
+    done = slurm_ppo("run", *tiny.overrides(inputs, tmp_path / "run", *more))
+    assert done.returncode == 0, done.stderr
+    assert "no_number: line 1: level is str 'unknown', not a number" in done.stderr
+    run, seen = load_run(tmp_path / "run"), []
+    for iteration, shard in itertools.product((1, 2, 3), (0, 1)):
+        record = read_record(run.paths, Task(iteration, Stage.ROLLOUT, shard))
+        seen += read_shard(run.paths, record, ROLLOUT)["prompt_text"].to_pylist()
+    assert [text.split()[0] for text in seen] == ["hard"] * 8 + ["mid"] * 8 + ["easy"] * 8
+    assert len(set(seen)) == 24
+    assert seen[:8] != sorted(seen[:8], key=lambda text: int(text.split()[1]))  # shuffled among equals
