@@ -188,6 +188,8 @@ def imagine(config: Config) -> tuple[Footprint, Footprint]:
     if update.engine != TrainingEngine.DEEPSPEED:
         # What else a trainer of the user's keeps is not known, and it writes whole models.
         state = (policy + critic) * _BYTES[update.precision]
+    if config.algorithm.kl.averages:  # one beside every Nth policy
+        state += policy * _FP32 // config.algorithm.kl.sync_interval
     tokens = (config.model.context_length or 0) * config.responses_per_iteration
     files = files_of(config.rollout.num_shards * (2 + len(config.reward.pools)))
     return Footprint(state, 3 * _FILES_OF_STATE), Footprint(tokens * _TOKEN_BYTES, files)

@@ -92,5 +92,5 @@ def test_a_teacher_of_another_tokenizer_is_refused(inputs, tmp_path, teacher):
 def test_a_teacher_whose_context_is_too_short_is_refused(inputs, tmp_path, teacher):
     settings = json.loads((teacher / "config.json").read_text()) | {"max_position_embeddings": 32}
     (teacher / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="has positions for 32 tokens, and model.context_length=64"):
+    with pytest.raises(ConfigError, match=r"has positions for 32 tokens, and model\.context_length=64"):
         config(inputs, tmp_path, *ALONE, f"reward.teachers.teacher.path={teacher}")
