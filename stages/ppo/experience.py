@@ -94,7 +94,8 @@ class Experience:
     def select(self, indices: Sequence[int]) -> "Experience":
         """Return the rows of the given indices, in their order."""
         chosen = torch.tensor(indices, dtype=torch.long)
-        given: dict[str, Any] = {name: getattr(self, name) for name in _GIVEN}
+        given = {name: getattr(self, name) for name in _GIVEN}
+        found: dict[str, Any] = {n: None if one is None else one[chosen] for n, one in given.items()}
         return replace(
             self,
             rows=[self.rows[i] for i in indices],
@@ -106,7 +107,7 @@ class Experience:
             outcome=self.outcome.select(chosen),
             greedy=None if self.greedy is None else self.greedy.select(chosen),
             groups=torch.unique(self.groups[chosen], return_inverse=True)[1],
-            **{name: None if matrix is None else matrix[chosen] for name, matrix in given.items()},
+            **found,
         )
 
     def describe(self, indices: Sequence[int], limit: int = 8) -> str:
