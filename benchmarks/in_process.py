@@ -99,8 +99,12 @@ def load(run: Run) -> Loop:
         ValueError: the run has what this loop cannot do.
     """
     config, path = run.config, run.config.model.policy
-    if config.reward.pools or config.update.lora or has_reference_in(config, ReferenceStage.UPDATE):
-        raise ValueError("pools, adapters and a reference in the update are not part of this loop")
+    others = config.reward.pools or config.reward.teachers or config.algorithm.kl.sync_interval
+    if others or config.update.lora or has_reference_in(config, ReferenceStage.UPDATE):
+        raise ValueError(
+            "pools, teachers, adapters, and a reference that follows or is in the update are no part "
+            "of this loop"
+        )
     context = FromMemory(run.paths, config, PREPARE, "1-memory")
     set_up_torch(config.update.num_threads, config.seed)
     ranks.start_distributed()

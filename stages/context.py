@@ -310,6 +310,10 @@ class Context:
             )
         return files.base
 
+    def reference_of(self, iteration: int) -> int:
+        """Return the version of the KL's reference in an iteration."""
+        return self.plan.reference_of(iteration) if self.config.algorithm.kl.sync_interval else 0
+
     def reference_files(self, version: int) -> PolicyFiles:
         """Return where the KL's reference of a version is, as :meth:`policy_files`: the user's model for 0,
         else the average that was committed with the policy, or the policy itself."""

@@ -88,6 +88,10 @@ SECTIONS: dict[str, list[tuple[Path, str]]] = {
         (_STATE.record, "commit record of the trainer's state, which comes after the policy's"),
         (_STATE.state("ATTEMPT") / "ANY", "the trainer's state: critic, optimizer's moments, fp32 weights"),
         (_STATE.thinned, "whether the state was removed to save space"),
+        (
+            _TASK.reference("ATTEMPT") / "ANY",
+            "the average of policies that the KL is measured to from here on (algorithm.kl.sync_weight)",
+        ),
         (_TASK.critic("ATTEMPT") / "ANY", "the critic, of trainers that commit all at once"),
         (_TASK.trainer("ATTEMPT") / "ANY", "the rest of the trainer's state, of such trainers"),
         (_RUN.policies / "00007", "a link to the winning attempt's, for people; `state/00007` likewise"),

@@ -188,6 +188,8 @@ def imagine(config: Config) -> tuple[Footprint, Footprint]:
     if update.engine != TrainingEngine.DEEPSPEED:
         # What else a trainer of the user's keeps is not known, and it writes whole models.
         state = (policy + critic) * _BYTES[update.precision]
+    if config.algorithm.kl.averages:  # one beside every Nth policy
+        state += policy * _FP32 // config.algorithm.kl.sync_interval
     waiting = config.responses_per_update if config.is_refilled and config.rollout.carry else 0
     tokens = (config.model.context_length or 0) * (config.responses_per_iteration + waiting)
     files = files_of(config.rollout.num_shards * (2 + len(config.reward.pools)))

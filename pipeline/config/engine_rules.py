@@ -6,6 +6,7 @@ from dataclasses import replace
 from pipeline.config.algorithm import CorrectionLevel, OldLogProbs, ReferenceStage
 from pipeline.config.engines import Engine, VllmConfig
 from pipeline.config.issue import ConfigIssue
+from pipeline.config.job_kinds import parts_of
 from pipeline.config.reward import Component, RewardConfig, RewardModelConfig
 from pipeline.config.schema import Config
 
@@ -114,10 +115,19 @@ def has_reference_in(config: Config, stage: ReferenceStage) -> bool:
 
 def vllm_in(config: Config, section: str, job_kind: str) -> VllmConfig:
     """Return vLLM's settings of ``rollout`` or ``reward`` in tasks of a job kind, with the share of a GPU's
-    memory that it takes there: the one that is given, else less where the reference is to stay beside it."""
+    memory that it takes there: the one that is given, else less where a reference or teacher is to stay
+    beside it."""
     given: VllmConfig = getattr(config, section).vllm
     if given.gpu_memory_utilization is not None:
         return given
     stays = given.own_process is not False  # in the task's own process nothing stays beside it on a GPU
-    is_shared = stays and job_kind == "reward" and has_reference_in(config, ReferenceStage.REWARD)
+    is_shared = stays and _has_model_beside(config, job_kind)
     return replace(given, gpu_memory_utilization=BESIDE_REFERENCE if is_shared else ALONE)
+
+
+def _has_model_beside(config: Config, job_kind: str) -> bool:
+    """Whether tasks of a job kind compute log-probabilities of the reference or a teacher."""
+    stage, pool = parts_of(job_kind)
+    if stage == "reward":
+        return has_reference_in(config, ReferenceStage.REWARD) or bool(config.reward.teachers_of(None))
+    return stage == "score" and bool(config.reward.teachers_of(pool))

@@ -43,6 +43,7 @@ class Rule(StrEnum):
     REWARD_HACKING = "reward-hacking"
     REWARD_FALLING = "reward-falling"
     KL_JUMP = "kl-jump"
+    AWAY_FROM_TEACHER = "away-from-teacher"
     LENGTH_EXPLOSION = "length-explosion"
     LENGTH_COLLAPSE = "length-collapse"
     ENTROPY_COLLAPSE = "entropy-collapse"

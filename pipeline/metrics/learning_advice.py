@@ -106,6 +106,20 @@ def kl_jump(evidence: AdviceInput) -> Findings:
         yield Advice(Severity.WARNING, Rule.KL_JUMP, title, _jumped(*jump), remedy, names)
 
 
+_AWAY = 0.1
+"""Share by which the KL to the teachers rises where the policy does not learn from them."""
+
+
+def away_from_teacher(evidence: AdviceInput) -> Findings:
+    """Detect a policy that moves away from its teachers."""
+    trend = trend_of(series(evidence.trained, "teacher/kl_per_token")[-TREND_ROWS:])
+    if trend and trend.rises(_AWAY * abs(trend.earlier.middle)):
+        title = "the policy moves away from its teachers"
+        remedy = "lower update.learning_rate, or raise reward.teachers.NAME.weight"
+        names = ("teacher/kl_per_token", "teacher/kl")
+        yield Advice(Severity.WARNING, Rule.AWAY_FROM_TEACHER, title, _moved(trend), remedy, names)
+
+
 def _jump(evidence: AdviceInput, name: str, factor: float) -> tuple[Series, Series] | None:
     """Return the ten values before and the last three, if the latter are ``factor`` times as large."""
     found = series(evidence.trained, name)
@@ -366,6 +380,7 @@ LEARNING_RULES: tuple[Callable[[AdviceInput], Findings], ...] = (
     reward_hacking,
     reward_falling,
     kl_jump,
+    away_from_teacher,
     length_change,
     entropy_collapse,
     flat_groups,

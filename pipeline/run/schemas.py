@@ -113,14 +113,16 @@ REWARD = _versioned(
         pa.field("validity", pa.string(), nullable=False),
     ],
 )
-"""The same rows in the same order as the rollout shard; one float32 column per component follows, then
-TEACHER_LOGPROBS and TEACHER_WEIGHT where there are teachers."""
+"""The same rows in the same order as the rollout shard; one float32 column per component follows. Where
+there are teachers, ``teacher_logprobs`` (float32 per response token, the weighted mean over the response's
+teachers, null without any) and ``teacher_weight`` (float64, the sum of their weights).
+"""
 
 
 SCORE = _versioned("score/1", _RESPONSE)
 """The same rows in the same order as the rollout shard; one float64 column per component of a pool follows:
-in double precision, so that the reward's sum is the same wherever a component was scored. Then one column per
-teacher of the pool.
+in double precision, so that the reward's sum is the same wherever a component was scored. Then
+``teacher/NAME`` per teacher of the pool: a float32 per response token, null for responses that it is not for.
 """
 
 
@@ -196,8 +198,7 @@ def teacher_column(name: str) -> str:
 
 
 TEACHER_LOGPROBS, TEACHER_WEIGHT = "teacher_logprobs", "teacher_weight"
-"""Columns of a reward shard where there are teachers: float32 per response token, the weighted mean over the
-response's teachers, null without any; and a float64, the sum of their weights."""
+"""Columns of a reward shard where there are teachers."""
 
 
 CARRIED = _versioned(

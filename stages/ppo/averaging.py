@@ -33,7 +33,7 @@ def save_average(context: Context, iteration: int) -> tuple[FileEntry, ...]:
         UserError: the reference has other weights than the policy.
         OSError: there is no room for it. Other ranks raise RuntimeError.
     """
-    before = context.plan.averaged_with(iteration)
+    before = context.plan.averaged_with(iteration) if context.config.algorithm.kl.averages else None
     if before is None:
         return ()
     reference = context.reference_files(before).base

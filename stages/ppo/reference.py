@@ -36,7 +36,7 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
     if is_policy(context, iteration):
         say("the reference is the policy that this iteration begins with, which computes the same numbers")
         return experience
-    with reference_model(context, context.plan.reference_of(iteration)) as model:
+    with reference_model(context, context.reference_of(iteration)) as model:
         found = reference_log_probs(context, model, experience, iteration)
     return replace(experience, reference_log_probs=found)
 

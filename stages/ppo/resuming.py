@@ -100,7 +100,7 @@ def references_of(context: Context, newest: int, version: int) -> dict[int, Tens
     iterations = [i for i in range(newest + 1, version + 1) if not is_policy(reader, i)]
     if not iterations:
         return found
-    for version, together in itertools.groupby(iterations, reader.plan.reference_of):
+    for version, together in itertools.groupby(iterations, reader.reference_of):
         with reference_model(reader, version) as model:
             for iteration in together:
                 intake, problem = _intake(reader, iteration)

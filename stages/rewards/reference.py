@@ -39,7 +39,7 @@ class Reference:
 def load_reference(context: Context) -> Reference:
     """Return the reference of the task's iteration: loaded now, or kept by the process."""
     config = context.config
-    files = context.reference_files(context.plan.reference_of(context.task.iteration))
+    files = context.reference_files(context.reference_of(context.task.iteration))
     wanted = Wanted("reference", context.attempt, config, files.weights)
     found: Reference = engine(wanted, lambda: Reference(_loaded(config, files)))
     return found

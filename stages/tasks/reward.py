@@ -67,7 +67,7 @@ def load(context: Context, version: int) -> None:
     """Load the first reward model, which may have to leave before the next is loaded, and the reference if
     it fits beside that; without either a teacher."""
     name = load_component(context, context.config.reward.components_of(None))
-    is_there = context.plan.reference_of(context.task.iteration) <= version
+    is_there = context.reference_of(context.task.iteration) <= version
     is_wanted = is_there and has_reference_in(context.config, ReferenceStage.REWARD)
     if is_wanted and name in (None, Engine.TRANSFORMERS):
         from stages.rewards.reference import load_reference

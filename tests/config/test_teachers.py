@@ -79,15 +79,18 @@ def test_what_does_not_go_together_is_refused_with_the_way_out(inputs, tmp_path,
         config(inputs, tmp_path, *words, *path)
 
 
-def test_a_teacher_of_another_tokenizer_or_a_shorter_context_is_refused(inputs, tmp_path, teacher):
+def test_a_teacher_of_another_tokenizer_is_refused(inputs, tmp_path, teacher):
     tokenizer = json.loads((teacher / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     tokenizer["model"]["vocab"] = dict(zip(vocabulary, reversed(vocabulary.values()), strict=True))
     (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    words = [*ALONE, f"reward.teachers.teacher.path={teacher}", "model.tokenizer=null"]
+    with pytest.raises(ConfigError, match=r"teacher.path=.*: its tokenizer has other ids than the policy's"):
+        config(inputs, tmp_path, *words)
+
+
+def test_a_teacher_whose_context_is_too_short_is_refused(inputs, tmp_path, teacher):
     settings = json.loads((teacher / "config.json").read_text()) | {"max_position_embeddings": 32}
     (teacher / "config.json").write_text(json.dumps(settings))
-    words = [*ALONE, f"reward.teachers.teacher.path={teacher}", "model.tokenizer=null"]
-    with pytest.raises(ConfigError) as refused:
-        config(inputs, tmp_path, *words)
-    assert "its tokenizer has other ids than the policy's" in str(refused.value)
-    assert "has positions for 32 tokens, and model.context_length=64" in str(refused.value)
+    with pytest.raises(ConfigError, match=r"has positions for 32 tokens, and model\.context_length=64"):
+        config(inputs, tmp_path, *ALONE, f"reward.teachers.teacher.path={teacher}")

@@ -206,7 +206,7 @@ def test_going_back_to_a_pool_takes_what_follows_from_it(slurm_ppo, project, pla
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False)))
 def test_scores_come_through_a_pools_shard_bit_for_bit(values):
     names = {"prompt_id": list(map(str, range(len(values)))), "sample_index": [0] * len(values)}
-    table = score_table(pa.table(names), {"a": values})
+    table = score_table(pa.table(names), {"a": values}, {})
     assert [value.hex() for value in table["reward/a"].to_pylist()] == [value.hex() for value in values]
 
 

@@ -48,6 +48,7 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "engine/",  # vLLM
         "environment/",
         "staleness/",
+        "teacher/",
         "validity/",  # reasons why responses do not count
     )
     assert row["validity/scored"] == 8

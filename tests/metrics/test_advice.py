@@ -253,6 +253,11 @@ FAILURES: Mapping[str, tuple[Rule, Severity, Change]] = {
     ),
     "reward": (Rule.REWARD_FALLING, Severity.WARNING, late(15, reward__mean=lambda i: 0.3 - 0.1 * i)),
     "kl": (Rule.KL_JUMP, Severity.WARNING, late(26, objective__kl_per_token=lambda i: 0.3 * i)),
+    "teacher": (
+        Rule.AWAY_FROM_TEACHER,
+        Severity.WARNING,
+        lambda i: {"teacher/kl_per_token": 0.5 + 0.01 * i},
+    ),
     "longer": (
         Rule.LENGTH_EXPLOSION,
         Severity.WARNING,

@@ -161,7 +161,7 @@ def test_every_chart_has_a_place_a_figure_and_a_caption(run):
     missing = {chart.title for chart in CHARTS if chart.title not in parsed.text}
     assert missing == {
         *("Prompts without spread", "Spread of reward components", "Rollout engine against trainer"),
-        "Effective samples",
+        *("Effective samples", "KL to the teachers"),
         *("Seconds in the queue", "Idle share of workers", "Start-up share", "Wasted share"),
         *("GPU memory (GiB)", "Batch budgets halved for lack of GPU memory"),
         *("Held-out sets", "Solved held-out prompts", "Numbers of evaluate.command"),
@@ -332,6 +332,7 @@ def test_figures_are_what_plotly_takes(count):
     more |= {"halvings/rollout": 1.0, "staleness/lag": 1, "staleness/effective_samples": 0.9}
     more |= {"mismatch/effective_samples": 0.9, "correction/effective_samples": 0.9}
     more |= {
+        "teacher/kl": 3.0,
         "environment/sums/reward": 0.5,
         "evaluate/pass@4": 0.5,
         "evaluate/hard/reward": 0.5,

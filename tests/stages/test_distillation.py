@@ -79,7 +79,7 @@ def test_in_the_loss_it_is_the_estimator_times_the_weight(estimator, straight_th
     log_probs = torch.full((2, batch.num_response_columns), math.log(0.2), requires_grad=True)
     of_row = batch.rows.tolist().index
     found = teacher_loss(settings, targets, batch, log_probs)
-    assert float(found[of_row(0), 0]) == pytest.approx(2 * value, abs=1e-6)
+    assert float(found[of_row(0), 0].detach()) == pytest.approx(2 * value, abs=1e-6)
     assert not found[of_row(1)].any()
     found.sum().backward()
     assert float(log_probs.grad[of_row(0), 0]) == pytest.approx(2 * gradient, abs=1e-6)

@@ -43,6 +43,14 @@ def test_a_reference_in_the_update_penalises_as_one_in_the_reward_stage(
     assert ours["seconds/update/reference"] > 0
 
 
+@pytest.mark.trial(1 / 2)
+def test_a_reference_that_follows_each_policy_is_the_policy_itself(models, tmp_path):
+    """Over the same micro-batches: without algorithm.kl.sync_every the second iteration's KL is not 0."""
+    settings = ("algorithm.kl.reference_in=update", "algorithm.kl.sync_every=1")
+    run = two_iterations(models, tmp_path / "run", *settings)
+    assert metrics_of(run, 2)["objective/kl"] == 0
+
+
 def test_the_update_reports_where_its_time_went(in_reward):
     metrics = metrics_of(in_reward, 2)
     parts = {name for name in metrics if name.startswith("seconds/update/")}
