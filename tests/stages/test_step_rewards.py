@@ -194,7 +194,7 @@ def scored(models, tmp_path, monkeypatch):
 
     def score(name: str, rows: pa.Table, steps: str = "characters"):
         rule = f"{{kind: rule, function: '{module}:{name}', steps: {steps}, weight: 2}}"
-        words = (f"reward.components={{rule: {rule}}}", "algorithm.kl.coef=0")
+        words = ("reward.components={}", f"reward.components.rule={rule}", "algorithm.kl.coef=0")
         run = make_run(models, tmp_path / "run", *words)
         scores, metrics = component_scores(Context(run.paths, run.config, PREPARE, "test"), rows)
         return reward_table(run.config, rows, scores, None), scores, metrics
