@@ -99,7 +99,7 @@ def test_returns_are_the_rewards_to_come_as_they_came(models, tmp_path, process_
         ("a directory that exists", "exists; give a new directory"),
         ("no rewards", "has no iteration whose rewards are all committed: nothing to learn from"),
         ("a flipped bit", "00001/rollout"),
-        ("no run", "no run"),
+        ("no run", "is not a run directory"),
     ],
 )
 def test_what_cannot_be_learned_from_is_named_in_one_line_and_nothing_is_left(scored, tmp_path, damage, said):
