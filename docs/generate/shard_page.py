@@ -37,7 +37,7 @@ before it reads it.
 The user's own columns follow those below. In a rollout they are dictionary-encoded, so that what responses
 to one prompt share is stored once; `to_pylist` gives the values. A prompt's tools, where there are some, are
 in the column `prompt_tools`, as JSON. Where a component has `steps`, reward shards have a column
-`step_rewards`: a list with one float32 per response token, the reward of the step that ends there, else null."""
+`step_rewards`: a list with a float32 per response token, the reward of a step that ends there, else null."""
 
 
 def shard_page() -> str:
