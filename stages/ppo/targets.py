@@ -23,7 +23,7 @@ from stages.ppo.math.advantages import (
     gae,
     grpo,
     length_adaptive_lambda,
-    normalized,
+    normalized_steps,
     reinforce_plus_plus,
     reinforce_plus_plus_baseline,
     remax,
@@ -234,7 +234,7 @@ def estimate_by_steps(
     if algorithm.estimator is Estimator.RLOO:
         return from_steps(steps, without_own(steps, groups), compared)
     scales = algorithm.estimator is Estimator.GRPO and algorithm.normalize_group_std
-    found = from_steps(steps, normalized(steps.rewards, groups[steps.rows], scales), compared)
+    found = from_steps(steps, normalized_steps(steps, groups, scales), compared)
     if algorithm.estimator is Estimator.GRPO:
         return found
     return torch.where(compared, masked_whiten(found, compared), 0.0)

@@ -2,7 +2,7 @@
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 import pyarrow as pa
@@ -48,7 +48,7 @@ def stepped(
     """
     if rule.steps is None:
         return [answer for answer in answers if not isinstance(answer, tuple)]
-    ends_of = turn_ends if rule.steps is StepUnit.TURNS else character_ends(context, rule)
+    ends_of: EndsOf = turn_ends if rule.steps is StepUnit.TURNS else character_ends(context, rule)
     names = ("response_tokens", "response_mask", "prompt_text")
     found: list[Score] = []
     for index, (answer, *row) in enumerate(
@@ -124,7 +124,9 @@ def step_rewards(
     for score, weight in zip(scores, weights, strict=True):
         if score is None or not weight:
             continue
-        at = enumerate(score.steps) if isinstance(score, SteppedScore) else [(last, score)]
+        at: Iterable[tuple[int | None, float | None]] = [(last, score)]
+        if isinstance(score, SteppedScore):
+            at = enumerate(score.steps)
         for index, value in at:
             if index is not None and value is not None:
                 found[index] = (found[index] or 0.0) + scale * weight * value

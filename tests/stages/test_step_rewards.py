@@ -19,7 +19,7 @@ from stages.ppo.experience import build_experience
 from stages.ppo.math.advantages import (
     from_steps,
     grpo,
-    normalized,
+    normalized_steps,
     reward_steps,
     rloo,
     without_own,
@@ -55,11 +55,11 @@ def test_grpo_normalises_over_the_groups_steps_and_sums_those_to_come():
     """By hand: mean 0.625, deviation 0.478714 of (1, 0, 0.5, 1), plus 1e-6."""
     steps = cut()
     close(steps.rewards, [1.0, 0.0, 0.5, 1.0])
-    found = from_steps(steps, normalized(steps.rewards, GROUPS[steps.rows], normalize_std=True), MASK)
+    found = from_steps(steps, normalized_steps(steps, GROUPS, normalize_std=True), MASK)
     late, early = -1.3055797, -0.5222319
     close(found[0], [early, early, late, late, late])
     close(found[1], [0.5222319] * 3 + [0.7833478, 0.0])
-    plain = from_steps(steps, normalized(steps.rewards, GROUPS[steps.rows], normalize_std=False), MASK)
+    plain = from_steps(steps, normalized_steps(steps, GROUPS, normalize_std=False), MASK)
     close(plain, [[-0.25, -0.25, -0.625, -0.625, -0.625], [0.25, 0.25, 0.25, 0.375, 0.0]])
 
 
@@ -79,14 +79,22 @@ def test_rewards_between_steps_belong_to_the_step_that_follows_and_after_the_las
     close(steps.rewards, [1.0 - 0.5, 0.5 - 0.3, 1.0 - 0.1])
 
 
+def test_rows_without_a_token_have_no_step_and_change_nothing():
+    mask = torch.cat([torch.zeros(3, 5, dtype=torch.bool), MASK])
+    rewards = torch.cat([torch.ones(3, 5, dtype=torch.float64), STEPS.nan_to_num()])
+    steps = reward_steps(rewards, mask & (torch.cat([torch.ones(3, 5), STEPS]) == 1.0), mask)
+    close(steps.rewards, [1.0, 1.5])
+    close(normalized_steps(steps, torch.tensor([0, 1, 2, 3, 3]), normalize_std=False), [-0.25, 0.25])
+
+
 @for_any(batch=batches(min_tokens=2))
 def test_with_one_step_a_response_group_estimators_are_what_they_are_without(batch):
-    has_tokens = batch.mask.any(dim=1)
-    batch = batch.rows(has_tokens)
+    batch = batch.rows(batch.mask.any(dim=1))
+    batch = dataclasses.replace(batch, groups=torch.unique(batch.groups, return_inverse=True)[1])
     ends, totals = last_tokens(batch.mask), torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1)
     steps = reward_steps(batch.rewards, ends, batch.mask)
     by_group = {
-        "grpo": (grpo(totals, batch.groups, batch.mask, True), normalized(steps.rewards, batch.groups, True)),
+        "grpo": (grpo(totals, batch.groups, batch.mask, True), normalized_steps(steps, batch.groups, True)),
         "rloo": (rloo(totals, batch.groups, batch.mask), without_own(steps, batch.groups)),
     }
     for expected, values in by_group.values():
@@ -194,7 +202,7 @@ def scored(models, tmp_path, monkeypatch):
 
     def score(name: str, rows: pa.Table, steps: str = "characters"):
         rule = f"{{kind: rule, function: '{module}:{name}', steps: {steps}, weight: 2}}"
-        words = (f"reward.components={{rule: {rule}}}", "algorithm.kl.coef=0")
+        words = ("reward.components={}", f"reward.components.rule={rule}", "algorithm.kl.coef=0")
         run = make_run(models, tmp_path / "run", *words)
         scores, metrics = component_scores(Context(run.paths, run.config, PREPARE, "test"), rows)
         return reward_table(run.config, rows, scores, None), scores, metrics

@@ -128,6 +128,12 @@ def from_steps(steps: RewardSteps, values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, at_ends.flip(1).cumsum(1).flip(1), 0.0)
 
 
+def normalized_steps(steps: RewardSteps, groups: Tensor, normalize_std: bool) -> Tensor:
+    """Return [S] each step's reward minus the mean of its group's steps, over their standard deviation."""
+    of_steps = torch.unique(groups[steps.rows], return_inverse=True)[1]  # rows without a token have no step
+    return normalized(steps.rewards, of_steps, normalize_std)
+
+
 def without_own(steps: RewardSteps, groups: Tensor) -> Tensor:
     """Return [S] each step's reward minus the mean of the steps of the group's other rows; where these have
     none, the reward. With one step a row it is :func:`rloo`."""
