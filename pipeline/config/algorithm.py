@@ -161,7 +161,8 @@ class KLConfig:
     """Per-token estimator. In the loss k1 is refused without straight_through, as its gradient is zero on
     average, and abs has a biased one. Default: k1 in the reward, k3 in the loss."""
     straight_through: bool = False
-    """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
+    """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL. The
+    gradient of k3 is that of the KL from the reference to the policy, as GRPO was published."""
     reference_in: ReferenceStage = ReferenceStage.REWARD
     """Stage that computes the reference's log-probabilities."""
     sync_every: PositiveInt | None = None

@@ -1,7 +1,7 @@
 """TensorBoard's event files as a mirror of the rows: one file for each generation, ``tensorboard/ID/``.
 
 A row is one record, an ``Event`` with a value for each number, which carries its length and checksums. So a
-kill leaves a whole row or a part that can be told from one; the next opening cuts that off and writes the row
+kill leaves a whole row or a part that is recognised; the next opening cuts that off and writes the row
 again. The format is that of TensorFlow's ``RecordWriter``; facts are of tensorboard 2.21.
 """
 

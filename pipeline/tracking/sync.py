@@ -55,7 +55,7 @@ class NewRun:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SyncRequest:
     """What ``sync`` is to do."""
 
     to: Destination = Destination.WANDB
@@ -80,7 +80,7 @@ class Asked:
         return ["--offline", str(self.offline)] if self.offline else ["--once"]
 
 
-def sync(run: Run, asked: Asked, seconds: float, say: Callable[[str], None]) -> str:
+def sync(run: Run, asked: SyncRequest, seconds: float, say: Callable[[str], None]) -> str:
     """Send the rows that a destination lacks, or all to another run there. Returns a summary for a person.
 
     Args:
@@ -119,7 +119,7 @@ def _begin_generation(run: Run, to: Destination, new: NewRun) -> None:
         write_state(run.paths, read_state(run.paths, to).next_generation(place), to)
 
 
-def _carried_out(run: Run, asked: Asked, seconds: float, say: Callable[[str], None]) -> Mirrored:
+def _carried_out(run: Run, asked: SyncRequest, seconds: float, say: Callable[[str], None]) -> Mirrored:
     mirror = MirrorProcess.start(run, asked.to, *asked.options)
     until = time.monotonic() + seconds
     done, has_ended = None, False
@@ -157,7 +157,7 @@ def _way_out(run: Run, fault: Fault, why: str) -> str:
     )
 
 
-def described(done: Mirrored, asked: Asked) -> str:
+def described(done: Mirrored, asked: SyncRequest) -> str:
     """Summarise for a person."""
     offline = asked.offline
     if offline is None:

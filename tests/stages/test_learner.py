@@ -233,7 +233,7 @@ WITH_DROPOUT = {
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", list(WITH_DROPOUT))
 def test_dropout_draws_nothing_while_training_and_stays_in_the_policy_that_is_made(
-    models, tmp_path, family, checkpointing
+    models, tmp_path, make, family, checkpointing
 ):
     """A layer of OPT drops by a rate of its own, and layers that compute twice stay in training mode."""
     folder = tmp_path / "inputs"

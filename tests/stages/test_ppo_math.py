@@ -360,6 +360,16 @@ def test_straight_through_keeps_the_value_and_has_the_gradient_of_the_kl(estimat
     torch.testing.assert_close(found, expected)
 
 
+@for_any(seed=seeds)
+def test_the_gradient_of_k3_is_that_of_the_kl_from_the_reference(seed):
+    logits, reference = numbers(8, seed).requires_grad_(), torch.log_softmax(numbers(8, seed + 1), -1)
+    policy = torch.log_softmax(logits, -1)
+    estimate = kl_loss_per_token(policy, reference, KLEstimator.K3, straight_through=False)
+    (found,) = torch.autograd.grad((policy.exp().detach() * estimate).sum(), logits, retain_graph=True)
+    (expected,) = torch.autograd.grad((reference.exp() * (reference - policy)).sum(), logits)
+    torch.testing.assert_close(found, expected)
+
+
 def test_kl_in_the_loss_as_it_is_by_default_brings_the_policy_to_the_reference():
     """Nothing but the KL term moves this policy of 8 tokens. k1, the default in the reward, would not."""
     in_the_loss = KLConfig(placement=KLPlacement.LOSS)

@@ -41,6 +41,7 @@ ELSEWHERE = {
     r"exec slurm-ppo sweep .* scheduler=allocation .*": "tests/sweep/test_carrying_out.py",
     r"slurm-ppo completion install": "tests/cli/test_completion.py",
     r"slurm-ppo sync RUN.*|wandb sync DIR/wandb": "tests/tracking/test_mirror.py",
+    r"tensorboard --logdir RUN/tensorboard": "tests/tracking/test_other_trackers.py",
     r"slurm-ppo dashboard push .*": "tests/tracking/test_dashboard.py",
     r"(srun )?slurm-ppo export runs/lora .*": "tests/end_to_end/test_lora_run.py",
     r"sudo slurm-ppo devcluster up --network-filesystem": "tests/cluster/test_network.py",
