@@ -122,9 +122,7 @@ def test_adapters_of_a_mixture_of_experts_are_refused_before_the_run(config, tmp
     policy = dataclasses.replace(config.model, policy=str(tmp_path / "mixture"))
     found = answer(dataclasses.replace(config, update=lora, model=policy), monkeypatch, capsys)
     (problem,) = found["problems"]
-    assert problem.startswith(
-        "update.lora.target_modules=all-linear: peft takes experts of MixtralForCausal"
-    )
+    assert problem.startswith("update.lora.target_modules=all-linear: peft takes experts of MixtralForCausal")
     assert "give [k_proj,o_proj,q_proj,v_proj] (and update.lora.target_parameters=[down_proj," in problem
     named = LoraConfig(target_modules=("q_proj",), target_parameters=("gate_up_proj", "down_proj"))
     lora = dataclasses.replace(config.update, lora=named)
