@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.config.update import LoraConfig
+from pipeline.forecast.shapes import num_adapted
 from stages.context import UserError
 from stages.models.adapters import merge_into, read_adapter
 from stages.ppo.lora import adapted_in_words, attach, save_adapter
@@ -142,6 +143,15 @@ def test_the_share_of_weights_that_are_adapted_is_said():
         target_parameters=("experts.gate_up_proj", "down_proj"),
     )
     assert adapted_in_words(both).endswith(f"adapt {(queries + experts) / whole:.1%} of the policy's")
+
+
+def test_the_forecast_counts_the_adapters_of_each_expert(tmp_path):
+    lora = LoraConfig(rank=4, target_modules=("q_proj",), target_parameters=("gate_up_proj", "down_proj"))
+    model = family("gpt_oss")
+    model.save_pretrained(tmp_path)
+    attach(model, "base", lora, seed=0)
+    trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    assert num_adapted(tmp_path, lora) == trained
 
 
 def test_a_layer_that_is_named_and_that_peft_refuses_is_named_too():
