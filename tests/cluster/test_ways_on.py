@@ -91,10 +91,10 @@ def memory_of_the_host(ground: Ground) -> Iterator[Failed]:
 
 @contextmanager
 def memory_of_a_gpu(ground: Ground) -> Iterator[Failed]:
-    lacks = {faulty.FAULT: "OutOfMemoryError: CUDA out of memory.", faulty.FITS: 1100}
-    words = (*faulty.WORDS, "rollout.tokens_per_batch=2200", given("rollout", **lacks))
+    lacks = {faulty.FAULT: "OutOfMemoryError: CUDA out of memory.", faulty.FITS: 1100, faulty.LATER: 1}
+    words = (*faulty.WORDS, "iterations=2", "rollout.tokens_per_batch=2200", given("rollout", **lacks))
     yield Failed(
-        fails(ground.run(*words)), r"slurm-ppo fork \S+@0 \S+-fork rollout.tokens_per_batch=1100", False
+        fails(ground.run(*words)), r"slurm-ppo fork \S+@1 \S+-fork rollout.tokens_per_batch=1100", False
     )
 
 
@@ -126,23 +126,25 @@ def broken_node(ground: Ground) -> Iterator[Failed]:
 
 @contextmanager
 def not_a_number(ground: Ground) -> Iterator[Failed]:
-    run = fails(ground.run(faulty.TRAINER, given("update", **{faulty.RATE: 1e-3})))
-    yield Failed(run, r"slurm-ppo fork \S+@0 \S+-fork update.learning_rate=0.0005", False)
+    breaks = given("update", **{faulty.RATE: 1e-3, faulty.LATER: 1})
+    run = fails(ground.run(faulty.TRAINER, "iterations=2", breaks))
+    yield Failed(run, r"slurm-ppo fork \S+@1 \S+-fork update.learning_rate=0.0005", False)
 
 
-RULE = "def score(*, responses, **columns):\n    return [{} for response in responses]\n"
+RULE = "def score(*, responses, **columns):\n    return [1.0 / {} if text else 0.0 for text in responses]\n"
+"""It is tried with an empty response before a run, and then has others."""
 
 
 @contextmanager
 def plug_in(ground: Ground) -> Iterator[Failed]:
     rule = ground.folder / "my_rules.py"
-    rule.write_text(RULE.format("columns['answers']"))
+    rule.write_text(RULE.format(0))
     words = ("reward=rule", "reward.components.rule.function=my_rules:score")
     run = ground.run(*words)
     path = os.pathsep.join([str(ground.folder), run.environment["PYTHONPATH"]])
     run = fails(replace(run, environment=run.environment | {"PYTHONPATH": path}))
     assert f"go on with {rule}:2 repaired: " in run.command("status", run.root).stdout
-    rule.write_text(RULE.format("1.0"))
+    rule.write_text(RULE.format(1))
     yield Failed(run, r"slurm-ppo resume \S+", False)
 
 
@@ -191,7 +193,7 @@ def held(ground: Ground) -> Iterator[Failed]:
         run = ground.run(*staying(5))
         run.submit()
         job = run.wait_for_job("reward", "PENDING").id.partition("_")[0]
-        assert cluster.call("scontrol", "hold", job).returncode == 0
+        assert cluster.call("scontrol", "uhold", job).returncode == 0
     finally:
         cluster.call("scancel", fills.stdout.strip())
     run.wait_for(lambda: said_ways(run), "a way on")
@@ -206,6 +208,7 @@ def full_disk(ground: Ground) -> Iterator[Failed]:
     fills = beside / "superseded" / "1" / "policy"
     run = with_hooks(run, DISK_FULL=str(fills))
     run.submit()
+    run.wait_for_job("rollout")
     done = run.command("fork", f"{run.root}@0", beside)
     assert done.returncode == 0, done.stderr
     fills.parent.mkdir(parents=True)
