@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm.devcluster import PracticeCluster
 from slurm.sharedfiles import is_there
-from tests.cluster.scenario import Runs, SlurmRun, assert_same_policy, room_on, staying
+from tests.cluster.scenario import SlurmRun, assert_same_policy, room_on, staying
 from tests.support import ALONE, faulty, light
 from tests.support.killing import HOOKS
 from tests.support.tables import sample
@@ -32,15 +32,14 @@ _WAY = re.compile(r"^(?:go on|it goes on|make room|to ).*?: ((?:slurm-ppo|scontr
 class Ground:
     """Where a run fails."""
 
-    get: Callable[[str], PracticeCluster]
-    """Fixture of a cluster by its name."""
-    make_run: Runs
+    get: Callable[[str], Any]
+    """Fixture by its name."""
     folder: Path
 
-    def run(self, *words: str, on: str = "cluster") -> SlurmRun:
+    def run(self, *words: str, on: str = "cluster", make: str = "make_run") -> SlurmRun:
         cluster = self.get(on)
         root = room_on(cluster, self.folder) / "run"
-        return self.make_run(cluster, root, *ALONE_IN_JOBS, *words)
+        return self.get(make)(cluster, root, *ALONE_IN_JOBS, *words)
 
 
 @dataclass(frozen=True)
@@ -100,10 +99,12 @@ def memory_of_a_gpu(ground: Ground) -> Iterator[Failed]:
 
 @contextmanager
 def cache_of_vllm(ground: Ground) -> Iterator[Failed]:
-    run = with_hooks(
-        ground.run("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5"), PLAIN_VLLM="1"
-    )
-    yield Failed(fails(run), r"slurm-ppo resume \S+ rollout.vllm.gpu_memory_utilization=0.95")
+    """Of real models, as vLLM takes no other; all but the rollout is light."""
+    rest = [word for word in light.WORDS if not word.startswith("rollout.")]
+    of_vllm = ("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5")
+    run = ground.run(*rest, *of_vllm, make="make_real_run")
+    run = fails(with_hooks(run, PLAIN_VLLM="1"))
+    yield Failed(run, r"slurm-ppo resume \S+ rollout.vllm.gpu_memory_utilization=0.95", False)
 
 
 @contextmanager
@@ -267,10 +268,8 @@ def typed(run: SlurmRun, line: str) -> str:
 
 
 @pytest.mark.parametrize("failure", sample(FAILURES, 1 / 12, key=lambda one: one.__name__))
-def test_the_command_that_status_names_works_as_it_is_printed(
-    failure, request, make_run, complete_run, tmp_path
-):
-    with failure(Ground(request.getfixturevalue, make_run, tmp_path)) as failed:
+def test_the_command_that_status_names_works_as_it_is_printed(failure, request, complete_run, tmp_path):
+    with failure(Ground(request.getfixturevalue, tmp_path)) as failed:
         run = failed.run
         (command,) = said_ways(run)
         assert re.fullmatch(failed.command, command), command
