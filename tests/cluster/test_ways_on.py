@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -210,8 +211,7 @@ def full_disk(ground: Ground) -> Iterator[Failed]:
     run = with_hooks(run, DISK_FULL=str(fills))
     run.submit()
     run.wait_for_job("rollout")
-    done = run.command("fork", f"{run.root}@0", beside)
-    assert done.returncode == 0, done.stderr
+    shutil.copytree(ground.get("complete_run"), beside, symlinks=True)
     fills.parent.mkdir(parents=True)
     fills.touch()
     run.wait_for(lambda: said_ways(run), "a way on")
