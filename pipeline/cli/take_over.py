@@ -18,6 +18,7 @@ from pipeline.run.lease import hold
 from pipeline.run.owner import Owner
 from pipeline.run.standpoint import Elsewhere, NotOurs, check_may_write, standpoint, way_on
 from pipeline.run.submissions import is_job_of
+from pipeline.status.obstacles import read_permitted
 from pipeline.workers.beats import SILENT_SECONDS, Beat, Doing, LiveWorkers
 from slurm.commands import SlurmError, on_cluster
 from slurm.query import Element, read_queue
@@ -99,12 +100,14 @@ def with_way_out(run: Run, error: Refused) -> Refused:
 
 
 def with_other_settings(run: Run) -> str:
-    """Return the command that goes on with an account of one's own."""
+    """Return the command that goes on with an account of one's own: the first that accounting names."""
     place = shlex.quote(str(run.paths.root))
     is_other = standpoint(run.paths, run.who_acts) is not None
+    mine = read_permitted().accounts
+    account = next((one for one in sorted(mine) if one != slurm_settings(run).account), "ACCOUNT")
     return (
         f"to go on with your own: slurm-ppo resume {place}{' --take-over' * is_other} "
-        "scheduler.account=ACCOUNT"
+        f"scheduler.account={account}"
     )
 
 

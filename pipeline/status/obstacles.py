@@ -149,11 +149,16 @@ def _time(config: SlurmConfig, one: Obstacle, may: Permitted, kinds: Sequence[st
         return {}
     asked = parse_duration(given.time)
     enough = {name for name in may.qos if _allows(may.seconds(given.account, name), asked)}
-    if found := _another(config, one.job_kind, "qos", enough):
-        return found
-    times = {kind: parse_duration(resources_of(config, kind).time) for kind in kinds}
-    too_long = [kind for kind, seconds in times.items() if not _allows(longest, seconds)]
-    return {f"{key_of(kind)}.time": format_duration(longest) for kind in too_long}
+    if other := _another(config, one.job_kind, "qos", enough):
+        return other
+    found = {}
+    for kind in kinds:
+        asked_for = resources_of(config, kind)
+        if not _allows(longest, parse_duration(asked_for.time)):
+            found[f"{key_of(kind)}.time"] = format_duration(longest)
+            if asked_for.signal >= longest:  # the warning comes before the limit, and after the start
+                found[f"{key_of(kind)}.signal"] = str(int(longest) // 2)
+    return found
 
 
 def _allows(longest: float | None, asked: float | None) -> bool:

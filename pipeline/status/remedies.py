@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.allocation import DrivenConfig
@@ -107,16 +107,18 @@ def _by_message(config: Config, failed: GivenUp) -> Remedy | None:
 
 
 def command(run: Run, failed: GivenUp) -> str:
-    """Return how to go on after a failure, with the whole command; empty where no setting is known to help,
-    or nothing can be forked."""
-    found = remedy(run.config, failed)
+    """Return how to go on after a failure, with the whole command, or the setting where nothing can be
+    forked; empty where none is known to help."""
+    tries = min(failed.attempt, run.config.attempts_of(failed.job_kind))  # a person's resume begins with 1
+    found = remedy(run.config, replace(failed, attempt=tries))
     if found is None:
         return ""
     if not found.is_fork:
         return f"with {found.what}: {' '.join([resume_command(run), *map(shlex.quote, found.words)])}"
     parent = nearest_parent(run, run.config.iterations)
     if parent is None:
-        return ""
+        setting = " ".join(found.words)
+        return f"in another run with {found.what}, as nothing can be forked yet: {setting}"
     return f"in a fork with {found.what}: {fork_command(run.paths.root, parent.number, found.words)}"
 
 

@@ -285,6 +285,8 @@ def _next_commands(status: "Status") -> Iterator[str]:
     if whose and (step := next_step(whose, status.state, status.run)):
         yield f"next: {step}"
         return
+    if status.state == "failed" and status.remedy:
+        return  # said where the failure is; without the setting the run would fail again
     command = _NEXT.get(status.state) or ("logs {run} --follow" if status.slurm else "report {run}")
     yield f"next: slurm-ppo {command.format(run=run)}"
 

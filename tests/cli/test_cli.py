@@ -72,6 +72,7 @@ STATUS_KEYS = [
         "best",
         "advice",
         "rows_missing",
+        "ways_on",
         "troubles",
         "state_lost",
         "workers",

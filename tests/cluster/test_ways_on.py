@@ -7,18 +7,19 @@ import os
 import pty
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slurm.devcluster import PracticeCluster
 from slurm.sharedfiles import is_there
-from tests.cluster.scenario import Runs, SlurmRun, assert_same_policy, room_on, staying
+from tests.cluster.scenario import SlurmRun, assert_same_policy, room_on, staying
 from tests.support import ALONE, faulty, light
 from tests.support.killing import HOOKS
 from tests.support.tables import sample
@@ -32,15 +33,14 @@ _WAY = re.compile(r"^(?:go on|it goes on|make room|to ).*?: ((?:slurm-ppo|scontr
 class Ground:
     """Where a run fails."""
 
-    get: Callable[[str], PracticeCluster]
-    """Fixture of a cluster by its name."""
-    make_run: Runs
+    get: Callable[[str], Any]
+    """Fixture by its name."""
     folder: Path
 
-    def run(self, *words: str, on: str = "cluster") -> SlurmRun:
+    def run(self, *words: str, on: str = "cluster", make: str = "make_run") -> SlurmRun:
         cluster = self.get(on)
         root = room_on(cluster, self.folder) / "run"
-        return self.make_run(cluster, root, *ALONE_IN_JOBS, *words)
+        return self.get(make)(cluster, root, *ALONE_IN_JOBS, *words)
 
 
 @dataclass(frozen=True)
@@ -91,19 +91,21 @@ def memory_of_the_host(ground: Ground) -> Iterator[Failed]:
 
 @contextmanager
 def memory_of_a_gpu(ground: Ground) -> Iterator[Failed]:
-    lacks = {faulty.FAULT: "OutOfMemoryError: CUDA out of memory.", faulty.FITS: 1100}
-    words = (*faulty.WORDS, "rollout.tokens_per_batch=2200", given("rollout", **lacks))
+    lacks = {faulty.FAULT: "OutOfMemoryError: CUDA out of memory.", faulty.FITS: 1100, faulty.LATER: 1}
+    words = (*faulty.WORDS, "iterations=2", "rollout.tokens_per_batch=2200", given("rollout", **lacks))
     yield Failed(
-        fails(ground.run(*words)), r"slurm-ppo fork \S+@0 \S+-fork rollout.tokens_per_batch=1100", False
+        fails(ground.run(*words)), r"slurm-ppo fork \S+@1 \S+-fork rollout.tokens_per_batch=1100", False
     )
 
 
 @contextmanager
 def cache_of_vllm(ground: Ground) -> Iterator[Failed]:
-    run = with_hooks(
-        ground.run("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5"), PLAIN_VLLM="1"
-    )
-    yield Failed(fails(run), r"slurm-ppo resume \S+ rollout.vllm.gpu_memory_utilization=0.95")
+    """Of real models, as vLLM takes no other; all but the rollout is light."""
+    rest = [word for word in light.WORDS if not word.startswith("rollout.")]
+    of_vllm = ("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5")
+    run = ground.run(*rest, *of_vllm, make="make_real_run")
+    run = fails(with_hooks(run, PLAIN_VLLM="1"))
+    yield Failed(run, r"slurm-ppo resume \S+ rollout.vllm.gpu_memory_utilization=0.95", False)
 
 
 @contextmanager
@@ -126,23 +128,25 @@ def broken_node(ground: Ground) -> Iterator[Failed]:
 
 @contextmanager
 def not_a_number(ground: Ground) -> Iterator[Failed]:
-    run = fails(ground.run(faulty.TRAINER, given("update", **{faulty.RATE: 1e-3})))
-    yield Failed(run, r"slurm-ppo fork \S+@0 \S+-fork update.learning_rate=0.0005", False)
+    breaks = given("update", **{faulty.RATE: 1e-3, faulty.LATER: 1})
+    run = fails(ground.run(faulty.TRAINER, "iterations=2", breaks))
+    yield Failed(run, r"slurm-ppo fork \S+@1 \S+-fork update.learning_rate=0.0005", False)
 
 
-RULE = "def score(*, responses, **columns):\n    return [{} for response in responses]\n"
+RULE = "def score(*, responses, **columns):\n    return [1.0 / {} if text else 0.0 for text in responses]\n"
+"""It is tried with an empty response before a run, and then has others."""
 
 
 @contextmanager
 def plug_in(ground: Ground) -> Iterator[Failed]:
     rule = ground.folder / "my_rules.py"
-    rule.write_text(RULE.format("columns['answers']"))
+    rule.write_text(RULE.format(0))
     words = ("reward=rule", "reward.components.rule.function=my_rules:score")
     run = ground.run(*words)
     path = os.pathsep.join([str(ground.folder), run.environment["PYTHONPATH"]])
     run = fails(replace(run, environment=run.environment | {"PYTHONPATH": path}))
     assert f"go on with {rule}:2 repaired: " in run.command("status", run.root).stdout
-    rule.write_text(RULE.format("1.0"))
+    rule.write_text(RULE.format(1))
     yield Failed(run, r"slurm-ppo resume \S+", False)
 
 
@@ -191,7 +195,7 @@ def held(ground: Ground) -> Iterator[Failed]:
         run = ground.run(*staying(5))
         run.submit()
         job = run.wait_for_job("reward", "PENDING").id.partition("_")[0]
-        assert cluster.call("scontrol", "hold", job).returncode == 0
+        assert cluster.call("scontrol", "uhold", job).returncode == 0
     finally:
         cluster.call("scancel", fills.stdout.strip())
     run.wait_for(lambda: said_ways(run), "a way on")
@@ -206,8 +210,8 @@ def full_disk(ground: Ground) -> Iterator[Failed]:
     fills = beside / "superseded" / "1" / "policy"
     run = with_hooks(run, DISK_FULL=str(fills))
     run.submit()
-    done = run.command("fork", f"{run.root}@0", beside)
-    assert done.returncode == 0, done.stderr
+    run.wait_for_job("rollout")
+    shutil.copytree(ground.get("complete_run"), beside, symlinks=True)
     fills.parent.mkdir(parents=True)
     fills.touch()
     run.wait_for(lambda: said_ways(run), "a way on")
@@ -264,10 +268,8 @@ def typed(run: SlurmRun, line: str) -> str:
 
 
 @pytest.mark.parametrize("failure", sample(FAILURES, 1 / 12, key=lambda one: one.__name__))
-def test_the_command_that_status_names_works_as_it_is_printed(
-    failure, request, make_run, complete_run, tmp_path
-):
-    with failure(Ground(request.getfixturevalue, make_run, tmp_path)) as failed:
+def test_the_command_that_status_names_works_as_it_is_printed(failure, request, complete_run, tmp_path):
+    with failure(Ground(request.getfixturevalue, tmp_path)) as failed:
         run = failed.run
         (command,) = said_ways(run)
         assert re.fullmatch(failed.command, command), command

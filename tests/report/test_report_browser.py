@@ -7,8 +7,10 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from docs import pictures
+from pipeline.config.changeable import Difference
 from pipeline.report import write_comparison, write_report, write_sweep_report
 from pipeline.run import journal
+from pipeline.run.changes import SettingsChange, write_changes
 from pipeline.run.directory import Run
 from tests.support.browsing import chromium, needs_chromium, opened
 from tests.support.reportrun import (
@@ -54,7 +56,13 @@ def run(tmp_path_factory) -> Run:
                 reasons=["length" if i % 10 == 0 else "stop" for i in range(count)],
                 reference=[[-0.5 - i / 100] * len(f"Reply {i} {EVIL} " + "word " * i) for i in range(count)],
             )
-    return run
+    long = ["/home/ada/bin/tell", *(f"--channel=runs-of-model-{number}" for number in range(20))]
+    changed = (
+        Difference("notify.command", None, long),
+        Difference("scheduler.update.time", "4:00:00", "8:00:00"),
+    )
+    write_changes(run.paths, [SettingsChange(0.0, "ada", 7, changed)])
+    return run.with_newest_settings()
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +127,14 @@ def test_a_page_counts_as_loaded_once_all_is_drawn_so_that_a_capture_shows_it(br
     assert page.evaluate("window.drawnAtLoad") == page.locator(".plot").count() > 15
     assert page.locator("iframe").count() == 0
     page.close()
+
+
+def test_changed_settings_are_a_table_of_words_that_fits(page):
+    table = page.locator(".changes")
+    looks = "e => [e.scrollWidth - e.clientWidth, getComputedStyle(e.querySelector('td')).textAlign]"
+    assert table.evaluate(looks) == [0, "left"]
+    key, before, after = table.locator("tr").nth(2).locator("td").all_inner_texts()[3:]
+    assert (key, before, after) == ("scheduler.update.time", "4:00:00", "8:00:00")
 
 
 def test_what_is_printed_is_drawn_whole_for_paper_and_the_screen_is_as_it_was_afterwards(browser, html):

@@ -115,6 +115,10 @@ LIMITED = Permitted(
     ),
 )
 ONE_QOS = replace(LIMITED, accounts={"lab"}, qos={"normal"})
+IN_A_MINUTE = [
+    *("rollout.time=0-00:01:00", "rollout.signal=30"),
+    *("update.time=0-00:01:00", "update.signal=30"),
+]
 OF_LAB = ("scheduler.account=lab", "scheduler.driver.time=0:01:00", "scheduler.prepare.time=0:00:30")
 
 
@@ -129,7 +133,7 @@ OF_LAB = ("scheduler.account=lab", "scheduler.driver.time=0:01:00", "scheduler.p
         ("Invalid qos specification", LIMITED, ("scheduler.qos=old",), ["qos=long"]),
         ("QOSMaxSubmitJobPerUserLimit", LIMITED, ("scheduler.qos=normal",), ["qos=long"]),
         ("QOSMaxWallDurationPerJobLimit", LIMITED, ("scheduler.rollout.time=20:00:00",), ["qos=long"]),
-        ("QOSMaxWallDurationPerJobLimit", ONE_QOS, (), ["rollout.time=0-00:01:00", "update.time=0-00:01:00"]),
+        ("QOSMaxWallDurationPerJobLimit", ONE_QOS, (), IN_A_MINUTE),
         ("Priority", LIMITED, (), []),
         ("QOSMaxJobsPerUserLimit", LIMITED, (), []),
     ],

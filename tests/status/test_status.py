@@ -275,6 +275,15 @@ def test_held_shards_name_the_command_that_lets_them_start():
     assert f"to let it start: scontrol release {held.array_id}" in told
 
 
+def test_a_command_that_helps_is_one_line_however_long_and_none_that_would_fail_is_next():
+    command = f"slurm-ppo resume /runs/{'x' * 80} scheduler.account=lab"
+    lines = describe(status("running", RUNNING, ways_on=(f"go on with another account: {command}",)))
+    assert f"go on with another account: {command}" in lines.splitlines()
+    lines = describe(status("failed", RUNNING, remedy=f"with more time: {command}"))
+    assert f"go on with more time: {command}" in lines.splitlines()
+    assert "next: " not in lines
+
+
 def test_the_keys_of_json_are_an_interface():
     found = to_json(status("running", RUNNING))
     assert found["said"][1] == {"about": "queue", "text": "in the queue: 5 running, 20 waiting"}

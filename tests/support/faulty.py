@@ -2,9 +2,10 @@
 
 It fails with the text of ``FAULT`` while more is computed at once than ``FITS`` allows (tokens; by default
 always), unless the environment has what ``FAULT_CURE`` names (NAME=VALUE). Where ``FAULT_KILLS`` is set they
-print it and abort, as NCCL's watchdog does; with ``FAULT_MEMORY`` the host's memory does not suffice.
+print it and abort, as NCCL's watchdog does; with ``FAULT_MEMORY`` it is the host's memory that is too small.
 ``FAULT_NODE`` names a file: the node is broken that the first process writes into it, and no other.
-``FAULT_RATE`` is a learning rate from which on losses are not finite.
+``FAULT_RATE`` is a learning rate from which on losses are not finite. With ``FAULT_LATER`` nothing of this is
+so while the policy is the user's own.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ WORDS = (
 TRAINER = "update.engine=tests.support.faulty:make_trainer"
 FAULT, FITS, KILLS, IN_REWARD = "FAULT", "FITS", "FAULT_KILLS", "FAULT_IN_REWARD"
 NODE, CURE, MEMORY, RATE = "FAULT_NODE", "FAULT_CURE", "FAULT_MEMORY", "FAULT_RATE"
+LATER = "FAULT_LATER"
 
 
 class AcceleratorError(RuntimeError):
@@ -44,6 +46,10 @@ def compute(tokens: int) -> None:
 def is_cured() -> bool:
     name, _, value = os.environ.get(CURE, "").partition("=")
     return os.environ.get(name) == value
+
+
+def is_early(is_first: bool) -> bool:
+    return is_first and LATER in os.environ
 
 
 def is_broken() -> bool:
@@ -75,7 +81,7 @@ class Scorer(light.LightScorer):
 @without_torch
 def make_generator(config, directory):
     made = light.make_generator(config, directory)
-    if IN_REWARD not in os.environ:
+    if IN_REWARD not in os.environ and not is_early(directory == config.model.policy):
         made.__class__, made.tokens = Generator, config.rollout.tokens_per_batch
     return made
 
@@ -94,9 +100,10 @@ def make_trainer(config):
 
     class Trainer(LightTrainer):
         def update(self, context, iteration):
-            if config.update.learning_rate >= float(os.environ.get(RATE, "inf")):
+            is_on = not is_early(iteration == 1)
+            if is_on and config.update.learning_rate >= float(os.environ.get(RATE, "inf")):
                 raise NumericalError("the loss is nan")
-            if FAULT in os.environ:
+            if is_on and FAULT in os.environ:
                 compute(config.update.minibatches)
             return super().update(context, iteration)
 

@@ -16,6 +16,7 @@ from pipeline.run import journal
 from pipeline.run.benchmarks import Measured, note_measured, trim_measured
 from pipeline.run.directory import Run, load_run
 from pipeline.run.identity import git_commit
+from pipeline.status.remedies import ways_around
 from pipeline.tracking import tracker as tracking
 from pipeline.tracking.destination import Destination
 from pipeline.tracking.mirror import Once, mirror
@@ -274,8 +275,12 @@ def test_a_refusing_server_is_a_note(run, server):
     assert note.startswith("W&B cannot be used now (")
     assert note.endswith(f"the rest follows with the next driver, or by: slurm-ppo sync {run.paths.root}")
     assert server.environment["WANDB_API_KEY"] not in note
+    assert list(ways_around(run, journal.read_events(run.paths.events), "complete")) == [
+        f"to send the rows that W&B lacks: slurm-ppo sync {run.paths.root}"
+    ]
     server.faults.status = None
     assert follow(run) == []
+    assert not list(ways_around(run, journal.read_events(run.paths.events), "complete"))
     assert on_server(server, run.identity.id) == [1]
 
 
