@@ -43,7 +43,7 @@ from stages.ppo.experience import build_experience
 from stages.ppo.learner import update
 from stages.ppo.lora import load_policy
 from stages.ppo.metrics import update_metrics
-from stages.ppo.refill import Intake, Pool, joined, pool_of, refilled, table_of
+from stages.ppo.refill import Candidates, Intake, candidates_of, joined, refilled, table_of
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner
 from stages.tasks.reward import reward_table
@@ -143,7 +143,7 @@ def loop_of(words: Sequence[str]) -> Loop:
     return Loop(run, prompts_of(run, 0, NUM_PROMPTS), tokenizer, generator, {}, learner, 0.0)
 
 
-def intake_of(loop: Loop, iteration: int, rows: pa.Table, waiting: Pool | None) -> Intake:
+def intake_of(loop: Loop, iteration: int, rows: pa.Table, waiting: Candidates | None) -> Intake:
     """Return what the update learns from, as the stage would."""
     config = loop.run.config
     rewards = reward_table(config, rows, {"rule": scored(rows)}, None)
@@ -151,10 +151,12 @@ def intake_of(loop: Loop, iteration: int, rows: pa.Table, waiting: Pool | None) 
     loop.moments = loop.moments.including(own.outcome.scores)
     if not config.is_refilled:
         return Intake(own, own.outcome.scores)
-    pool = Pool(own, [iteration] * len(own))
+    candidates = Candidates(own, [iteration] * len(own))
     if waiting is not None:
-        pool = joined(pool, replace(waiting, experience=replace(waiting.experience, rewarded=own.rewarded)))
-    return refilled(config, pool, iteration, loop.moments)
+        candidates = joined(
+            candidates, replace(waiting, experience=replace(waiting.experience, rewarded=own.rewarded))
+        )
+    return refilled(config, candidates, iteration, loop.moments)
 
 
 def run_of(words: Sequence[str]) -> Iterator[Point]:
@@ -169,7 +171,7 @@ def run_of(words: Sequence[str]) -> Iterator[Point]:
         done = update(loop.learner, intake.experience, iteration, 0.0, loop.moments, context.stopwatch)
         metrics = update_metrics(loop.run.config, intake.experience, done)
         if intake.spare is not None:  # by way of the file's table, as between two updates
-            waiting = pool_of(table_of(intake.spare), intake.experience.rewarded)
+            waiting = candidates_of(table_of(intake.spare), intake.experience.rewarded)
         loop.generator._model.load_state_dict(loop.learner.policy.model.state_dict())
         steps += int(metrics["policy/steps"])
         responses += rows.num_rows

@@ -33,16 +33,16 @@ from stages.ppo.training import say
 
 
 @dataclass(frozen=True)
-class Pool:
+class Candidates:
     """Whole groups of responses, of one iteration or several."""
 
     experience: Experience
     origins: Sequence[int]
     """[N] the iteration whose rollout wrote each response."""
 
-    def select(self, indices: Sequence[int]) -> "Pool":
+    def select(self, indices: Sequence[int]) -> "Candidates":
         """Return the rows of the given indices, in their order."""
-        return Pool(self.experience.select(indices), [self.origins[i] for i in indices])
+        return Candidates(self.experience.select(indices), [self.origins[i] for i in indices])
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Intake:
     """Responses to learn from."""
     scores: Tensor
     """[M] rewards of all of the iteration's own responses that count, also of those that are left out."""
-    spare: Pool | None = None
+    spare: Candidates | None = None
     """Groups for later updates; None where none may be left."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Numbers of groups, by the names of :mod:`pipeline.metrics.catalogue`."""
@@ -77,22 +77,24 @@ def read_intake(context: Context, iteration: int) -> Intake:
     if not config.is_refilled:
         return Intake(own, own.outcome.scores)
     moments = state_after(context, iteration - 1).rewards.including(own.outcome.scores)
-    pool = joined(Pool(own, [iteration] * len(own)), read_spare(context, iteration - 1, own.rewarded))
-    return refilled(config, pool, iteration, moments)
+    candidates = joined(
+        Candidates(own, [iteration] * len(own)), read_spare(context, iteration - 1, own.rewarded)
+    )
+    return refilled(config, candidates, iteration, moments)
 
 
-def refilled(config: Config, pool: Pool, iteration: int, moments: RunningMoments) -> Intake:
-    """Divide a pool of an iteration's own groups, followed by those that waited, the oldest first.
+def refilled(config: Config, candidates: Candidates, iteration: int, moments: RunningMoments) -> Intake:
+    """Divide an iteration's own groups, followed by those that waited, the oldest first.
 
     Args:
         moments: moments of all scores of the run up to and with this iteration's own.
     """
-    given, wanted, carry = pool.experience, config.data.prompts_per_iteration, config.rollout.carry
-    own_scores = given.outcome.scores[torch.tensor(pool.origins, dtype=torch.long) == iteration]
+    given, wanted, carry = candidates.experience, config.data.prompts_per_iteration, config.rollout.carry
+    own_scores = given.outcome.scores[torch.tensor(candidates.origins, dtype=torch.long) == iteration]
     spread = with_spread(shape(config, given, moments).shaped, given.groups)
-    of_group = dict(zip(given.groups.tolist(), pool.origins, strict=True))
+    of_group = dict(zip(given.groups.tolist(), candidates.origins, strict=True))
     picked = pick({group: of_group[group] for group in spread}, iteration, wanted, carry)
-    taken, spare = (pool.select(rows_of(given, groups)) for groups in (picked.taken, picked.spare))
+    taken, spare = (candidates.select(rows_of(given, groups)) for groups in (picked.taken, picked.spare))
     own = sum(origin == iteration for origin in of_group.values())
     own_spread = sum(of_group[group] == iteration for group in spread)
     kept = sum(origin == iteration for origin in itertools.chain(taken.origins, spare.origins))
@@ -140,8 +142,8 @@ def rows_of(experience: Experience, groups: Sequence[int]) -> list[int]:
     return [row for rows in by_group.values() for row in rows]
 
 
-def joined(first: Pool, second: Pool) -> Pool:
-    """Put two pools together; groups stay apart, also of the same prompt."""
+def joined(first: Candidates, second: Candidates) -> Candidates:
+    """Put both together; groups stay apart, also of the same prompt."""
     one, other = first.experience, second.experience
     number = int(one.groups.max()) + 1 if len(one) else 0
     together = replace(
@@ -159,7 +161,7 @@ def joined(first: Pool, second: Pool) -> Pool:
         outcome=one.outcome.followed_by(other.outcome),
         groups=torch.cat([one.groups, other.groups + number]),
     )
-    return Pool(together, [*first.origins, *second.origins])
+    return Candidates(together, [*first.origins, *second.origins])
 
 
 def below(upper: Tensor, lower: Tensor) -> Tensor:
@@ -189,7 +191,7 @@ def save_spare(context: Context, intake: Intake) -> tuple[FileEntry, ...]:
     return (write_shard(context.paths, path, table_of(intake.spare)),)
 
 
-def read_spare(context: Context, version: int, rewarded: RewardedRows) -> Pool:
+def read_spare(context: Context, version: int, rewarded: RewardedRows) -> Candidates:
     """Return the groups that were committed with policy ``version`` for later updates; none in the first
     update of a run or fork.
 
@@ -199,12 +201,12 @@ def read_spare(context: Context, version: int, rewarded: RewardedRows) -> Pool:
     task = policy_maker(version)
     has_some = context.read(task).find_output(CARRIED_PART, "arrow") is not None
     table = context.table(task, CARRIED, CARRIED_PART) if has_some else CARRIED.empty_table()
-    return pool_of(table, rewarded)
+    return candidates_of(table, rewarded)
 
 
-def table_of(pool: Pool) -> pa.Table:
-    """Return the table of a pool, by the schema CARRIED."""
-    given, outcome = pool.experience, pool.experience.outcome
+def table_of(candidates: Candidates) -> pa.Table:
+    """Return the table of candidates, by the schema CARRIED."""
+    given, outcome = candidates.experience, candidates.experience.outcome
     lengths = [len(row.response) for row in given.rows]
 
     def cut(matrix: Tensor | None) -> list[object]:
@@ -214,7 +216,7 @@ def table_of(pool: Pool) -> pa.Table:
 
     weights = given.teacher_weights
     rows = {
-        "iteration": pool.origins,
+        "iteration": candidates.origins,
         "shard": given.shards,
         "prompt_id": given.prompt_ids,
         "sample_index": given.samples,
@@ -232,8 +234,8 @@ def table_of(pool: Pool) -> pa.Table:
     return conform(rows, CARRIED)
 
 
-def pool_of(table: pa.Table, rewarded: RewardedRows) -> Pool:
-    """Make a pool of a table of :func:`table_of`.
+def candidates_of(table: pa.Table, rewarded: RewardedRows) -> Candidates:
+    """Return the candidates of a table of :func:`table_of`.
 
     Args:
         rewarded: samples of the iteration that learns from them, which these are none of.
@@ -263,8 +265,12 @@ def pool_of(table: pa.Table, rewarded: RewardedRows) -> Pool:
         groups=torch.tensor([numbers[key] for key in keys], dtype=torch.long),
         rewarded=rewarded,
     )
+<<<<<<< HEAD
     return Pool(experience, origins)
 
 
 def _padded_if_given(column: pa.ChunkedArray) -> Tensor | None:
     return None if column.null_count else padded(column)
+=======
+    return Candidates(experience, origins)
+>>>>>>> refill

@@ -21,7 +21,17 @@ from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
 from stages.ppo.math.shaping import RunningMoments
-from stages.ppo.refill import Intake, Pool, joined, pick, pool_of, read_intake, refilled, save_spare, table_of
+from stages.ppo.refill import (
+    Candidates,
+    Intake,
+    candidates_of,
+    joined,
+    pick,
+    read_intake,
+    refilled,
+    save_spare,
+    table_of,
+)
 from stages.ppo.state.learned import PART, Learned, Machine, TrainerState
 from tests.support.damage import flip_bit
 from tests.support.learning import experience
@@ -64,16 +74,16 @@ def test_each_group_is_taken_waits_or_is_dropped_and_none_waits_too_long(found, 
         assert all(iteration + 1 - of_group[group] > carry for group in picked.dropped)
 
 
-def pool(rewards: list[float], iteration: int) -> Pool:
+def candidates(rewards: list[float], iteration: int) -> Candidates:
     own = experience(rows=len(rewards), samples=2, rewards=rewards)
-    return Pool(own, [iteration] * len(own))
+    return Candidates(own, [iteration] * len(own))
 
 
-def names(one: Pool) -> list[tuple[int, str, int]]:
+def names(one: Candidates) -> list[tuple[int, str, int]]:
     return list(zip(one.origins, one.experience.prompt_ids, one.experience.samples, strict=True))
 
 
-def intake(config: Config, given: Pool, iteration: int) -> Intake:
+def intake(config: Config, given: Candidates, iteration: int) -> Intake:
     return refilled(config, given, iteration, RunningMoments())
 
 
@@ -82,11 +92,12 @@ FLAT, MIXED = [0.5, 0.5], [0.0, 1.0]
 
 def test_an_update_takes_its_own_first_then_those_that_waited_of_the_same_prompts_too(config):
     """The third prompt of both iterations is one prompt, and two groups."""
-    waited = intake(config, pool(FLAT + MIXED + MIXED + MIXED, 1), 1)
+    waited = intake(config, candidates(FLAT + MIXED + MIXED + MIXED, 1), 1)
     assert waited.experience.prompt_ids == ["p1", "p1", "p2", "p2"]
     assert names(waited.spare) == [(1, "p3", 0), (1, "p3", 1)]
     later = joined(
-        pool(FLAT + FLAT + FLAT + MIXED, 2), pool_of(table_of(waited.spare), waited.experience.rewarded)
+        candidates(FLAT + FLAT + FLAT + MIXED, 2),
+        candidates_of(table_of(waited.spare), waited.experience.rewarded),
     )
     found = intake(config, later, 2)
     assert found.experience.prompt_ids == ["p3"] * 4
@@ -99,9 +110,9 @@ def test_an_update_takes_its_own_first_then_those_that_waited_of_the_same_prompt
 
 
 def test_what_is_still_missing_makes_a_smaller_update_down_to_none(config):
-    some = intake(config, pool(FLAT + MIXED + FLAT + FLAT, 1), 1)
+    some = intake(config, candidates(FLAT + MIXED + FLAT + FLAT, 1), 1)
     assert (some.metrics["refill/taken"], some.metrics["refill/missing"]) == (1, 1)
-    none = intake(config, pool(FLAT * 4, 1), 1)
+    none = intake(config, candidates(FLAT * 4, 1), 1)
     assert len(none.experience) == 0
     assert none.metrics["refill/missing"] == 2
     assert none.spare is not None
@@ -109,8 +120,8 @@ def test_what_is_still_missing_makes_a_smaller_update_down_to_none(config):
 
 
 def test_a_group_that_waited_is_what_it_was_to_the_bit(config):
-    given = pool(MIXED * 4, 1)
-    again = pool_of(table_of(given), given.experience.rewarded)
+    given = candidates(MIXED * 4, 1)
+    again = candidates_of(table_of(given), given.experience.rewarded)
     assert names(again) == names(given)
     for field in dataclasses.fields(given.experience):
         before, after = (getattr(one.experience, field.name) for one in (given, again))
@@ -201,8 +212,8 @@ def test_the_same_groups_are_learned_from_however_they_are_divided_into_shards(u
     for (one, left), (other, right) in zip(updates(1)[1], updates(shards)[1], strict=True):
         assert one.metrics == other.metrics
         assert left.drop_columns(["shard"]).equals(right.drop_columns(["shard"]))
-        taken = (Pool(each.experience, [0] * len(each.experience)) for each in (one, other))
-        tables = [table_of(pool).drop_columns(["shard"]) for pool in taken]
+        taken = (Candidates(each.experience, [0] * len(each.experience)) for each in (one, other))
+        tables = [table_of(one).drop_columns(["shard"]) for one in taken]
         assert tables[0].equals(tables[1])
         assert torch.equal(one.experience.groups, other.experience.groups)
 
