@@ -25,6 +25,12 @@ COLUMNS = {
     "all rules abstain",
     "reference_logprobs": "the reference's log-probability of each response token; null for greedy "
     "responses, when KL is off and when the update computes them",
+    "iteration": "the iteration whose rollout wrote the response",
+    "shard": "its shard there",
+    "has_ended": "true for finish_reason `stop`",
+    "teacher_logprobs": "as in reward shards; null without teachers",
+    "teacher_weight": "as in reward shards; null without teachers",
+    "step_rewards": "as in reward shards; null where no component has `steps`",
     "validity": "whether the update learns from the response, and why not: see below",
 }
 """Meaning of each column, the same in every schema."""
@@ -37,7 +43,7 @@ before it reads it.
 The user's own columns follow those below. In a rollout they are dictionary-encoded, so that what responses
 to one prompt share is stored once; `to_pylist` gives the values. A prompt's tools, where there are some, are
 in the column `prompt_tools`, as JSON. Where a component has `steps`, reward shards have a column
-`step_rewards`: a list with a float32 per response token, the reward of a step that ends there, else null."""
+`step_rewards`: a list with a float32 per response token, of a step that ends there the reward, else null."""
 
 
 def shard_page() -> str:

@@ -265,12 +265,8 @@ def candidates_of(table: pa.Table, rewarded: RewardedRows) -> Candidates:
         groups=torch.tensor([numbers[key] for key in keys], dtype=torch.long),
         rewarded=rewarded,
     )
-<<<<<<< HEAD
-    return Pool(experience, origins)
+    return Candidates(experience, origins)
 
 
 def _padded_if_given(column: pa.ChunkedArray) -> Tensor | None:
     return None if column.null_count else padded(column)
-=======
-    return Candidates(experience, origins)
->>>>>>> refill
