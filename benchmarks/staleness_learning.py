@@ -33,7 +33,8 @@ GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_it
 class Example:
     """A demo that both algorithms run."""
 
-    maker: str
+    maker: tuple[str, ...]
+    """Arguments of Python with which its inputs are made."""
     inputs: str
     words: tuple[str, ...]
     by_algorithm: dict[str, tuple[str, ...]]
@@ -41,14 +42,13 @@ class Example:
 
 EXAMPLES = {
     "quickstart": Example(
-        "-m",
-        "stages.demo.make",
+        ("-m", "stages.demo.make"),
         ".cache/quickstart",
         ("experiment=quickstart",),
         {"PPO": (), "GRPO": GROUPS},
     ),
     "calculator": Example(
-        "examples/calculator/make_calculator.py",
+        ("examples/calculator/make_calculator.py",),
         ".cache/calculator",
         ("--config-dir", "examples/calculator", "experiment=calculator", "iterations=12"),
         {"PPO": ("algorithm=ppo", "algorithm.kl.coef=0"), "GRPO": ()},
@@ -115,7 +115,7 @@ def main() -> int:
     for name in given.examples:
         example = EXAMPLES[name]
         if not (ROOT / example.inputs).is_dir():
-            subprocess.run([sys.executable, example.maker, "--out", example.inputs], check=True, cwd=ROOT)
+            subprocess.run([sys.executable, *example.maker, "--out", example.inputs], check=True, cwd=ROOT)
         for algorithm in example.by_algorithm:
             now, ahead = (side(given.out, name, algorithm, number, given.seeds) for number in (0, 1))
             cells, is_fine = compared(now, ahead)
