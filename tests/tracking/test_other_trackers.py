@@ -14,7 +14,7 @@ from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
 from pipeline.run import journal
 from pipeline.run.benchmarks import Measured, note_measured
-from pipeline.run.directory import Run, create_run
+from pipeline.run.directory import Run, create_run, load_run
 from pipeline.tracking import destination
 from pipeline.tracking.destination import Destination, package_problem
 from pipeline.tracking.mirror import Once, mirror
@@ -141,6 +141,21 @@ def test_numbers_of_a_program_and_numbers_that_are_none(run, to):
     assert found[7] == {"eval/acc": 0.25, "eval/iteration": 7}
     assert "policy/loss" not in found[1]
     assert found[1]["eval/pass_4" if to is Destination.MLFLOW else "eval/pass@4"] == 0.5
+
+
+def test_a_run_that_goes_back_keeps_both_curves(home, inputs, tmp_path, slurm_ppo, environment):
+    pytest.importorskip("tensorboard")
+    words = [*tiny.overrides(inputs, tmp_path / "run", "iterations=2"), "tracking=tensorboard"]
+    assert slurm_ppo("run", *words, env=environment).returncode == 0
+    run = load_run(tmp_path / "run")
+    first = in_events(run, run.identity.id)
+    assert sorted(first) == [1, 2]
+    done = slurm_ppo("resume", tmp_path / "run", "--from", "update@2", env=environment)
+    assert done.returncode == 0, done.stderr
+    again = in_events(run, f"{run.identity.id}-2")
+    assert in_events(run, run.identity.id) == first
+    assert again[1] == first[1]
+    assert again[2]["reward/mean"] == first[2]["reward/mean"]
 
 
 # --- a kill at any byte ---
