@@ -11,7 +11,7 @@ Prints a line of Markdown for each rate, side and seed, and for each rate the ra
 refilling has at least 1.8 times the useful responses for each optimizer step, and needs at most 0.6 of the
 steps, and no more responses, to the target: a mean reward without noise on held-out prompts.
 
-With seeds 1 to 3, on two CPU cores: 2.27 times the useful responses; at a rate of 2e-3 0.20 of the steps and
+With seeds 1 to 3, on two CPU cores: 2.3 times the useful responses; at a rate of 2e-3 0.20 of the steps and
 0.48 of the responses; at 4e-3, where filtering alone needs a quarter of its steps at 2e-3, 0.57 of the steps
 and 1.43 of the responses: what is saved depends on how much the noise of a small batch costs.
 """
