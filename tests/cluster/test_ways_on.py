@@ -276,7 +276,7 @@ def test_the_command_that_status_names_works_as_it_is_printed(failure, request, 
         printed = typed(run, command)
         if command.startswith("slurm-ppo fork"):
             (start,) = re.findall(r"start it:  (.*)$", printed, re.MULTILINE)
-            run = replace(run, root=Path(shlex.split(command)[3]))
+            run = replace(run, root=Path(shlex.split(command)[3]), words=["iterations=1"])  # of its own
             typed(run, start)
         run.wait_until_complete(300)
         if failed.has_same_policy:
