@@ -35,6 +35,7 @@ ELSEWHERE = {
     r"make quickstart(_vllm)?( .*)?": "tests/end_to_end/test_wheel.py",
     r"make quickstart_real.*|.*[ =]runs/real.*": "tests/end_to_end/test_arithmetic.py",
     r"python -m stages.models.gguf .*": "tests/stages/test_gguf.py",
+    r"srun python -m stages.ppo.pretraining .*": "tests/stages/test_pretraining.py",
     r".*examples/recipes.*|slurm-ppo status runs/gsm8k-7b": "tests/end_to_end/test_recipes.py",
     r"make test": ".ci/run",
     r"sbatch examples/slurm/allocation.sh .*": "tests/cluster/test_allocation.py",
