@@ -2,12 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from pipeline.cli.arguments import RunDir, Source, exit_of, is_sweep, load
-from pipeline.tracking.destination import Destination
 
 
 def status(
@@ -137,7 +136,9 @@ def report(
 
 def sync(
     run_dir: RunDir,
-    to: Annotated[Destination, typer.Option("--to", help="Tracker that gets the rows.")] = Destination.WANDB,
+    to: Annotated[
+        Literal["wandb", "tensorboard", "mlflow"], typer.Option("--to", help="Tracker that gets the rows.")
+    ] = "wandb",
     new_run: Annotated[
         bool,
         typer.Option(
@@ -163,7 +164,7 @@ def sync(
     from pipeline.tracking.sync import NewRun, SyncRequest
     from pipeline.tracking.sync import sync as bring_up_to_date
 
-    asked = SyncRequest(to, NewRun.asked(new_run, project, entity), offline)
+    asked = SyncRequest(Destination(to), NewRun.asked(new_run, project, entity), offline)
     run = load(run_dir)
     typer.echo(bring_up_to_date(run, asked, timeout, lambda text: typer.echo(text, err=True)))
 
