@@ -20,7 +20,7 @@ from pipeline.config.choices import known_groups
 from pipeline.config.engines import AUTO, EngineName, GeneratorName
 from pipeline.config.job_kinds import DRIVER
 from pipeline.config.schema import Config
-from pipeline.config.types import Text, ZeroStage
+from pipeline.config.types import Paths, Text, ZeroStage
 from pipeline.run.tasks import WORK_STAGES
 
 PATH = Path(__file__).parents[2] / "pipeline/cli/completion/words.json"
@@ -100,7 +100,7 @@ def _keys(path: str, owner: type) -> Iterator[tuple[str, list[str] | str]]:
 
 
 def _values(hint: Any) -> list[str] | str:
-    if hint is Text or Text in get_args(hint):
+    if any(one in (Text, Paths) for one in (hint, *get_args(hint))):
         return FILES
     return list(dict.fromkeys(_each_value(hint)))
 

@@ -50,7 +50,7 @@ SURFACE = {
     "notify": ["OVERRIDES", "--config-dir"],
     "samples": ["RUN[@ITERATION]", "--best", "--worst", "--random", "--prompt", "--seed", "--full", "--json"],
     "report": ["RUN...", "--out"],
-    "sync": ["RUN", "--new-run", "--project", "--entity", "--offline", "--timeout"],
+    "sync": ["RUN", "--to", "--new-run", "--project", "--entity", "--offline", "--timeout"],
     "export": ["RUN[@ITERATION]", "DIR", "--adapter"],
     "fork": ["RUN[@ITERATION]", "NEW_RUN", "OVERRIDES", "--config-dir"],
     "sweep": ["OVERRIDES", "--config-dir", "--seeds", "--at-once", "--point", "--drop", "--dry-run"],
