@@ -161,6 +161,7 @@ def sync(
     ] = 600,
 ) -> None:
     """Send every row to W&B, TensorBoard or MLflow exactly once, after a crash, an outage or days offline."""
+    from pipeline.tracking.destination import Destination
     from pipeline.tracking.sync import NewRun, SyncRequest
     from pipeline.tracking.sync import sync as bring_up_to_date
 
