@@ -163,11 +163,15 @@ class StatusReader:
             rows=tuple(rows),
             events=tuple(events),
         )
-        if run.config.slurm:
-            status = self._on_slurm(status, frontier, tasks, queue)
-        else:
-            status = self._on_this_machine(status, frontier, tasks)
-        return replace(status, ways_on=self._ways_on(status, queue))
+        with_jobs = self._with_jobs(status, frontier, tasks, queue)
+        return replace(with_jobs, ways_on=self._ways_on(with_jobs, queue))
+
+    def _with_jobs(
+        self, status: Status, frontier: Frontier, tasks: Sequence[Task], queue: "RunQueue | None"
+    ) -> Status:
+        if self.run.config.slurm:
+            return self._on_slurm(status, frontier, tasks, queue)
+        return self._on_this_machine(status, frontier, tasks)
 
     def _ways_on(self, status: Status, queue: "RunQueue | None") -> tuple[str, ...]:
         """Return what to type against what is in the way of a run of this user's that is not complete, and of
