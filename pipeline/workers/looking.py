@@ -96,6 +96,8 @@ class QueueQuestion:
     failed: str | None = None
     """Reason why there was no answer; None while it may come."""
     is_timeout: bool = False
+    conf: str = ""
+    """SLURM_CONF of that process: where another has none, or another's, squeue may well answer."""
 
     def is_open(self, now: float, rest: float = 0.0) -> bool:
         """Whether an answer may still come.
@@ -295,7 +297,9 @@ def _look_on(shelf: Shelf, max_age: float, patience: float, since: float) -> Loo
         if is_tired or max_age <= 0 or not is_awaited:
             rest = resting(recent, now, kept.runs if kept else 1) if may_rest else 0.0
             left = max(patience - waited, patience / 2)
-            own = QueueQuestion(os.urandom(8).hex(), now + rest, now + rest + left + _GRACE, recent)
+            own = QueueQuestion(
+                os.urandom(8).hex(), now + rest, now + rest + left + _GRACE, recent, conf=_conf()
+            )
             if shelf.claim(own, question) or is_tired:
                 return _rested(shelf, own, since, rest) or _ask(shelf, own, left)
         time.sleep(poll)
@@ -316,7 +320,12 @@ def _rested(shelf: Shelf, own: QueueQuestion, since: float, rest: float) -> Look
 
 def _is_refusal(question: QueueQuestion, since: float, now: float, age: float) -> bool:
     """Whether a process got no answer just now, so that there is no need to ask."""
-    return question.failed is not None and question.asked >= since and 0 <= now - question.asked < age
+    is_failed = question.failed is not None and question.conf == _conf()
+    return is_failed and question.asked >= since and 0 <= now - question.asked < age
+
+
+def _conf() -> str:
+    return os.environ.get("SLURM_CONF", "")
 
 
 def _ask(shelf: Shelf, question: QueueQuestion, patience: float) -> Look:

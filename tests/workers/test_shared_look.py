@@ -232,6 +232,23 @@ def test_where_squeue_hangs_not_everybody_tries(paths, squeue, clock):
     assert len(squeue.asked) == 3
 
 
+def test_a_shell_with_another_configuration_of_slurm_keeps_no_run_from_asking(paths, squeue, monkeypatch):
+    """Its squeue may fail where that of the run's jobs does not."""
+
+    def fail() -> str:
+        raise SlurmError(["squeue"], 1, "Unable to contact slurm controller")
+
+    squeue.act = fail
+    monkeypatch.setenv("SLURM_CONF", "/somewhere/else/slurm.conf")
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        look(paths, PERSON_AGE, 10.0)
+    squeue.act = lambda: answer("RUNNING")
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        look(paths, PERSON_AGE, 10.0)
+    monkeypatch.delenv("SLURM_CONF")
+    assert len(look(paths, PASS_AGE, 10.0).elements_of(NAME.__eq__)) == 1
+
+
 def test_questions_without_an_answer_count_as_questions(paths, squeue, clock):
     """Driver jobs start, one each second, while the controller is away."""
     squeue.act = lambda: (_ for _ in ()).throw(SlurmTimeout(["squeue"], None, "unable to contact"))
