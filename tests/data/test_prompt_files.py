@@ -30,7 +30,7 @@ from pipeline.data.prompts import PromptError, Prompts
 from pipeline.data.rendering import ScoringTemplate
 from pipeline.data.tokenizer_files import read_tokenizer
 from pipeline.run.paths import RunPaths
-from pipeline.run.schemas import PROMPTS
+from pipeline.run.schemas import HELDOUT_SET, PROMPTS
 from pipeline.run.shards import write_in_chunks
 from pipeline.run.wide import repeat
 from stages.rewards.rows import tools_of, values_of
@@ -577,8 +577,8 @@ def test_sets_of_held_out_prompts_that_do_not_fit_are_refused_before_the_run(con
     sets = {name: judged(policy, config, TEMPLATES["plain"], path) for name, path in files.items()}
     sets = {name: replace(one, key=f"data.heldout.{name}") for name, one in sets.items()}
     check_sets([sets["jsonl"], sets["polars"]])
-    named = replace(config, data=replace(config.data, heldout=dict.fromkeys(("a", "b"), "x")))
-    assert joined(named, [prompt_table(sets["jsonl"]), prompt_table(sets["polars"])]).num_rows == 4
+    tables = [prompt_table(sets["jsonl"]), prompt_table(sets["polars"])]
+    assert joined(HELDOUT_SET, {"a": "x", "b": "x"}, tables).num_rows == 4
     with pytest.raises(PromptError, match=r"^data.heldout: the sets have columns .* rename one"):
         check_sets([sets["jsonl"], sets["number"]])
 
