@@ -49,6 +49,12 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "environment/",
         "staleness/",
         "teacher/",
+        "refill/",
+        "policy/is_warmup",
+        "policy/router_loss",  # mixtures of experts
+        "data/prompts/",  # several files of prompts
+        "epoch/",
+        "reward/mean/",
         "validity/",  # reasons why responses do not count
     )
     assert row["validity/scored"] == 8
