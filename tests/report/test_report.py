@@ -166,6 +166,7 @@ def test_every_chart_has_a_place_a_figure_and_a_caption(run):
         *("GPU memory (GiB)", "Batch budgets halved for lack of GPU memory"),
         *("Held-out sets", "Solved held-out prompts", "Numbers of evaluate.command"),
         *("Prompts left out, cut or read otherwise", "Staleness", "Reward by environment"),
+        "Reward by prompt file",
         "Prompts learned from",
     }
     assert "entropy of the next-token distribution, nats per token" in parsed.text
@@ -334,6 +335,9 @@ def test_figures_are_what_plotly_takes(count):
     more |= {
         "teacher/kl": 3.0,
         "environment/sums/reward": 0.5,
+        "reward/mean/sums": 0.5,
+        "refill/taken": 4.0,
+        "refill/flat": 2.0,
         "evaluate/pass@4": 0.5,
         "evaluate/hard/reward": 0.5,
         "eval/acc": 0.5,
