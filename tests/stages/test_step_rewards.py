@@ -268,7 +268,7 @@ def test_another_number_of_steps_than_turns_is_named(scored):
 def test_a_pool_hands_on_the_steps_of_its_components(models, scored):
     rows = responses(models, [("p", "One. Two."), ("p", "no end")])
     _, scores, _ = scored("sentences", rows)
-    found = scores_in(score_table(rows, scores, with_steps=["rule"]), "rule")
+    found = scores_in(score_table(rows, scores, teachers={}, with_steps=["rule"]), "rule")
     assert found == scores["rule"]
     assert found[0].steps == list(scores["rule"][0].steps)
     assert step_columns({}) == {}

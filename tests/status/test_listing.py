@@ -211,7 +211,8 @@ def test_little_is_opened_of_each_run_so_that_a_thousand_are_listed_at_once(tmp_
         paths = [Path(path) for path in read if Path(path).is_relative_to(tmp_path / name)]
         return sorted(str(path.relative_to(tmp_path / name)) for path in paths)
 
-    of_all = ["best.json", "config.yaml", "critic", "metrics.jsonl", "policy", "run.json", "state", "trainer"]
+    of_all = ["best.json", "config.yaml", "metrics.jsonl", "run.json"]
+    of_all += ["critic", "policy", "reference", "state", "trainer"]
     assert below("complete") == sorted([*of_all, *(f"policy/{i:05d}.1-a" for i in (18, 19, 20))])
     more = {*below("stopped")} - {*of_all, *(f"policy/{i:05d}.1-a" for i in (13, 14, 15))}
     (lease,) = more - {"events.jsonl", "locks"}
