@@ -267,7 +267,7 @@ def typed(run: SlurmRun, line: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("failure", sample(FAILURES, 1 / 12, key=lambda one: one.__name__))
+@pytest.mark.parametrize("failure", sample(FAILURES, 1 / 13, key=lambda one: one.__name__))
 def test_the_command_that_status_names_works_as_it_is_printed(failure, request, complete_run, tmp_path):
     with failure(Ground(request.getfixturevalue, tmp_path)) as failed:
         run = failed.run
