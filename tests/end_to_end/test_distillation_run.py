@@ -1,4 +1,5 @@
-"""A student that learns from a teacher alone, in a pool of its own, held by a reference that follows it."""
+"""A student that learns from a teacher alone, in a pool of its own, held by a reference that follows it, on
+prompts of two files by weight."""
 
 import json
 from pathlib import Path
@@ -21,8 +22,18 @@ WORDS = (
 
 @pytest.fixture(scope="module")
 def words(models, tmp_path_factory):
-    teacher = tiny.make_policy(tmp_path_factory.mktemp("teacher") / "model", seed=5)
-    return lambda run_dir: tiny.overrides(models, run_dir, f"reward.teachers.teacher.path={teacher}", *WORDS)
+    folder = tmp_path_factory.mktemp("teacher")
+    teacher = tiny.make_policy(folder / "model", seed=5)
+    rows = [{"id": i, "prompt": f"say it {i} times"} for i in range(9)]
+    files = {"some": models / "prompts.jsonl", "more": tiny.write_jsonl(folder / "more.jsonl", rows)}
+    given = [*WORDS, f"reward.teachers.teacher.path={teacher}", "data.weights={some: 3, more: 1}"]
+    given += [f"data.prompts.{name}={path}" for name, path in files.items()]
+
+    def words_of(run_dir: Path) -> list[str]:
+        known = tiny.overrides(models, run_dir, *given)
+        return [word for word in known if not word.startswith("data.prompts=")]
+
+    return words_of
 
 
 @pytest.fixture(scope="module")
