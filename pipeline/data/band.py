@@ -57,7 +57,7 @@ class Standing:
         return conform({PROMPT_INDEX: indices, **columns}, BAND)
 
 
-_COLUMNS = {"epochs": "epoch", "rewards": "reward", "is_out": "is_out"}
+_COLUMNS = {"epochs": "epoch", "rewards": "mean_reward", "is_out": "is_out"}
 
 
 def mean_rewards(rollouts: pa.Table, rewards: pa.Table) -> dict[int, float]:

@@ -235,7 +235,7 @@ BAND = _versioned(
         pa.field(PROMPT_INDEX, pa.int64(), nullable=False),
         # 0-based epoch of its file in which it was last scored, and the mean reward of its samples then.
         pa.field("epoch", pa.int64(), nullable=False),
-        pa.field("reward", pa.float64(), nullable=False),
+        pa.field("mean_reward", pa.float64(), nullable=False),
         # Whether the epoch of the first iteration that is rolled out with this policy leaves it out.
         pa.field("is_out", pa.bool_(), nullable=False),
     ],

@@ -96,7 +96,7 @@ def test_an_epoch_leaves_out_the_too_hard_and_the_too_easy_and_the_one_after_tri
     rows = load_run(whole).paths.root.joinpath("metrics.jsonl").read_text()
     assert rows.count('"epoch_left_out": 8') == 3
     (row,) = [row for row in band_of(whole, 3) if row["epoch"] == 0 and row["prompt_index"] == 0]
-    assert row == {"prompt_index": 0, "epoch": 0, "reward": 0.0, "is_out": True}
+    assert row == {"prompt_index": 0, "epoch": 0, "mean_reward": 0.0, "is_out": True}
 
 
 POINTS = [
