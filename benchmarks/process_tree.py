@@ -15,9 +15,9 @@ import psutil
 
 _EVERY = 0.2
 """Seconds between samples."""
-_GROWTH_GIB, _REST_FACTOR = 0.02, 20
-"""To ask for proportional set sizes walks all page tables, and holds up who maps memory meanwhile: it is done
-where resident sizes have grown by so much, and takes at most one part in so many of the time."""
+_CHANGE_GIB = 0.25
+"""To ask for a proportional set size walks page tables, and holds up who maps memory meanwhile: it is done
+where a resident size has changed by so much. In between, what is more or less is private."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -58,8 +58,8 @@ class _Sampler(threading.Thread):
         self.peak = 0.0
         self._done = threading.Event()
         self._by_process: dict[tuple[int, float], float] = {}
-        self._largest = 0.0
-        self._next_memory = 0.0
+        self._shared: dict[tuple[int, float], tuple[float, float]] = {}
+        """Resident size at which a process was asked for its proportional one, and by what that is less."""
 
     def run(self) -> None:
         while not self._done.wait(_EVERY):
@@ -70,23 +70,25 @@ class _Sampler(threading.Thread):
         self.join()
 
     def sample(self) -> None:
-        processes, resident = psutil.Process().children(recursive=True), 0.0
-        for process in processes:
+        resident: dict[tuple[int, float], float] = {}
+        for process in psutil.Process().children(recursive=True):
             try:
                 with process.oneshot():
-                    spent = process.cpu_times()
-                    resident += process.memory_info().rss / 2**30
-                    self._by_process[process.pid, process.create_time()] = spent.user + spent.system
+                    key, spent = (process.pid, process.create_time()), process.cpu_times()
+                    resident[key] = process.memory_info().rss / 2**30
+                    self._by_process[key] = spent.user + spent.system
             except psutil.Error:  # it has ended; what was seen of it stays
                 continue
         self.times.append(time.time())
         self.cpu.append(sum(self._by_process.values()))
-        began = time.monotonic()
-        if resident > self._largest + _GROWTH_GIB and began >= self._next_memory:
-            self._largest = resident
-            self.peak = max(self.peak, sum(_pss_gib(process.pid) for process in processes))
-            now = time.monotonic()
-            self._next_memory = now + _REST_FACTOR * (now - began)
+        self.peak = max(self.peak, sum(size - self._shared_of(key, size) for key, size in resident.items()))
+
+    def _shared_of(self, key: tuple[int, float], size: float) -> float:
+        """Return by how much a proportional set size is less than a resident one, of about the same time."""
+        at, shared = self._shared.get(key, (-_CHANGE_GIB, 0.0))
+        if abs(size - at) >= _CHANGE_GIB and (pss := _pss_gib(key[0])):
+            at, shared = self._shared[key] = size, max(0.0, size - pss)
+        return shared
 
 
 def _pss_gib(pid: int) -> float:
