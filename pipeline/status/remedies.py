@@ -13,23 +13,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.allocation import DrivenConfig
-from pipeline.config.engines import VllmConfig
+from pipeline.config.engine_rules import vllm_in
+from pipeline.config.engines import Engine
 from pipeline.config.scheduler import key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.decide.budgets import halved
 from pipeline.decide.device_faults import DeviceFault, diagnose
 from pipeline.decide.escalating import MORE_MEMORY, MORE_TIME
 from pipeline.run.directory import Run, resume_command
+from pipeline.run.engine_use import engines_of
 from pipeline.run.failures import FailureKind
 from pipeline.run.forking import fork_command, nearest_parent
-from pipeline.run.tasks import Stage, parse_task
+from pipeline.run.tasks import Stage, parse_task, task_of
 from pipeline.run.troubles import Trouble, outstanding
 from pipeline.tracking.destination import Destination
 from pipeline.tracking.state import sync_command
 from slurm.limits import format_duration, parse_duration, parse_memory
 
-_GPU_SHARE, _LARGEST_GPU_SHARE, _STEP = 0.9, 0.95, 0.1
-"""vLLM's default share of a card, the largest one to try, and by how much less is tried."""
+_LARGEST_GPU_SHARE, _STEP = 0.95, 0.1
+"""vLLM's largest share of a card to try, and by how much less or more is tried."""
 _IN_CODE = re.compile(r"\braised \w+: .* at (?P<place>/.+?:\d+)", re.DOTALL)
 """What plug-ins say of an exception (:func:`pipeline.plugins.interpreter.contract.raised`)."""
 _OF_RANKS = {
@@ -201,11 +203,10 @@ def _less_at_once(config: Config, failed: GivenUp) -> Remedy | None:
             return None
         words = (f"update.tokens_per_micro_batch={max(1, less // 2)}",)
         return Remedy(words, "half of the tokens at once", is_fork=True)
-    if (found := _engine(config, failed.job_kind)) is None:
+    if (found := _vllm(config, failed.job_kind)) is None:
         return _smaller_batches(config, failed)
-    key, given = found
-    share = (given.gpu_memory_utilization or _GPU_SHARE) - _STEP
-    return Remedy((f"{key}.gpu_memory_utilization={share:.2f}",), "a smaller share of the card")
+    key, share = found
+    return Remedy((f"{key}={max(share - _STEP, share / 2):.2f}",), "a smaller share of the card")
 
 
 def _smaller_batches(config: Config, failed: GivenUp) -> Remedy:
@@ -230,20 +231,22 @@ def _variable(config: Config, failed: GivenUp, tried: Sequence[tuple[str, str]])
 
 
 def _larger_cache(config: Config, failed: GivenUp) -> Remedy | None:
-    if (found := _engine(config, failed.job_kind)) is None:
+    found = _vllm(config, failed.job_kind)
+    if found is None or found[1] >= _LARGEST_GPU_SHARE:
         return None
-    key, given = found
-    if (given.gpu_memory_utilization or _GPU_SHARE) >= _LARGEST_GPU_SHARE:
-        return None
-    words = (f"{key}.gpu_memory_utilization={_LARGEST_GPU_SHARE}",)
+    key, share = found
+    words = (f"{key}={min(share + _STEP, _LARGEST_GPU_SHARE):.2f}",)
     return Remedy(words, "a larger share of the card for the cache")
 
 
-def _engine(config: Config, job_kind: str) -> tuple[str, VllmConfig] | None:
-    """Return the key and settings of the vLLM engine that a stage uses; None where it uses none."""
-    stage = Stage(job_kind.partition("-")[0])
-    if stage in (Stage.ROLLOUT, Stage.EVALUATE) and config.rollout.engine == "vllm":
-        return "rollout.vllm", config.rollout.vllm
-    if stage in (Stage.REWARD, Stage.SCORE) and config.reward.engine == "vllm":
-        return "reward.vllm", config.reward.vllm
-    return None
+def _vllm(config: Config, job_kind: str) -> tuple[str, float] | None:
+    """Return the key of the share of a card that vLLM takes in a stage's tasks, and the share; None where it
+    generates, or scores, with another engine."""
+    task = task_of(1, job_kind)
+    section = "rollout" if task.stage.generates else "reward"
+    engines = [name for key, name in engines_of(config, task.stage, task.pool) if key.startswith(section)]
+    if Engine.VLLM not in engines:
+        return None
+    share = vllm_in(config, section, job_kind).gpu_memory_utilization
+    assert share is not None, "vllm_in fills it in"
+    return f"{section}.vllm.gpu_memory_utilization", share

@@ -32,6 +32,9 @@ PLACE = "/home/ada/my rules/rules.py:12"
 RAISED = f"(rules:score) raised KeyError: 'answer' at {PLACE}"
 IN_UPDATE = "scheduler.update.environment"
 REPORTED = {"words": (f"{IN_UPDATE}={{NCCL_DEBUG: INFO}}",), "said": "ncclRemoteError"}
+OF_SCORING = "reward.vllm.gpu_memory_utilization"
+WITHOUT_KL = {"words": ("algorithm.kl.coef=0",)}
+ONE_OF_VLLM = {"words": ("reward.engine=transformers", "reward.components.rm.engine=vllm")}
 OWN_ENGINE = {"words": ("rollout.engine=transformers",)}
 
 
@@ -61,6 +64,9 @@ def helped(
         (FailureKind.LOST, "rollout", {"node": "n7"}, "scheduler.rollout.exclude=[n7]"),
         (FailureKind.LOST, "rollout", {}, ""),
         (FailureKind.DEVICE_MEMORY, "rollout", {}, "rollout.vllm.gpu_memory_utilization=0.80"),
+        (FailureKind.DEVICE_MEMORY, "reward", {}, f"{OF_SCORING}=0.50"),
+        (FailureKind.DEVICE_MEMORY, "reward", WITHOUT_KL, f"{OF_SCORING}=0.80"),
+        (FailureKind.DEVICE_MEMORY, "reward", ONE_OF_VLLM, f"{OF_SCORING}=0.50"),
         (FailureKind.DEVICE_MEMORY, "update", {}, "fork update.tokens_per_micro_batch=1024"),
         (FailureKind.DEVICE_MEMORY, "evaluate", OWN_ENGINE, "fork rollout.tokens_per_batch=2048"),
         (FailureKind.NUMERICS, "update", {}, "fork update.learning_rate=1e-05"),
@@ -68,7 +74,7 @@ def helped(
             FailureKind.CONFIG,
             "reward",
             {"said": f"(ValueError: {TOO_SMALL})"},
-            "reward.vllm.gpu_memory_utilization=0.95",
+            f"{OF_SCORING}=0.70",
         ),
         (FailureKind.CONFIG, "reward", {"said": "the rule raised KeyError"}, ""),
         (FailureKind.ERROR, "reward", {"said": f"r {RAISED} for p3"}, f"{PLACE} repaired"),
