@@ -20,7 +20,7 @@ from pipeline.process import ended_within, signal_session
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.troubles import Trouble, note_recovery, note_trouble
-from pipeline.tracking.destination import Destination
+from pipeline.tracking.destination import Destination, switched_on
 from pipeline.tracking.state import Sent, published, read_state, sync_command, wandb_mode
 from slurm.sharedfiles import from_json
 
@@ -187,12 +187,8 @@ def open_trackers(run: Run, destinations: Sequence[Destination], note: Note) -> 
 def enabled(run: Run) -> list[Destination]:
     """Return the destinations that the configuration and the environment ask for."""
     tracking = run.config.tracking
-    asked = {
-        Destination.WANDB: wandb_mode(tracking.wandb.mode, os.environ) is WandbMode.ONLINE,
-        Destination.TENSORBOARD: tracking.tensorboard.enabled,
-        Destination.MLFLOW: tracking.mlflow.enabled,
-    }
-    return [to for to, is_asked in asked.items() if is_asked]
+    is_online = wandb_mode(tracking.wandb.mode, os.environ) is WandbMode.ONLINE
+    return [Destination.WANDB] * is_online + switched_on(tracking)
 
 
 def behind(run: Run) -> list[Destination]:
