@@ -81,7 +81,8 @@ class Permitted:
 
 def read_permitted() -> Permitted:
     """Ask accounting; nothing is permitted where there is none, or none that answers."""
-    return Permitted.of(read_associations(), read_ceilings())
+    mine = read_associations()
+    return Permitted.of(mine, None if mine is None else read_ceilings())
 
 
 def obstacles_in(events: Sequence[Event], waiting: Iterable[Element]) -> tuple[Obstacle, ...]:
@@ -144,10 +145,9 @@ def _another(config: SlurmConfig, job_kind: str, name: str, mine: Collection[str
 def _time(config: SlurmConfig, one: Obstacle, may: Permitted, kinds: Sequence[str]) -> dict[str, str]:
     """Return a QOS that allows the time that is asked for, or else times that are allowed."""
     given = resources_of(config, one.job_kind)
-    longest = may.seconds(given.account, given.qos)
-    if longest is None:
+    longest, asked = may.seconds(given.account, given.qos), parse_duration(given.time)
+    if longest is None or _allows(longest, asked):  # then it is a partition's limit that is in the way
         return {}
-    asked = parse_duration(given.time)
     enough = {name for name in may.qos if _allows(may.seconds(given.account, name), asked)}
     if other := _another(config, one.job_kind, "qos", enough):
         return other

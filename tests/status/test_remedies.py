@@ -140,6 +140,7 @@ OF_LAB = ("scheduler.account=lab", "scheduler.driver.time=0:01:00", "scheduler.p
         ("QOSMaxSubmitJobPerUserLimit", LIMITED, ("scheduler.qos=normal",), ["qos=long"]),
         ("QOSMaxWallDurationPerJobLimit", LIMITED, ("scheduler.rollout.time=20:00:00",), ["qos=long"]),
         ("QOSMaxWallDurationPerJobLimit", ONE_QOS, (), IN_A_MINUTE),
+        ("(PartitionTimeLimit)", LIMITED, ("scheduler.rollout.time=0:00:30",), []),
         ("Priority", LIMITED, (), []),
         ("QOSMaxJobsPerUserLimit", LIMITED, (), []),
     ],
