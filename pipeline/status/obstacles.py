@@ -16,7 +16,7 @@ from pipeline.executors.slurm.queue import is_pending
 from pipeline.run.directory import Run, resume_command, slurm_settings
 from pipeline.run.submissions import SUBMITTED, job_kind_of
 from pipeline.run.tasks import PREPARE
-from slurm.associations import Associations, Ceilings, read_associations, read_ceilings
+from slurm.associations import Ceilings, read_associations, read_ceilings
 from slurm.limits import format_duration, parse_duration
 from slurm.query import Element
 from slurm.reasons import explain, way_to_release
@@ -67,12 +67,6 @@ class Permitted:
     qos: Collection[str] = ()
     ceilings: Ceilings = field(default_factory=Ceilings)
 
-    @staticmethod
-    def of(mine: Associations | None, ceilings: Ceilings | None) -> "Permitted":
-        if mine is None:
-            return Permitted()
-        return Permitted(mine.accounts, mine.qos, ceilings or Ceilings())
-
     def seconds(self, account: str | None, qos: str | None) -> float | None:
         """Return the seconds that a job may ask for; None where there is no limit."""
         found = self.ceilings.wall_of(account, qos)
@@ -81,8 +75,9 @@ class Permitted:
 
 def read_permitted() -> Permitted:
     """Ask accounting; nothing is permitted where there is none, or none that answers."""
-    mine = read_associations()
-    return Permitted.of(mine, None if mine is None else read_ceilings())
+    if (mine := read_associations()) is None:
+        return Permitted()
+    return Permitted(mine.accounts, mine.qos, read_ceilings() or Ceilings())
 
 
 def obstacles_in(events: Sequence[Event], waiting: Iterable[Element]) -> tuple[Obstacle, ...]:

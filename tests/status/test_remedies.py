@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.run.failures import FailureKind
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.plan import policy_maker
+from pipeline.run.tasks import task_of
 from pipeline.status.obstacles import Obstacle, Permitted, obstacles_in, settings_for
-from pipeline.status.remedies import GivenUp, remedy
+from pipeline.status.remedies import remedy
 from slurm.associations import Ceiling, Ceilings
 from slurm.states import SlurmState
 from tests.support.jobs import element, name_of
@@ -47,7 +49,7 @@ def helped(
     said: str = "",
 ) -> str:
     config = compose(["experiment=quickstart", *SLURM, *words])
-    found = remedy(config, GivenUp(job_kind, kind, attempt, node, said))
+    found = remedy(config, Failure(task_of(1, job_kind), attempt, kind, said, node=node))
     if found is None:
         return ""
     return " ".join(["fork"] * found.is_fork + list(found.words or [found.what]))
@@ -61,6 +63,7 @@ def helped(
         (FailureKind.MEMORY, "rollout", {}, "scheduler.rollout.mem=524288M"),
         (FailureKind.MEMORY, "update", {}, ""),
         (FailureKind.DEVICE, "reward", {"node": "n7"}, "scheduler.reward.exclude=[n1,n7]"),
+        (FailureKind.DEVICE, "update", {"node": "n[7-8]"}, "scheduler.update.exclude=[n7,n8]"),
         (FailureKind.LOST, "rollout", {"node": "n7"}, "scheduler.rollout.exclude=[n7]"),
         (FailureKind.LOST, "rollout", {}, ""),
         (FailureKind.DEVICE_MEMORY, "rollout", {}, "rollout.vllm.gpu_memory_utilization=0.80"),
@@ -91,7 +94,7 @@ def test_what_helps(kind, job_kind, more, expected):
 
 def test_tasks_of_this_machine_get_more_time():
     config = compose(["experiment=quickstart", "scheduler.time_limit=600"])
-    found = remedy(config, GivenUp("update", FailureKind.TIMEOUT, 3, "", "it took too long"))
+    found = remedy(config, Failure(policy_maker(1), 3, FailureKind.TIMEOUT, "it took too long"))
     assert found.words == ("scheduler.time_limit=1200",)
 
 
