@@ -36,7 +36,7 @@ IN_UPDATE = "scheduler.update.environment"
 REPORTED = {"words": (f"{IN_UPDATE}={{NCCL_DEBUG: INFO}}",), "said": "ncclRemoteError"}
 OF_SCORING = "reward.vllm.gpu_memory_utilization"
 WITHOUT_KL = {"words": ("algorithm.kl.coef=0",)}
-ONE_OF_VLLM = {"words": ("reward.engine=transformers", "reward.components.rm.engine=vllm")}
+ONE_OF_VLLM = {"words": ("reward.engine=transformers", "+reward.components.rm.engine=vllm")}
 OWN_ENGINE = {"words": ("rollout.engine=transformers",)}
 
 
