@@ -107,9 +107,11 @@ def load(run: Run) -> Loop:
     """
     config, path = run.config, run.config.model.policy
     others = config.reward.pools or config.algorithm.kl.sync_interval
+    others = others or config.data.weights or config.data.band.is_given
     if others or config.update.lora or has_reference_in(config, ReferenceStage.UPDATE):
         raise ValueError(
-            "pools, adapters, and a reference that follows or is in the update are no part of this loop"
+            "pools, adapters, weights of prompt files, bands, and a reference that follows or is in the "
+            "update are no part of this loop"
         )
     context = FromMemory(run.paths, config, PREPARE, "1-memory")
     set_up_torch(config.update.num_threads, config.seed)
@@ -152,7 +154,7 @@ def roll_out(loop: Loop, task: Task) -> pa.Table:
         num_shards=config.rollout.num_shards,
         shard=task.shard,
         seed=config.seed,
-        shuffle=config.data.shuffle,
+        shuffle=config.data.shuffles_epochs,
     )
     return respond(loop, task, loop.prompts.take(dealt.indices))
 

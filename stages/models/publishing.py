@@ -5,17 +5,20 @@ import fcntl
 import glob
 import os
 import shutil
+import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pipeline.process import interruptible
 from stages.context import UserError
 
 _MAKING = ".making-"
 _SETTLED_SECONDS = 60.0
 """Age from which on a folder to build in that is not locked counts as left behind."""
+_INTERRUPTED = 130
 _TAKEN = "{} exists; give a new directory"
 
 
@@ -23,6 +26,30 @@ def check_is_free(directory: Path) -> None:
     """Raise UserError for a directory that exists."""
     if os.path.lexists(directory):
         raise UserError(_TAKEN.format(directory))
+
+
+def exit_code_of(directory: Path, make: Callable[[], Iterable[str]], *others: type[Exception]) -> int:
+    """Carry out a command that makes a directory, and print what it returns. Returns the exit code: 2 where
+    that cannot be done.
+
+    Args:
+        others: errors that are users' mistakes, besides UserError and OSError.
+    """
+    try:
+        with interruptible():
+            said = list(make())
+    except (UserError, *others) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where, why = error.filename or directory, error.strerror or error
+        print(f"error: {where}: {why}; fix that, and run it again", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left", file=sys.stderr)
+        return _INTERRUPTED
+    print("\n".join(said))
+    return 0
 
 
 @contextmanager

@@ -22,9 +22,9 @@ def run(task: Task, context: Context, save_every: float = SAVE_SECONDS) -> Stage
     dealt = dealt_to(task, context)
     prompts = prompts_of(dealt, context)
     # 2. responses of the plan's policy, each from a seed of its own
-    version = context.plan.policy_of(task.iteration)
-    if version and not config.algorithm.trains_policy(version):
-        log.info(f"policy {version} has the weights of policy 0, as algorithm.critic_warmup is not over")
+    version, start = context.plan.policy_of(task.iteration), context.plan.start
+    if version > start and not config.algorithm.trains_policy(version):
+        log.info(f"policy {version} has the weights of policy {start}: algorithm.critic_warmup is not over")
     sampling = Sampling(
         rollout.temperature, rollout.top_p, rollout.top_k, stop_token_ids=stop_ids_of(context)
     )
