@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pipeline.config.algorithm import AlgorithmConfig, LossAggregation
 from stages.ppo.math.masked import EPSILON, NoValidTokens, masked_sum
-from stages.ppo.math.policy_losses import Compared, policy_loss_function
+from stages.ppo.math.policy_losses.contract import Compared
+from stages.ppo.math.policy_losses.named import policy_loss_function
 
 
 @dataclass(frozen=True)
