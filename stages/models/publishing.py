@@ -35,10 +35,11 @@ def exit_code_of(directory: Path, make: Callable[[], Iterable[str]], *others: ty
     Args:
         others: errors that are users' mistakes, besides UserError and OSError.
     """
+    mistakes: tuple[type[Exception], ...] = (UserError, *others)
     try:
         with interruptible():
             said = list(make())
-    except (UserError, *others) as error:
+    except mistakes as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except OSError as error:
