@@ -107,6 +107,18 @@ def test_it_has_its_own_packages_and_none_of_slurm_ppos(tasks, python):
     assert entry["python"] == python
 
 
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("/bin/cat", "was answered by something else than Python"),
+        ("/bin/true", r"its process \(exit code 0\)"),
+    ],
+)
+def test_a_program_that_is_no_interpreter_is_not_waited_for(program, why):
+    with pytest.raises(DescribedError, match=why):
+        connect(KEY, "hosted_tasks:Sums", program)
+
+
 def test_its_tasks_follow_from_the_seed_and_its_scores_are_those_of_its_code(tasks, opened):
     made = tasks("Sums")[TASKS_KEY]
     assert made == tasks("Sums")[TASKS_KEY]
