@@ -19,6 +19,7 @@ from typing import Any
 
 from pipeline.plugins.interpreter.contract import DescribedError, MadeTask
 from pipeline.plugins.load import VERIFIERS, MissingImport, PluginError, is_ready
+from pipeline.process import signal_session
 
 _LAST_WORDS_SECONDS = 1.0
 """Seconds in which answers of a process that has ended are read."""
@@ -116,8 +117,8 @@ class Child:
         return answer["value"]
 
     def close(self) -> None:
-        """End the process, whatever it does."""
-        self._process.kill()
+        """End the process, whatever it does, and those that it has started."""
+        signal_session(self._process.pid)
         self._process.wait()
 
     def _write(self, value: Mapping[str, Any]) -> bool:
