@@ -273,7 +273,8 @@ def num_labels(directory: Path) -> int:
     """Return how many outputs a classification model has, as transformers counts them: two by default.
     Raises BadModel where they cannot be counted."""
     settings = read_json(directory / "config.json") or {}
-    labels, found = settings.get("id2label"), settings.get("num_labels", 2)
+    labels = settings.get("id2label")
+    found: object = settings.get("num_labels", 2)
     if labels:
         found = len(labels) if isinstance(labels, dict) else None
     if type(found) is not int:
@@ -296,7 +297,7 @@ def model_end_ids(directory: Path) -> frozenset[int]:
 
 def _ids(file: str, given: object) -> list[int]:
     """Return the ids that a setting gives: one, several, or none. Raises BadModel."""
-    ids = given if isinstance(given, list) else [] if given is None else [given]
+    ids: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(id_) is int for id_ in ids):
         raise BadModel(f"its {file} has eos_token_id={given!r:.40}, which is no token's id; give its number")
     return ids

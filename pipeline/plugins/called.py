@@ -98,7 +98,8 @@ def load(plugin: Plugin, folder: str) -> None:
     # A process that ends as its pipe is closed may be sent SIGTERM as well: while Python takes itself down it
     # would complain of that.
     atexit.register(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
-    os.dup2(2, 1)
+    with contextlib.suppress(OSError):  # it has no standard error
+        os.dup2(2, 1)
     own = Path(folder, str(os.getpid()))
     own.touch()
     with Path(folder, STUCK).open("a") as file:

@@ -7,7 +7,7 @@ import os
 import random
 import time
 
-print("environments may print")
+print("environments may print", flush=True)
 
 
 class Sums:
