@@ -58,6 +58,16 @@ def published(directory: Path) -> Iterator[Path]:
     """Give a folder to build in, which becomes the directory if the body ends well, and else is removed."""
     from stages.models.merging import settle  # with torch
 
+    with scratch_beside(directory) as building:
+        yield building
+        settle(path for path in building.iterdir() if path.is_file())
+        _rename(building, directory)
+
+
+@contextmanager
+def scratch_beside(directory: Path) -> Iterator[Path]:
+    """Give a folder beside a directory that is to be made, and remove it in the end. One that a killed call
+    has left is removed by a later call."""
     remove_abandoned_beside(directory)
     building = directory.with_name(f".{directory.name}{_MAKING}{uuid.uuid4().hex[:8]}")
     building.mkdir()
@@ -66,8 +76,6 @@ def published(directory: Path) -> Iterator[Path]:
         with suppress(OSError):  # this filesystem has no locks
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield building
-        settle(path for path in building.iterdir() if path.is_file())
-        _rename(building, directory)
     finally:
         os.close(lock)
         shutil.rmtree(building, ignore_errors=True)
