@@ -1,7 +1,8 @@
 """Our formulas give the numbers of verl 0.9.1 and TRL 1.12: to 1e-6 in float64, to 1e-5 in float32.
 
-Two files in tests/golden: ppo_golden.json, and ppo_golden_more.json for what that one lacks. Their inputs
-and how they were made: tests/golden/make_ppo_golden.py.
+Three files in tests/golden: ppo_golden.json, ppo_golden_more.json for what that one lacks, and
+ppo_golden_steps.json for rewards of steps, lambdas, teachers and warm-up. Their inputs and how they were
+made: tests/golden/make_ppo_golden.py and make_ppo_golden_steps.py.
 """
 
 import json
@@ -17,6 +18,8 @@ from pipeline.config.algorithm import (
     CorrectionConfig,
     CorrectionLevel,
     CorrectionMode,
+    DistillationConfig,
+    Estimator,
     KLConfig,
     KLController,
     KLEstimator,
@@ -37,11 +40,14 @@ from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.math.masked import masked_mean, masked_var, masked_whiten
 from stages.ppo.math.mismatch import importance_weights, mismatch_metrics
 from stages.ppo.math.shaping import RunningMoments, overlong_penalty
+from stages.ppo.targets import TargetScores, estimate, teacher_advantages, token_rewards
+from stages.ppo.training import teacher_loss
 from tests.support import ROOT
 
 FOLDER = ROOT / "tests/golden"
 PAGE = json.loads((FOLDER / "ppo_golden.json").read_text())
 MORE = json.loads((FOLDER / "ppo_golden_more.json").read_text())
+STEPS = json.loads((FOLDER / "ppo_golden_steps.json").read_text())
 MASKS = ("mask", "hole", "empty")
 MODES = list(LossAggregation)
 
@@ -71,7 +77,8 @@ def page(precision) -> SimpleNamespace:
 
 @pytest.fixture
 def more(precision) -> SimpleNamespace:
-    inputs = {key.removeprefix("inputs/"): value for key, value in MORE.items() if key.startswith("inputs/")}
+    given = [(key.partition("/"), value) for key, value in (MORE | STEPS).items()]
+    inputs = {name: value for (kind, _, name), value in given if kind == "inputs"}
     return SimpleNamespace(**{k: torch.tensor(v, dtype=precision.dtype) for k, v in inputs.items()})
 
 
@@ -83,7 +90,7 @@ def page_mask(page: SimpleNamespace, name: str) -> Tensor:
     return (page.mask if name == "mask" else page.mask_hole).bool()
 
 
-def token_rewards(inputs: SimpleNamespace, mask: Tensor) -> Tensor:
+def last_rewards(inputs: SimpleNamespace, mask: Tensor) -> Tensor:
     """The score at the last valid token of each row, less 0.05 times the k1 estimate at every token."""
     rewards = torch.where(mask, -0.05 * kl_per_token(inputs.old, inputs.ref, KLEstimator.K1), 0.0)
     last = mask.long().cumsum(1).argmax(1)
@@ -105,7 +112,7 @@ def test_mean_kl(precision, page, name, estimator):
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (1.0, 0.95), (0.99, 0.9)])
 def test_gae_with_padding_and_with_an_observation_hole(precision, page, name, gamma, lam):
     mask = page_mask(page, name)
-    advantages, returns = gae(token_rewards(page, mask), page.values, mask, gamma, lam)
+    advantages, returns = gae(last_rewards(page, mask), page.values, mask, gamma, lam)
     expected = PAGE[f"gae_{name}_g{gamma}_l{lam}"]
     whitened = masked_whiten(advantages, mask)
     precision.check(whitened, expected["adv_unmasked"])
@@ -117,7 +124,7 @@ def test_gae_with_padding_and_with_an_observation_hole(precision, page, name, ga
 @pytest.mark.parametrize("mode", MODES)
 def test_policy_and_value_loss(precision, page, name, mode):
     mask = page_mask(page, name)
-    advantages, returns = gae(token_rewards(page, mask), page.values, mask, 1.0, 0.95)
+    advantages, returns = gae(last_rewards(page, mask), page.values, mask, 1.0, 0.95)
     counts = Counts.of(mask, scale=mask.shape[1])
     clips = AlgorithmConfig(clip_range_low=0.2, clip_range_high=0.28)
     result = policy_loss(page.new, page.old, masked_whiten(advantages, mask), clips)
@@ -153,7 +160,7 @@ def test_adaptive_kl_controller():
 @pytest.mark.parametrize("name", ["mask", "hole"])
 def test_advantages_of_every_estimator(precision, more, name):
     mask, groups, seen = mask_of(more, name), more.groups.long(), {}
-    rewards = token_rewards(more, mask)
+    rewards = last_rewards(more, mask)
     totals = rewards.sum(dim=1)
     for gamma, lam in ((1.0, 0.95), (0.97, 0.8)):
         advantages, returns = gae(rewards, more.values, mask, gamma, lam)
@@ -352,3 +359,104 @@ def test_running_moments(precision, more):
         moments = moments.including(scores)
         seen.append([moments.mean, moments.std])
     precision.check(seen, MORE["running_moments"])
+
+
+# ppo_golden_steps.json
+
+
+def estimated(more: SimpleNamespace, mask: Tensor, samples: int = 3, **settings: object):
+    """Rewards, advantages and returns of an update with these settings, whose rules reward steps."""
+    steps = torch.where(more.step_ends.bool() & mask, more.step_rewards, torch.nan)
+    scores = steps.nan_to_num().sum(dim=1)
+    given = SimpleNamespace(
+        mask=mask,
+        groups=more.groups.long(),
+        rollout_log_probs=more.old,
+        reference_log_probs=more.ref,
+        step_rewards=steps,
+        outcome=SimpleNamespace(scores=scores),
+    )
+    algorithm = AlgorithmConfig(gamma=0.97, lam=0.8, **settings)
+    config = SimpleNamespace(algorithm=algorithm, rollout=SimpleNamespace(samples_per_prompt=samples))
+    rewards = token_rewards(config, given, scores, more.old, 0.05)
+    return rewards, *estimate(config, given, rewards, TargetScores(scores, more.baseline), more.values)
+
+
+@pytest.mark.parametrize("name", ["mask", "hole"])
+def test_rewards_of_steps_through_gae_and_its_lambdas(precision, more, name):
+    """Decoupled: the advantages of one lambda, and the returns of another."""
+    mask = mask_of(more, name)
+    for settings, of_advantages, of_returns in (
+        ({}, "gae", "gae"),
+        ({"critic_lam": 1.0}, "gae", "critic"),
+        ({"lam_alpha": 0.6}, "alpha", "alpha"),
+        ({"lam_alpha": 0.6, "critic_lam": 1.0}, "alpha", "critic"),
+    ):
+        rewards, advantages, returns = estimated(more, mask, **settings)
+        precision.check(rewards, STEPS[f"{name}/rewards"])
+        precision.check(advantages * mask, STEPS[f"{name}/{of_advantages}_advantages"])
+        precision.check(returns * mask, STEPS[f"{name}/{of_returns}_returns"])
+
+
+@pytest.mark.parametrize("name", ["mask", "hole"])
+@pytest.mark.parametrize(
+    ("theirs", "estimator", "settings"),
+    [
+        ("reinforce++", Estimator.REINFORCE_PLUS_PLUS, {}),
+        ("grpo", Estimator.GRPO, {}),
+        ("dr-grpo", Estimator.GRPO, {"normalize_group_std": False}),
+        ("reinforce++-baseline", Estimator.REINFORCE_PLUS_PLUS_BASELINE, {}),
+    ],
+)
+def test_rewards_of_steps_through_estimators_without_a_critic(
+    precision, more, name, theirs, estimator, settings
+):
+    found = estimated(more, mask_of(more, name), estimator=estimator, **settings)[1]
+    precision.check(found, STEPS[f"{name}/{theirs}"])
+
+
+@pytest.mark.parametrize("name", ["mask", "hole"])
+def test_rewards_of_steps_through_remax(precision, more, name):
+    rewards, *_ = estimated(more, mask_of(more, name))
+    precision.check(remax(rewards, more.baseline, mask_of(more, name), 1.0), STEPS[f"{name}/remax"])
+
+
+COEF = 0.7
+"""Weight of the teacher beside rewards; alone it is 1."""
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("mode", [LossAggregation.TOKEN_MEAN, LossAggregation.SEQ_MEAN_TOKEN_MEAN])
+@pytest.mark.parametrize("with_rewards", [False, True])
+def test_a_teacher_in_the_advantage_and_in_the_loss(precision, more, name, mode, with_rewards):
+    mask, weight = mask_of(more, name), COEF if with_rewards else 1.0
+    plain = more.advantages if with_rewards else torch.zeros_like(more.advantages)
+    suffix = f"{'_with-rewards' if with_rewards else ''}_{mode}"
+    given = SimpleNamespace(
+        mask=mask, teacher_log_probs=more.teacher, teacher_weights=torch.full((len(mask), 1), weight)
+    )
+    advantages = plain + teacher_advantages(given, more.old)
+    check_taught(
+        precision, more.old, more.old, advantages, mask, mode, STEPS[f"{name}/teacher_advantage{suffix}"]
+    )
+    for estimator in (KLEstimator.ABS, KLEstimator.K2, KLEstimator.K3):
+        settings = DistillationConfig(estimator=estimator)
+        expected = STEPS[f"{name}/teacher_loss_{estimator}{suffix}"]
+        check_taught(precision, more.new, more.old, plain, mask, mode, expected, (settings, given))
+
+
+def check_taught(precision, new, old, advantages, mask, mode, expected, teacher=None) -> None:
+    new = new.clone().requires_grad_()
+    per_token = policy_loss(new, old, advantages, CLIPS["symmetric"]).loss
+    if teacher is not None:
+        whole = SimpleNamespace(rows=torch.arange(len(mask)), num_response_columns=mask.shape[1])
+        per_token = per_token + teacher_loss(*teacher, whole, new)
+    loss = aggregate(per_token, mask, mode, Counts.of(mask, scale=mask.shape[1]))
+    precision.check(loss.detach(), expected["loss"])
+    precision.check(torch.autograd.grad(loss, new)[0], expected["gradient"])
+
+
+@pytest.mark.parametrize("theirs", range(5))
+def test_a_warmup_of_verl_has_one_iteration_fewer(theirs):
+    algorithm = AlgorithmConfig(critic_warmup=max(0, theirs - 1))
+    assert [algorithm.trains_policy(k) for k in range(1, 7)] == STEPS[f"critic_warmup_{theirs}"]
