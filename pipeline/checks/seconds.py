@@ -40,9 +40,9 @@ from slurm.limits import Partition
 
 _ASSUMED = "assumed, not measured"
 _UNKNOWN = (
-    "not known: there is no earlier run of such a model here, nor a card whose peak is known; slurm-ppo try "
-    "measures them (the small run that try --keep leaves counts as an earlier one), and so does a first "
-    "iteration"
+    "not known: there is no earlier run of such a model here, nor a card whose peak is known (on Slurm "
+    "scheduler.STAGE.gpus_per_node=a100:1 names one); slurm-ppo try measures them (the small run that try "
+    "--keep leaves counts as an earlier one), and so does a first iteration"
 )
 
 
@@ -144,7 +144,7 @@ def seconds_finding(config: Config, found: SecondsForecast | None) -> Finding:
     if found is None:
         return ok("seconds", _UNKNOWN)
     each = ", ".join(f"{stage} {seconds_in_words(seconds)}" for stage, seconds in found.stages.items())
-    less = f"; without {', '.join(found.left_out)}, which is not known" if found.left_out else ""
+    less = f"; without {', '.join(found.left_out)}: not known" if found.left_out else ""
     text = (
         f"about {seconds_in_words(found.iteration)} an iteration ({each}), {duration(found.run)} the "
         f"{config.iterations} of the run, evaluations and waits in the queue left out{less}; {found.ground}"

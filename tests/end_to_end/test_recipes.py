@@ -81,6 +81,9 @@ def test_a_recipe_is_sound_and_is_planned_on_two_partitions(experiment, workplac
     done = slurm_ppo("validate", *words, *here, cwd=workplace)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "chat template" not in done.stdout + done.stderr
+    assert "reward is never above 0" not in done.stdout + done.stderr
+    looked = "the text of column answer in the rule's pattern as response gets 1" in done.stdout + done.stderr
+    assert looked is experiment.startswith("gsm8k")
     done = slurm_ppo("plan", *words, "scheduler=two_partitions", "rollout.engine=transformers", cwd=workplace)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "rollout" in done.stdout
