@@ -11,6 +11,10 @@ prompts and seeds. Functions of the stages compute everything, in one process.
 Prints a line of Markdown for each side and seed: mean length before and after, where responses may be four
 times as long, the share that is cut, and the mean share of such letters. Exit code 1 unless, as a mean over
 the seeds, the length after training is at least 0.95 of that before with the mask, and below it without.
+
+With seeds 1 to 3, on CPUs: 0.12 of the length is left without the mask. With it responses grow to 2.57 times
+their length, until 94 % are longer than the limit: nothing pulls the length either way, and of the responses
+that count short ones are as good as long ones.
 """
 
 import argparse
