@@ -155,6 +155,7 @@ class DataConfig:
     the greatest to the least, and shuffle is for rows of one number. The rest at an epoch's end that fills no
     iteration is never dealt. Default: no such order."""
     band: BandConfig = field(default_factory=BandConfig)
+    """Prompts that epochs leave out."""
 
     @property
     def shuffles_epochs(self) -> bool:
