@@ -271,9 +271,10 @@ def first_look(config: Config, rules: Sequence[OpenRule], samples: Sequence[Samp
     for opened in rules:
         if opened.config.trial and samples:
             yield from _lines(opened, config, samples, best)
-    # Another component may give what these do not.
+    # Another component may give what these do not, and with teachers components may only measure.
     are_all = best.keys() == config.reward.components.keys()
-    if best and are_all and sum(best.values()) <= 0 and not _finds_answers(config):
+    is_weighed = any(component.weight for component in config.reward.components.values())
+    if best and are_all and is_weighed and sum(best.values()) <= 0 and not _finds_answers(config):
         yield (
             "warning: reward.components: the reward is never above 0, not even for the answers of the first "
             "look as responses: see whether the rules' arguments name the right column, and what form of "
