@@ -13,8 +13,8 @@ from pathlib import Path
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Doing, read_beats
-from tests.cluster.scenario import Job, SlurmRun, element_of, processes_of
 from slurm.sharedfiles import unsealed
+from tests.cluster.scenario import Job, SlurmRun, element_of, processes_of
 from tests.support.damage import DAMAGES, flip_bit
 
 IS_LONG = "SOAK_ROUNDS" in os.environ
