@@ -32,8 +32,6 @@ from stages.ppo.logits import (
 _CHUNK = {"cpu": 1 << 24}
 """Logits that exist at a time, by kind of device: enough rows for a product of matrices to be fast."""
 _CHUNK_ELSEWHERE = 1 << 26
-_BLOCK = {"cpu": 1 << 22}
-"""Logits whose gradient exists at a time, while all activations of the layers below do."""
 _ROWS = 1 << 13
 """Rows of the layer's gradient that are computed at once in half precision on a CPU, where a product is made
 in fp32 first, beside its result."""
@@ -160,12 +158,11 @@ class _HeadOutputs(torch.autograd.Function):
             of_weight = torch.empty_like(weight)
         if ctx.needs_input_grad[2]:
             of_bias = torch.empty_like(bias)
-        for ids in slices(len(weight), _block(weight) // max(1, len(hidden))):
+        size = len(weight) if logits is not None else _chunk(weight) // max(1, len(hidden))
+        for ids in slices(len(weight), size):
             part, offset = weight[ids], None if bias is None else bias[ids]
-            if logits is None:
-                block = ctx.head.logits(hidden, part, offset, ids.start)
-            else:
-                block = logits[upstream.rows, ids]
+            is_kept = logits is not None
+            block = logits[upstream.rows] if is_kept else ctx.head.logits(hidden, part, offset, ids.start)
             turn_into_gradient(block, upstream, ids.start, ctx.head.shaping.slope)
             block = block.to(weight.dtype)
             if of_weight is not None:
@@ -189,10 +186,6 @@ def _multiply(one: Tensor, other: Tensor, result: Tensor) -> None:
 
 def _chunk(weight: Tensor) -> int:
     return _CHUNK.get(weight.device.type, _CHUNK_ELSEWHERE)
-
-
-def _block(weight: Tensor) -> int:
-    return _BLOCK.get(weight.device.type, _CHUNK_ELSEWHERE)
 
 
 # which models
