@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ import torch  # noqa: E402
 
 from pipeline.config.algorithm import Estimator, ReferenceStage  # noqa: E402
 from pipeline.config.engine_rules import has_reference_in  # noqa: E402
+from pipeline.config.reward import RewardModelConfig  # noqa: E402
+from pipeline.config.schema import Config  # noqa: E402
 from pipeline.data.sampler import deal  # noqa: E402
 from pipeline.run.directory import Run, load_run  # noqa: E402
 from pipeline.run.held import num_threads  # noqa: E402
@@ -58,8 +61,12 @@ from stages.ppo.trainer import Trainer  # noqa: E402
 from stages.ppo.training import Learner  # noqa: E402
 from stages.rewards.components import RewardModel, normalization_of  # noqa: E402
 from stages.rewards.reference import reference_log_probs  # noqa: E402
+from stages.rewards.teachers import combined, teacher_log_probs  # noqa: E402
 from stages.tasks.reward import reward_table  # noqa: E402
 from stages.tasks.rollout import samples_of_prompt  # noqa: E402
+
+Rule = Callable[[pa.Table], Sequence[float | None]]
+"""Function that scores the rows of a rollout table."""
 
 
 class FromMemory(Context):
@@ -77,8 +84,8 @@ class Loop:
     prompts: pa.Table
     tokenizer: Any
     generator: Any
-    rewards: dict[str, tuple[RewardModel, tuple[float, float]]]
-    """Model, and mean and standard deviation that its scores are normalised with, by component."""
+    rewards: Mapping[str, Rule]
+    """Function that scores rows, by component."""
     learner: Learner
     kl_coef: float
     moments: RunningMoments = field(default_factory=RunningMoments)
@@ -99,34 +106,42 @@ def load(run: Run) -> Loop:
         ValueError: the run has what this loop cannot do.
     """
     config, path = run.config, run.config.model.policy
-    others = config.reward.pools or config.reward.teachers or config.algorithm.kl.sync_interval
+    others = config.reward.pools or config.algorithm.kl.sync_interval
+    others = others or config.data.weights or config.data.band.is_given
     if others or config.update.lora or has_reference_in(config, ReferenceStage.UPDATE):
         raise ValueError(
-            "pools, teachers, adapters, and a reference that follows or is in the update are no part "
-            "of this loop"
+            "pools, adapters, weights of prompt files, bands, and a reference that follows or is in the "
+            "update are no part of this loop"
         )
     context = FromMemory(run.paths, config, PREPARE, "1-memory")
     set_up_torch(config.update.num_threads, config.seed)
     ranks.start_distributed()
-    update_config, trust = config.update, config.model.trust_remote_code
-    critic = None
-    if config.algorithm.estimator is Estimator.GAE:
-        model = load_critic(config.model.critic or path, update_config.precision, trust)
-        critic = Trainer("critic", model, update_config.critic_learning_rate, update_config)
-    policy = Trainer("policy", load_policy(Path(path), config), update_config.learning_rate, update_config)
     components = config.reward.components.items()
     return Loop(
         run,
         context.table(PREPARE, PROMPTS),
         load_tokenizer(path, config.model),
         make_generator(config, path),
-        {
-            name: (RewardModel(context, part), normalization_of(context, name, part.normalization))
-            for name, part in components
-        },
-        Learner(config, policy, critic),
+        {name: scorer_of(context, name, part) for name, part in components},
+        learner_of(config),
         config.algorithm.kl.coef,
     )
+
+
+def scorer_of(context: Context, name: str, part: RewardModelConfig) -> Rule:
+    """Load a reward model, whose scores are normalised with its mean and standard deviation."""
+    model, (mean, std) = RewardModel(context, part), normalization_of(context, name, part.normalization)
+    return lambda rows: [None if raw is None else (raw - mean) / std for raw in model.score(rows)]
+
+
+def learner_of(config: Config) -> Learner:
+    """Load the policy, and a critic where the estimator has one."""
+    path, given, critic = config.model.policy, config.update, None
+    if config.algorithm.estimator is Estimator.GAE:
+        model = load_critic(config.model.critic or path, given.precision, config.model.trust_remote_code)
+        critic = Trainer("critic", model, given.critic_learning_rate, given)
+    policy = Trainer("policy", load_policy(Path(path), config), given.learning_rate, given)
+    return Learner(config, policy, critic)
 
 
 def roll_out(loop: Loop, task: Task) -> pa.Table:
@@ -139,7 +154,7 @@ def roll_out(loop: Loop, task: Task) -> pa.Table:
         num_shards=config.rollout.num_shards,
         shard=task.shard,
         seed=config.seed,
-        shuffle=config.data.shuffle,
+        shuffle=config.data.shuffles_epochs,
     )
     return respond(loop, task, loop.prompts.take(dealt.indices))
 
@@ -164,14 +179,15 @@ def respond(loop: Loop, task: Task, prompts: pa.Table) -> pa.Table:
 
 def score(loop: Loop, task: Task, rows: pa.Table) -> pa.Table:
     """Do what a reward task computes."""
-    config, context, scores = loop.run.config, loop.context(task), {}
-    for name, (model, (mean, std)) in loop.rewards.items():
-        with context.computing():
-            scores[name] = [None if raw is None else (raw - mean) / std for raw in model.score(rows)]
+    config, context = loop.run.config, loop.context(task)
+    with context.computing():
+        scores = {name: rule(rows) for name, rule in loop.rewards.items()}
+    teachers = config.reward.teachers
+    extra = combined(teachers, teacher_log_probs(context, rows, teachers))
     has_reference = has_reference_in(config, ReferenceStage.REWARD)
     reference = reference_log_probs(context, rows) if has_reference else None
     loop.compute_seconds += context.compute_seconds
-    return reward_table(config, rows, scores, reference)
+    return reward_table(config, rows, scores, reference, extra)
 
 
 def learn(loop: Loop, task: Task, shards: list[tuple[pa.Table, pa.Table]]) -> dict[str, float]:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import psutil
 
-_CPU_EVERY, _MEMORY_EVERY = 0.1, 0.5
+_EVERY = 0.2
 """Seconds between samples."""
+_CHANGE_GIB = 0.25
+"""To ask for a proportional set size walks page tables, and holds up who maps memory meanwhile: it is done
+where a resident size has changed by so much. In between, what is more or less is private."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -55,10 +58,11 @@ class _Sampler(threading.Thread):
         self.peak = 0.0
         self._done = threading.Event()
         self._by_process: dict[tuple[int, float], float] = {}
-        self._next_memory = 0.0
+        self._shared: dict[tuple[int, float], tuple[float, float]] = {}
+        """Resident size at which a process was asked for its proportional one, and by what that is less."""
 
     def run(self) -> None:
-        while not self._done.wait(_CPU_EVERY):
+        while not self._done.wait(_EVERY):
             self.sample()
 
     def stop(self) -> None:
@@ -66,18 +70,25 @@ class _Sampler(threading.Thread):
         self.join()
 
     def sample(self) -> None:
-        processes = psutil.Process().children(recursive=True)
-        for process in processes:
+        resident: dict[tuple[int, float], float] = {}
+        for process in psutil.Process().children(recursive=True):
             try:
-                spent = process.cpu_times()
-                self._by_process[process.pid, process.create_time()] = spent.user + spent.system
+                with process.oneshot():
+                    key, spent = (process.pid, process.create_time()), process.cpu_times()
+                    resident[key] = process.memory_info().rss / 2**30
+                    self._by_process[key] = spent.user + spent.system
             except psutil.Error:  # it has ended; what was seen of it stays
                 continue
         self.times.append(time.time())
         self.cpu.append(sum(self._by_process.values()))
-        if time.monotonic() >= self._next_memory:
-            self.peak = max(self.peak, sum(_pss_gib(process.pid) for process in processes))
-            self._next_memory = time.monotonic() + _MEMORY_EVERY
+        self.peak = max(self.peak, sum(size - self._shared_of(key, size) for key, size in resident.items()))
+
+    def _shared_of(self, key: tuple[int, float], size: float) -> float:
+        """Return by how much a proportional set size is less than a resident one, of about the same time."""
+        at, shared = self._shared.get(key, (-_CHANGE_GIB, 0.0))
+        if abs(size - at) >= _CHANGE_GIB and (pss := _pss_gib(key[0])):
+            at, shared = self._shared[key] = size, max(0.0, size - pss)
+        return shared
 
 
 def _pss_gib(pid: int) -> float:

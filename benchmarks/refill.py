@@ -28,39 +28,23 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.in_process import Loop, respond, roll_out
-from benchmarks.prepared import record_of
-from pipeline.config.compose import compose
-from pipeline.config.resolve import resolve
-from pipeline.run.commits import publish
-from pipeline.run.directory import Run, create_run
+from benchmarks import tiny_runs
+from benchmarks.in_process import Loop, roll_out, score
+from benchmarks.tiny_runs import BY_RULE, HALF, NUM_PROMPTS, heldout_mean, loop_of, prompts_of, reaches
 from pipeline.run.plan import policy_maker
-from pipeline.run.schemas import PROMPTS, conform
-from pipeline.run.tasks import PREPARE, Stage, Task
-from stages import ranks
-from stages.engines import make_generator
-from stages.models.numerics import set_up_torch
-from stages.models.tokenizers import load_tokenizer
+from pipeline.run.tasks import Stage, Task
 from stages.ppo.experience import build_experience
 from stages.ppo.learner import update
-from stages.ppo.lora import load_policy
 from stages.ppo.metrics import update_metrics
 from stages.ppo.refill import Candidates, Intake, candidates_of, joined, refilled, table_of
-from stages.ppo.trainer import Trainer
-from stages.ppo.training import Learner
-from stages.tasks.reward import reward_table
 from tests.support import tiny
 
 PROMPTS_PER_UPDATE, SAMPLES, TOKENS, OVERSAMPLE = 8, 4, 8, 2.5
-NUM_PROMPTS, NUM_HELDOUT = 2000, 24
+NUM_HELDOUT = 24
 FLAT, OF = 3, 5
 """Prompts without spread, of so many."""
 NOISE = 4.0
 """Width of the noise, whose standard deviation is then 1.15; that of the shares of a prompt is below 0.2."""
-HALF = 130
-"""Ids below are of the first half of the vocabulary."""
-LAST = 3
-"""Evaluations whose mean is compared with the target."""
 LEAST_ROWS, MOST_STEPS, MOST_RESPONSES = 1.8, 0.6, 1.0
 
 
@@ -95,60 +79,30 @@ def value(tokens: Sequence[int]) -> float:
     return statistics.fmean(token < HALF for token in tokens) if len(tokens) else 0.0
 
 
+def without_noise(rows: pa.Table) -> list[float]:
+    return [value(tokens) for tokens in rows["response_tokens"].to_pylist()]
+
+
 def settings(folder: Path, oversample: float, rate: float, seed: int, iterations: int) -> list[str]:
     return [
+        *tiny_runs.settings(folder / "policy", f"run-{oversample}-{rate}-{seed}", seed, iterations),
+        *BY_RULE,
         "algorithm=grpo",
-        "algorithm.kl.coef=0",
         "algorithm.shaping.filter_groups=true",
         "algorithm.correction.level=token",
-        "reward=rule",
-        "reward.components.rule.function=unused:scores",
-        "tracking=none",
-        f"run_dir={folder / f'run-{oversample}-{rate}-{seed}'}",
-        f"model.policy={folder / 'policy'}",
-        f"data.prompts={folder / 'prompts.jsonl'}",
         f"data.prompts_per_iteration={PROMPTS_PER_UPDATE}",
         f"rollout.samples_per_prompt={SAMPLES}",
         f"rollout.max_new_tokens={TOKENS}",
         f"rollout.oversample={oversample}",
-        "rollout.num_shards=1",
         "update.minibatches=1",
         f"update.learning_rate={rate}",
-        f"iterations={iterations}",
-        f"seed={seed}",
     ]
-
-
-def prompts_of(loop_run: Run, first: int, count: int) -> pa.Table:
-    """Return a table of prompts, by number."""
-    tokenizer = load_tokenizer(loop_run.config.model.policy, loop_run.config.model)
-    texts = [f"say {number}:" for number in range(first, first + count)]
-    rows = {
-        "prompt_id": [str(number) for number in range(first, first + count)],
-        "prompt_text": texts,
-        "prompt_messages": [None] * count,
-        "prompt_tokens": [tokenizer(text)["input_ids"] for text in texts],
-    }
-    return conform(rows, PROMPTS)
-
-
-def loop_of(words: Sequence[str]) -> Loop:
-    """Make a run, of which prepare is committed, and load its models."""
-    run = create_run(resolve(compose(words)))
-    publish(run.paths, record_of(PREPARE, ()))
-    config, path = run.config, run.config.model.policy
-    set_up_torch(1, config.seed)
-    ranks.start_distributed()
-    policy = Trainer("policy", load_policy(Path(path), config), config.update.learning_rate, config.update)
-    tokenizer, generator = load_tokenizer(path, config.model), make_generator(config, path)
-    learner = Learner(config, policy, None)
-    return Loop(run, prompts_of(run, 0, NUM_PROMPTS), tokenizer, generator, {}, learner, 0.0)
 
 
 def intake_of(loop: Loop, iteration: int, rows: pa.Table, waiting: Candidates | None) -> Intake:
     """Return what the update learns from, as the stage would."""
     config = loop.run.config
-    rewards = reward_table(config, rows, {"rule": scored(rows)}, None)
+    rewards = score(loop, Task(iteration, Stage.REWARD), rows)
     own = build_experience(rows, rewards, [0] * rows.num_rows)
     loop.moments = loop.moments.including(own.outcome.scores)
     if not config.is_refilled:
@@ -163,7 +117,7 @@ def intake_of(loop: Loop, iteration: int, rows: pa.Table, waiting: Candidates | 
 
 def run_of(words: Sequence[str]) -> Iterator[Point]:
     """Train, and yield where the run is after each iteration."""
-    loop = loop_of(words)
+    loop = loop_of(words, {"rule": scored})
     heldout = prompts_of(loop.run, NUM_PROMPTS, NUM_HELDOUT)
     waiting, steps, responses, useful = None, 0, 0, 0
     for iteration in range(1, loop.run.plan.iterations + 1):
@@ -178,16 +132,13 @@ def run_of(words: Sequence[str]) -> Iterator[Point]:
         steps += int(metrics["policy/steps"])
         responses += rows.num_rows
         useful += int(metrics.get("policy/computed_responses", 0)) if metrics["policy/steps"] else 0
-        written = respond(loop, Task(iteration, Stage.EVALUATE), heldout)["response_tokens"].to_pylist()
-        yield Point(steps, responses, useful, statistics.fmean(map(value, written)))
+        yield Point(steps, responses, useful, heldout_mean(loop, heldout, without_noise))
 
 
 def reached(points: Sequence[Point], target: float) -> Point | None:
     """Return the first point at which the mean of the last evaluations is at the target; None: never."""
-    for end in range(LAST, len(points) + 1):
-        if statistics.fmean(point.heldout for point in points[end - LAST : end]) >= target:
-            return points[end - 1]
-    return None
+    index = reaches([point.heldout for point in points], target)
+    return None if index is None else points[index]
 
 
 def trained(words: Sequence[str], target: float) -> list[Point]:

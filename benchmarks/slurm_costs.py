@@ -3,7 +3,7 @@
 import functools
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -185,3 +185,16 @@ def in_words(cost: Cost) -> list[str]:
         f"({cost.watching} of the submissions are guards and driver jobs); "
         f"of submissions, signals and cancellations {cost.orders / max(1, cost.starts):.1f} for a start",
     ]
+
+
+def worst_costs(costs: Sequence[Cost]) -> Iterator[str]:
+    """Say the most of each number that any of the runs had."""
+    if costs:
+        started, idle, evicted = (
+            max(getattr(cost, name) for cost in costs) for name in ("starts", "without_task", "evicted")
+        )
+        yield (
+            f"at most {started} starts in a run, {idle} without a task, {evicted} evicted; held "
+            f"{max(cost.held for cost in costs):.2f} of busy + start-up; "
+            f"{max(cost.queries for cost in costs)} queries in a minute"
+        )

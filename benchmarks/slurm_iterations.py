@@ -47,7 +47,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import slurm_costs, slurm_gaps, slurm_six_runs, slurm_waits  # noqa: E402
-from benchmarks.slurm_costs import Cost, accounted_gpu_seconds, cost_of  # noqa: E402
+from benchmarks.slurm_costs import Cost, accounted_gpu_seconds, cost_of, worst_costs  # noqa: E402
 from benchmarks.slurm_runs import (  # noqa: E402
     STAGES,
     Runner,
@@ -57,7 +57,7 @@ from benchmarks.slurm_runs import (  # noqa: E402
     on_one_node,
     others,
 )
-from benchmarks.slurm_waits import computing, waits_of  # noqa: E402
+from benchmarks.slurm_waits import computing, covered, waits_of  # noqa: E402
 from pipeline.run.commits import require_record  # noqa: E402
 from pipeline.run.directory import Run  # noqa: E402
 from pipeline.run.plan import policy_maker  # noqa: E402
@@ -206,16 +206,6 @@ def iterations_of(run: Run) -> Iterator[Iteration]:
         )
 
 
-def covered(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    """Return the length of the union of intervals, from ``begin`` to ``end``. Pure."""
-    total, reached = 0.0, begin
-    for first, last in sorted(intervals):
-        first, last = max(first, reached), min(last, end)
-        total += max(0.0, last - first)
-        reached = max(reached, last)
-    return total
-
-
 def in_one_process(run: Run) -> list[Iteration]:
     command = [sys.executable, "benchmarks/in_process.py", str(run.paths.root)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -338,19 +328,6 @@ def table(found: Mapping[str, Measured]) -> str:
         if name.endswith("/turns"):
             lines += [f"  {line}" for line in turns_told(measured, usual)]
     return "\n".join(lines)
-
-
-def worst_costs(costs: Sequence[Cost]) -> Iterator[str]:
-    """Say the most of each number that any of the runs had."""
-    if costs:
-        started, idle, evicted = (
-            max(getattr(cost, name) for cost in costs) for name in ("starts", "without_task", "evicted")
-        )
-        yield (
-            f"at most {started} starts in a run, {idle} without a task, {evicted} evicted; held "
-            f"{max(cost.held for cost in costs):.2f} of busy + start-up; "
-            f"{max(cost.queries for cost in costs)} queries in a minute"
-        )
 
 
 def turns_told(measured: Measured, usual: float) -> Iterator[str]:

@@ -17,6 +17,16 @@ def computing(record: Record) -> tuple[float, float]:
     return begin, begin + record.metrics.get("compute_seconds", 0.0)
 
 
+def covered(intervals: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Return the length of the union of intervals, from ``begin`` to ``end``. Pure."""
+    total, reached = 0.0, begin
+    for first, last in sorted(intervals):
+        first, last = max(first, reached), min(last, end)
+        total += max(0.0, last - first)
+        reached = max(reached, last)
+    return total
+
+
 def waits_of(run: Run, records: Sequence[Record]) -> Iterator[tuple[str, float]]:
     """Yield the stages that an iteration is made of with the seconds from the first shard of which all inputs
     were there to the first computing."""

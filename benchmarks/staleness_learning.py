@@ -77,7 +77,7 @@ def finished(run: Path, words: list[str]) -> Path:
 
 def rewards_of(run: Path) -> tuple[float, float]:
     """Return the mean reward of the first iteration, and of the last three."""
-    rows = open_run(run).metrics()["reward/mean"].to_pylist()
+    rows = open_run(run).metrics()["reward/mean"].drop_null().to_pylist()  # none before the first iteration
     return rows[0], statistics.fmean(rows[-LAST:])
 
 

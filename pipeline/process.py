@@ -45,8 +45,11 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def interruptible(*others: signal.Signals) -> Iterator[None]:
-    """Let SIGTERM, and others, end the block as Ctrl-C does: tasks stopped, lease released, W&B finished."""
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, *others)}
+    """Let SIGTERM, and others, end the block as Ctrl-C does: tasks stopped, lease released, W&B finished.
+    SIGHUP stays ignored where it is, as nohup has it."""
+    has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    heard = [number for number in (signal.SIGTERM, *others) if not (has_nohup and number is signal.SIGHUP)]
+    previous = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:

@@ -355,3 +355,15 @@ def agree(error: Exception | None) -> None:
         raise error
     if found is not None:
         raise OtherRankFailed(f"another rank failed, {found}")
+
+
+@contextlib.contextmanager
+def agreed(*kinds: type[Exception]) -> Iterator[None]:
+    """Have every rank raise at the end of the body what any has raised there, of these kinds
+    (:func:`agree`)."""
+    error: Exception | None = None
+    try:
+        yield
+    except kinds as problem:
+        error = problem
+    agree(error)

@@ -16,7 +16,7 @@ Options of groups. Upper and lower case do not matter to the advice, but they do
 def peer_page() -> str:
     rows = [
         (
-            ", ".join(map(code, row.here)),
+            ", ".join(map(code, row.here)) or "-",
             *(", ".join(map(code, getattr(row, peer))) for peer in PEERS),
             row.note,
         )

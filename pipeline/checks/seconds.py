@@ -39,10 +39,11 @@ from pipeline.text import duration, seconds_in_words
 from slurm.limits import Partition
 
 _ASSUMED = "assumed, not measured"
-_UNKNOWN = (
-    "not known: there is no earlier run of such a model here, nor a card whose peak is known; slurm-ppo try "
-    "measures them (the small run that try --keep leaves counts as an earlier one), and so does a first "
-    "iteration"
+_NO_CARD = "nor a card whose peak is known (on Slurm scheduler.STAGE.gpus_per_node=a100:1 names one)"
+_NO_LENGTHS = "nor are lengths of prompts known"
+_MEASURES = (
+    "slurm-ppo try measures them (the small run that try --keep leaves counts as an earlier one), and so "
+    "does a first iteration"
 )
 
 
@@ -139,12 +140,10 @@ def _at_once(config: Config, stage: str) -> int:
     return shards
 
 
-def seconds_finding(config: Config, found: SecondsForecast | None) -> Finding:
+def seconds_finding(config: Config, found: SecondsForecast) -> Finding:
     """Say what an iteration and the run will take."""
-    if found is None:
-        return ok("seconds", _UNKNOWN)
     each = ", ".join(f"{stage} {seconds_in_words(seconds)}" for stage, seconds in found.stages.items())
-    less = f"; without {', '.join(found.left_out)}, which is not known" if found.left_out else ""
+    less = f"; without {', '.join(found.left_out)}: not known" if found.left_out else ""
     text = (
         f"about {seconds_in_words(found.iteration)} an iteration ({each}), {duration(found.run)} the "
         f"{config.iterations} of the run, evaluations and waits in the queue left out{less}; {found.ground}"
@@ -194,4 +193,9 @@ def check_seconds(config: Config, lengths: PromptLengths | None) -> tuple[Second
         found = forecast_seconds(config, lengths)
     except (ConfigError, OSError) as error:
         return None, skipped("seconds", f"seconds of an iteration ({error})")
+    if found is None:
+        lacks = _NO_CARD if lengths else _NO_LENGTHS
+        return None, ok(
+            "seconds", f"not known: there is no earlier run of such a model here, {lacks}; {_MEASURES}"
+        )
     return found, seconds_finding(config, found)

@@ -23,7 +23,7 @@ from pipeline.plugins.load import make_importable
 from pipeline.plugins.trial import check_engines, check_scheduler
 from pipeline.run.directory import check_can_be_made, check_is_free
 from pipeline.run.paths import RunPaths
-from pipeline.tracking.destination import Destination, package_problem
+from pipeline.tracking.destination import package_problem, switched_on
 
 
 def validate_inputs(
@@ -73,13 +73,8 @@ def validate_inputs(
 
 def package_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield trackers that are asked for and whose package is missing. W&B's is always installed."""
-    tracking = config.tracking
-    asked = {
-        Destination.TENSORBOARD: tracking.tensorboard.enabled,
-        Destination.MLFLOW: tracking.mlflow.enabled,
-    }
-    for to, is_enabled in asked.items():
-        if is_enabled and (why := package_problem(to)):
+    for to in switched_on(config.tracking):
+        if why := package_problem(to):
             yield ConfigIssue(f"tracking.{to}.enabled", "true", why)
 
 

@@ -162,10 +162,10 @@ def sync(
 ) -> None:
     """Send every row to W&B, TensorBoard or MLflow exactly once, after a crash, an outage or days offline."""
     from pipeline.tracking.destination import Destination
-    from pipeline.tracking.sync import NewRun, SyncRequest
+    from pipeline.tracking.sync import NewRun, SyncOptions
     from pipeline.tracking.sync import sync as bring_up_to_date
 
-    asked = SyncRequest(Destination(to), NewRun.asked(new_run, project, entity), offline)
+    asked = SyncOptions(Destination(to), NewRun.asked(new_run, project, entity), offline)
     run = load(run_dir)
     typer.echo(bring_up_to_date(run, asked, timeout, lambda text: typer.echo(text, err=True)))
 

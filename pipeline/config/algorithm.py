@@ -91,7 +91,7 @@ class KLPlacement(StrEnum):
     """Places where the KL to the reference enters."""
 
     REWARD = "reward"
-    """Taken off the reward at every token (arXiv 1909.08593)."""
+    """Subtracted from the reward at every token (arXiv 1909.08593)."""
     LOSS = "loss"
     """Added to the policy loss (arXiv 2402.03300)."""
 

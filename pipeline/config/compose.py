@@ -294,7 +294,7 @@ def _mistake(text: str, groups: Mapping[str, Sequence[str]]) -> Mistake | None:
 
     try:
         override = OverridesParser.create().parse_override(text)
-    except (HydraException, ValueError):  # ValueError: a number of thousands of digits
+    except (HydraException, ValueError, RecursionError):  # thousands of digits, or of brackets
         name, _, value = text.partition("=")
         if why := why_no_home(value):
             return Mistake(name.lstrip("+"), f"{name}={value[:LONGEST_VALUE]}: {why}")

@@ -1,6 +1,6 @@
 """What teachers (reward.teachers, algorithm.distillation) need of other settings. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeline.config.algorithm import (
     DistillationConfig,
@@ -12,6 +12,7 @@ from pipeline.config.algorithm import (
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.schema import Config
 
+_OF_LOSS = ("estimator", "straight_through")
 _OF_RESPONSES = frozenset({PolicyLossName.GSPO, PolicyLossName.GMPO})
 """Losses with one ratio for a response, which a token's own advantage cannot move apart from the others."""
 
@@ -23,25 +24,27 @@ def has_teachers_in(config: Config, placement: DistillationPlacement) -> bool:
 
 def distillation_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield keys of distillation without use, and what cannot learn from teachers."""
-    given = config.algorithm.distillation
     if not config.reward.teachers:
-        for name in ("placement", "estimator", "straight_through"):
-            if getattr(given, name) != getattr(DistillationConfig, name):
-                why = "there is no teacher; give reward.teachers.NAME.path=DIR, or leave it out"
-                yield ConfigIssue.at(config, f"algorithm.distillation.{name}", why)
+        why = "there is no teacher; give reward.teachers.NAME.path=DIR, or leave it out"
+        yield from _given(config, ("placement", *_OF_LOSS), why)
         return
     yield from _placement_problems(config)
     if not config.reward.components:
         yield from _problems_without_reward(config)
 
 
+def _given(config: Config, names: Sequence[str], why: str) -> Iterator[ConfigIssue]:
+    """Yield the keys of distillation that have other values than their defaults."""
+    for name in names:
+        if getattr(config.algorithm.distillation, name) != getattr(DistillationConfig, name):
+            yield ConfigIssue.at(config, f"algorithm.distillation.{name}", why)
+
+
 def _placement_problems(config: Config) -> Iterator[ConfigIssue]:
     given, loss = config.algorithm.distillation, config.algorithm.policy_loss
     if given.placement is DistillationPlacement.ADVANTAGE:
-        for name in ("estimator", "straight_through"):
-            if getattr(given, name) != getattr(DistillationConfig, name):
-                why = "is for a KL in the loss: needs algorithm.distillation.placement=loss"
-                yield ConfigIssue.at(config, f"algorithm.distillation.{name}", why)
+        why = "is for a KL in the loss: needs algorithm.distillation.placement=loss"
+        yield from _given(config, _OF_LOSS, why)
         if loss in _OF_RESPONSES:
             why = (
                 "has one ratio for a response, and teachers give each token an advantage of its own; use "

@@ -45,7 +45,7 @@ class VllmConfig:
     """Groups of GPUs that share the layers among them."""
     gpu_memory_utilization: OpenFraction | None = None
     """Share of a GPU's memory for weights, activations and the key-value cache. Default: 0.9; for a reward
-    model beside which the reward tasks compute the reference 0.6, so that both can stay loaded."""
+    model beside which its tasks compute the reference or a teacher 0.6, so that both can stay loaded."""
     kv_cache_gib: PositiveFloat | None = None
     """GiB for the key-value cache. Default: what gpu_memory_utilization leaves; 1 on a CPU."""
     max_model_len: PositiveInt | None = None

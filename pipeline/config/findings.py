@@ -1,6 +1,7 @@
 """Problems of one pass over all that a user gave: each is named once, and none hides another."""
 
 import contextlib
+import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -11,6 +12,7 @@ from pipeline.config.schema import Config
 from slurm.errors import UserError
 
 _Made = TypeVar("_Made")
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 EXPERIMENT = "experiment"
 """Group whose options set keys of any section."""
 
@@ -91,7 +93,7 @@ class Findings:
         the checks of paths, which come first, have named that."""
         said = next(iter(str(error).splitlines()), "")
         is_said = bool(said) and any(said in line for line in (*self._lines, *self._last))
-        is_named = isinstance(error, FileNotFoundError | NotADirectoryError)
+        is_named = isinstance(error, OSError) and error.errno in _NO_FILE
         if not (is_said or is_named or self._follows(said)):
             reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
             self._skipped.append(f"not checked: {what}: {reason}")

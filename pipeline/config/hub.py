@@ -33,12 +33,12 @@ def cache_of(environ: Mapping[str, str]) -> Path:
     return Path(os.path.expandvars(given)).expanduser().absolute()
 
 
-def located(given: str, kind: Kind) -> str:
-    """Return the absolute path that a setting means: a file or folder of this name, or else a repository's
-    snapshot, ``ORG/NAME``, ``ORG/NAME@REVISION``, or something in it, ``ORG/NAME/FOLDER``. What may be such a
-    name, and is not in the cache, stays as it is."""
+def located(given: str, kind: Kind | None) -> str:
+    """Return the absolute path that a setting means: a file or folder of this name, or else, where a kind is
+    given, a repository's snapshot, ``ORG/NAME``, ``ORG/NAME@REVISION``, or something in it,
+    ``ORG/NAME/FOLDER``. What may be such a name, and is not in the cache, stays as it is."""
     name = _name_in(given)
-    if name is None or Path(given).exists():
+    if kind is None or name is None or Path(given).exists():
         return str(Path(given).absolute())
     folder = cache_of(os.environ) / f"{kind}s--{name['repo'].replace('/', '--')}"
     snapshot = folder / "snapshots" / _commit_of(folder, name["revision"] or _MAIN)

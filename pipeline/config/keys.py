@@ -59,7 +59,7 @@ def unknown(
         value: what the key was given, if that is known.
     """
     near = nearest(part, legal, SURE)
-    if near is None and (row := peer_words(key)):
+    if (near is None or key == part) and (row := peer_words(key)):
         return Mistake(key, f"{text}; {row.advice}", tuple(row.here))
     if near is None and (places := places_of(key.rpartition(".")[2])):
         return Mistake(key, f"{text}; did you mean {' or '.join(places)}?", places)

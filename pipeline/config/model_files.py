@@ -13,6 +13,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER_SETTINGS = "adapter_config.json"
 _ADAPTER = "adapter_model.safetensors"
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
 _HEADER_LIMIT = 100_000_000
 """Bytes; safetensors' own limit."""
 _LFS = b"version "
@@ -66,6 +67,8 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     """
     settings = read_json(directory / "config.json") if (directory / "config.json").exists() else None
     explicit = (settings or {}).get("transformers_weights")
+    if not isinstance(explicit, str | None):
+        raise BadModel("its config.json names no file as transformers_weights; copy it again")
     name = explicit or (WEIGHTS if (directory / WEIGHTS).is_file() else INDEX)
     if not (directory / name).is_file() and (directory / _ADAPTER).is_file():
         raise BadModel(
@@ -227,7 +230,7 @@ def read_vocabulary(directory: Path) -> Vocabulary | None:
             vocab = {token: id_ for id_, (token, _) in enumerate(vocab)}
         added = {str(one["content"]): int(one["id"]) for one in content.get("added_tokens") or ()}
         return Vocabulary({str(token): int(id_) for token, id_ in vocab.items()}, added)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadModel("the vocabulary of its tokenizer.json is damaged; copy it again") from error
 
 
@@ -267,10 +270,37 @@ def position_limit(directory: Path) -> int | None:
 
 
 def num_labels(directory: Path) -> int:
-    """Return how many outputs a classification model has, as transformers counts them: two by default."""
+    """Return how many outputs a classification model has, as transformers counts them: two by default.
+    Raises BadModel where they cannot be counted."""
     settings = read_json(directory / "config.json") or {}
     labels = settings.get("id2label")
-    return len(labels) if labels else int(settings.get("num_labels", 2))
+    found: object = settings.get("num_labels", 2)
+    if labels:
+        found = len(labels) if isinstance(labels, dict) else None
+    if type(found) is not int:
+        raise BadModel("its config.json does not count outputs (id2label, num_labels); copy it again")
+    return found
+
+
+def model_end_ids(directory: Path) -> frozenset[int]:
+    """Return the end-of-sequence ids of a model's configuration and of its generation settings. Raises
+    BadModel where they are none."""
+    settings = read_json(directory / _CONFIG) or {}
+    own = settings.get("eos_token_id")
+    if own is None and isinstance(text := settings.get("text_config"), dict):
+        own = text.get("eos_token_id")
+    generation = read_json(directory / _GENERATION) if (directory / _GENERATION).is_file() else {}
+    if generation is None:
+        raise BadModel(f"its {_GENERATION} is not JSON of settings; copy it again, or remove it")
+    return frozenset([*_ids(_CONFIG, own), *_ids(_GENERATION, generation.get("eos_token_id"))])
+
+
+def _ids(file: str, given: object) -> list[int]:
+    """Return the ids that a setting gives: one, several, or none. Raises BadModel."""
+    ids: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(id_) is int for id_ in ids):
+        raise BadModel(f"its {file} has eos_token_id={given!r:.40}, which is no token's id; give its number")
+    return ids
 
 
 def has_chat_template(directory: Path) -> bool:

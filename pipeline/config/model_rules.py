@@ -25,6 +25,7 @@ from pipeline.config.model_files import (
     has_head,
     has_tokenizer,
     head_of,
+    model_end_ids,
     num_labels,
     read_header,
     read_json,
@@ -170,6 +171,7 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
     if file := _gguf_of(directory):
         raise BadModel(_why_not_gguf(model.use, file))
     settings = _settings(directory)
+    _check_numbers(model.use, directory)
     if model.is_ours:
         _check_architecture(model.use, settings)
     if model.is_trained and (why := why_untrainable(settings)):
@@ -259,6 +261,17 @@ def _settings(directory: Path) -> dict[str, Any]:
     if settings is None:
         raise BadModel("its config.json is not JSON of a model's configuration; copy it again")
     return settings
+
+
+def _check_numbers(use: Use, directory: Path) -> None:
+    """Raise BadModel for settings that are read as numbers, and are none."""
+    size = text_settings(directory).get("vocab_size")
+    if size is not None and (type(size) is not int or size < 1):
+        raise BadModel(
+            f"its config.json has vocab_size={size!r:.40}, which is no number of tokens; copy it again"
+        )
+    if use is Use.POLICY:
+        model_end_ids(directory)
 
 
 def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:

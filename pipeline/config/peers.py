@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+UNSET = "nothing here is set so; leave it out"
+"""Way out for a word of others that has no key."""
+
 
 @dataclass(frozen=True)
 class PeerWords:
     """What others call a key. Several words of one peer are of its versions, trainers or algorithms."""
 
     here: list[str]
-    """The key, or the keys that share what others have in one."""
+    """The key, or the keys that share what others have in one; none where nothing is set so."""
     verl: list[str]
     openrlhf: list[str]
     trl: list[str]
@@ -28,7 +31,8 @@ class PeerWords:
     @property
     def advice(self) -> str:
         """The way out, as the end of a line."""
-        return f"here: {' and '.join(self.here)}" + (f" ({self.note})" if self.note else "")
+        here = f"here: {' and '.join(self.here)}" if self.here else UNSET
+        return here + (f" ({self.note})" if self.note else "")
 
     @property
     def words(self) -> Iterator[str]:

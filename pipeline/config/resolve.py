@@ -235,13 +235,7 @@ def _with_absolute(owner: Any, keys: Mapping[str, Kind | None]) -> Any:
     for key, kind in keys.items():
         name, _, rest = key.partition(".")
         if (value := getattr(owner, name)) is not None:
-            path = (
-                _with_absolute(value, {rest: kind})
-                if rest
-                else located(value, kind)
-                if kind
-                else _full(value)
-            )
+            path = _with_absolute(value, {rest: kind}) if rest else located(value, kind)
             owner = replace(owner, **{name: path})
     return owner
 

@@ -34,6 +34,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
     """Yield keys that do not go together. Pure: looks at no file."""
     for problems in (
         _batch_problems,
+        _band_problems,
         _column_problems,
         _length_problems,
         _training_problems,
@@ -67,6 +68,12 @@ def _column_problems(config: Config) -> Iterator[ConfigIssue]:
         if data.tools_column is not None and data.tools_column == other:
             why = f"is data.{key} too; name the column with the tools, or null for none"
             yield ConfigIssue.at(config, "data.tools_column", why)
+
+
+def _band_problems(config: Config) -> Iterator[ConfigIssue]:
+    lowest, highest = config.data.band.lowest, config.data.band.highest
+    if lowest is not None and highest is not None and lowest > highest:
+        yield ConfigIssue.at(config, "data.band.lowest", f"must be at most data.band.highest={highest:g}")
 
 
 def _batch_problems(config: Config) -> Iterator[ConfigIssue]:

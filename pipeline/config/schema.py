@@ -25,6 +25,7 @@ from pipeline.config.shares import divided
 from pipeline.config.types import (
     ChatArguments,
     Days,
+    FiniteFloat,
     Fraction,
     Name,
     NonNegativeInt,
@@ -89,6 +90,25 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BandConfig:
+    """Prompts that epochs leave out, by the mean reward of their responses when they were last rolled out:
+    what is too hard or too easy teaches little. An epoch has as many iterations as without, and those that
+    are in it come up again; where they are too few for an iteration, the nearest to the band join them."""
+
+    lowest: FiniteFloat | None = None
+    """Mean reward below which a prompt is left out. Default: none is."""
+    highest: FiniteFloat | None = None
+    """Mean reward above which a prompt is left out. Default: none is."""
+    rest: PositiveInt = 1
+    """Epochs for which a prompt is left out, before it is rolled out again."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether any prompt may be left out."""
+        return self.lowest is not None or self.highest is not None
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Source of the prompts, and their order."""
 
@@ -134,6 +154,8 @@ class DataConfig:
     """Column with numbers, such as a level: each epoch goes from the least to the greatest, with -COLUMN from
     the greatest to the least, and shuffle is for rows of one number. The rest at an epoch's end that fills no
     iteration is never dealt. Default: no such order."""
+    band: BandConfig = field(default_factory=BandConfig)
+    """Prompts that epochs leave out."""
 
     @property
     def shuffles_epochs(self) -> bool:
@@ -303,6 +325,11 @@ class Config:
         """Prompts that one iteration rolls out, over all shards."""
         exact = self.data.prompts_per_iteration * self.rollout.oversample
         return math.ceil(round(exact, 6))  # 10 x 1.1 is a little more than 11 in floating point
+
+    @property
+    def next_rolled_out(self) -> int:
+        """Iterations after a policy's own until the first whose responses may be of it."""
+        return 1 + self.rollout.staleness
 
     @property
     def prompt_shares(self) -> dict[str, int]:

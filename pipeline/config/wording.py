@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.config.choices import known_groups
 from pipeline.config.issue import Mistake
 from pipeline.config.keys import LONGEST_VALUE, SURE, cut, leaves, nearest, siblings, unknown, with_legal
-from pipeline.config.peers import peer_words
+from pipeline.config.peers import UNSET, peer_words
 from pipeline.config.reward import KINDS
 
 _WORDING = {
@@ -88,7 +88,7 @@ def _unknown(problem: Any) -> Iterator[Mistake]:
         yield unknown(key, text, location[:-1], location[-1], legal, given) if legal else Mistake(key, text)
         return
     for leaf, row in rows.items():
-        advice = row.advice if row else "nothing here is set so; leave it out"
+        advice = row.advice if row else UNSET
         yield Mistake(leaf, f"{leaf}: unknown key; {advice}", tuple(row.here) if row else ())
 
 

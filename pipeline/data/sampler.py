@@ -9,6 +9,9 @@ import numpy as np
 from pipeline.config.shares import mixed
 from pipeline.run.seeds import derive_seed
 
+Indices = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+NONE: Indices = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True)
 class Deal:
@@ -18,11 +21,13 @@ class Deal:
     indices: tuple[int, ...]
     epochs: Mapping[str, int] = field(default_factory=dict)
     """Epoch of each file of prompts, where they have weights; :attr:`epoch` is then the least."""
+    num_left_out: int = 0
+    """Prompts that the epoch leaves out."""
 
 
 @dataclass(frozen=True)
 class Portion:
-    """The usable rows of one of several files, which follow each other among all usable rows."""
+    """The usable rows of one of several files, which follow each other among all usable rows; or all."""
 
     name: str
     start: int
@@ -30,6 +35,15 @@ class Portion:
     num_prompts: int
     share: int
     """How many of them each iteration has."""
+
+    @property
+    def rows(self) -> slice:
+        """The usable rows that it is of."""
+        return slice(self.start, self.start + self.num_prompts)
+
+    def epoch_of(self, iteration: int) -> tuple[int, int]:
+        """Return the 0-based epoch of a 1-based iteration, and which one of the epoch it is."""
+        return divmod(iteration - 1, self.num_prompts // self.share)
 
 
 def deal(
@@ -41,11 +55,16 @@ def deal(
     shard: int,
     seed: int,
     shuffle: bool,
+    left_out: Indices = NONE,
 ) -> Deal:
     """Return the prompts of one shard of one 1-based iteration, as a pure function of the arguments.
 
     An epoch is an order of all prompts, cut into iterations, and those into contiguous shards. The rest
     at an epoch's end is not dealt in that epoch, so that no iteration has a prompt twice.
+
+    Args:
+        left_out: indices that the epoch has not, as :mod:`pipeline.data.band` says; the others come up in
+            rounds, each in an order of its own and cut likewise, until the epoch is as long as with all.
 
     Raises:
         ValueError: there are fewer prompts than one iteration needs.
@@ -59,19 +78,23 @@ def deal(
             f"set data.prompts_per_iteration to at most {num_prompts}, or give more prompts"
         )
     epoch, turn = divmod(iteration - 1, num_prompts // prompts_per_iteration)
+    there = np.setdiff1d(np.arange(num_prompts), left_out, assume_unique=True)
+    number, turn = divmod(turn, len(there) // prompts_per_iteration)
     size = prompts_per_iteration // num_shards
     start = turn * prompts_per_iteration + shard * size
-    order = _epoch_order(num_prompts, seed, epoch) if shuffle else np.arange(num_prompts)
-    return Deal(epoch, tuple(order[start : start + size].tolist()))
+    order = there[_order(len(there), seed, epoch, number)] if shuffle else there
+    return Deal(epoch, tuple(order[start : start + size].tolist()), num_left_out=len(left_out))
 
 
-def _epoch_order(num_prompts: int, seed: int, epoch: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Return a permutation of ``range(num_prompts)`` that depends on nothing but the arguments.
+def _order(num_prompts: int, seed: int, epoch: int, number: int) -> Indices:
+    """Return a permutation of ``range(num_prompts)``, of a round of an epoch, that depends on nothing but the
+    arguments.
 
     numpy guarantees the stream of raw integers of Philox across its versions, but not what
     ``Generator.permutation`` makes of it; hence the prompts are sorted by one raw integer each.
     """
-    raw = np.random.Philox(key=derive_seed(seed, "epoch", epoch)).random_raw(num_prompts)
+    later = ("round", number) if number else ()
+    raw = np.random.Philox(key=derive_seed(seed, "epoch", epoch, *later)).random_raw(num_prompts)
     return np.argsort(raw, kind="stable")
 
 
@@ -85,7 +108,14 @@ def portions(counts: Sequence[tuple[str, int]], shares: Mapping[str, int]) -> li
 
 
 def deal_by_weight(
-    portions: Sequence[Portion], *, iteration: int, num_shards: int, shard: int, seed: int, shuffle: bool
+    portions: Sequence[Portion],
+    *,
+    iteration: int,
+    num_shards: int,
+    shard: int,
+    seed: int,
+    shuffle: bool,
+    left_out: Indices = NONE,
 ) -> Deal:
     """Return the prompts of one shard of one 1-based iteration, of which each file has its share: each is
     dealt as by :func:`deal`, in epochs and an order of its own, and their prompts are mixed evenly.
@@ -98,6 +128,7 @@ def deal_by_weight(
     for one in portions:
         if not one.share:
             continue
+        is_own = (left_out >= one.start) & (left_out < one.rows.stop)
         dealt = deal(
             one.num_prompts,
             iteration=iteration,
@@ -106,8 +137,10 @@ def deal_by_weight(
             shard=0,
             seed=derive_seed(seed, "file", one.name),
             shuffle=shuffle,
+            left_out=left_out[is_own] - one.start,
         )
         found[one.name], epochs[one.name] = [one.start + index for index in dealt.indices], dealt.epoch
     order = mixed(found)
     size = len(order) // num_shards
-    return Deal(min(epochs.values()), tuple(order[shard * size : (shard + 1) * size]), epochs)
+    some = tuple(order[shard * size : (shard + 1) * size])
+    return Deal(min(epochs.values()), some, epochs, len(left_out))

@@ -38,7 +38,7 @@ _SCAN_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class SourceLines:
-    """The non-blank lines of a JSON Lines file, which are its rows; or rows that come from no file."""
+    """The rows of a text file, lines of JSON or CSV that are not blank; or rows that come from no file."""
 
     path: Path
     lines: tuple[Line, ...]

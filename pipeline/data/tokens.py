@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.config.model_files import read_json
+from pipeline.config.model_files import model_end_ids
 from pipeline.data.chat import refusals
 
 if TYPE_CHECKING:
@@ -189,19 +189,6 @@ def ends_of(directory: Path, tokenizer: Any, given: Sequence[int] = ()) -> Ends:
 def _added_tokens(tokenizer: Any) -> dict[str, int]:
     found: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     return found
-
-
-def model_end_ids(directory: Path) -> frozenset[int]:
-    """Return the end-of-sequence ids of a model's configuration and of its generation settings."""
-    settings, found = read_json(directory / "config.json") or {}, set[int]()
-    own = settings.get("eos_token_id")
-    if own is None and isinstance(text := settings.get("text_config"), dict):
-        own = text.get("eos_token_id")
-    path = directory / "generation_config.json"
-    generation = (read_json(path) if path.is_file() else None) or {}
-    for ids in (own, generation.get("eos_token_id")):
-        found.update([ids] if isinstance(ids, int) else ids or [])
-    return frozenset(found)
 
 
 def template_end(tokenizer: Any) -> int | None:

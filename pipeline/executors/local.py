@@ -17,7 +17,7 @@ from pipeline.run.control import begin_invocation, read_control, write_control
 from pipeline.run.directory import Run
 from pipeline.run.lease import HEARTBEAT_SECONDS, Lease, hold
 from pipeline.run.place import settle
-from pipeline.tracking.tracker import open_tracker
+from pipeline.tracking.tracker import enabled, open_trackers
 
 _LONG_PASS_SECONDS, _REST_FACTOR = 0.1, 4
 
@@ -39,7 +39,8 @@ def drive(
     with leased as lease, interruptible(signal.SIGUSR2):
         journal.event(run.paths.events, "driver_started", host=lease.holder.host, pid=lease.holder.pid)
         run = settle(run)
-        publisher = Publisher(run, open_tracker(run, watcher.note), tidying=Tidying(is_beside=True))
+        trackers = open_trackers(run, enabled(run), watcher.note)
+        publisher = Publisher(run, trackers, tidying=Tidying(is_beside=True))
         workers = ProcessWorkers(run, processes, begin_invocation(run.paths).invocation, lease.number)
         driver = Driver(run, Jobs(run, workers, watcher.note), watcher, publisher)
         done = Pass(Outcome.FAILED)

@@ -48,12 +48,15 @@ _PEAK_TFLOPS = {
     "l40s": 362,
     "l40": 181,
     "l4": 121,
+    "v100": 125,
+    "t4": 65,
     "mi300x": 1307,
     "mi250x": 191,
     "mi250": 181,
     "mi210": 181,
 }
-"""Dense TFLOP/s in bf16 by makers' data sheets: an H100 as SXM, an MI250 one of its two GPUs."""
+"""Dense TFLOP/s in bf16 by makers' data sheets, of V100 and T4 in fp16: an H100 as SXM, an MI250 one of its
+two GPUs."""
 _SIZE = re.compile(r"(?<![0-9])(\d+)gi?b(?![a-z0-9])")
 """Memory that a name says, as in a100_80gb and in 1g.10gb, a part of a GPU."""
 _RESERVED = 0.97
@@ -81,8 +84,8 @@ def card_named(name: str) -> Card | None:
 
 
 def peak_flops(kind: str) -> float | None:
-    """Return the FLOP/s in bf16 that a kind of card, as :func:`kind_of` has it, is sold with; None where that
-    is not known."""
+    """Return the FLOP/s in half precision that a kind of card, as :func:`kind_of` has it, is sold with; None
+    where that is not known."""
     return _PEAK_TFLOPS[kind] * 1e12 if kind in _PEAK_TFLOPS else None
 
 

@@ -2,12 +2,11 @@
 
 Pure. Every rule is a function of its own in :mod:`pipeline.metrics.learning_advice` (what the policy
 learns), :mod:`pipeline.metrics.first_signs` (what the first iteration shows),
-:mod:`pipeline.metrics.left_out` (what is not learned from),
 :mod:`pipeline.metrics.speed_advice` (where the time goes), :mod:`pipeline.metrics.starts` (what workers
 cost), :mod:`pipeline.metrics.staleness` (what responses of older policies are worth) or below (whether
-engines agree), with its thresholds and their reasons beside it. A rule that lacks a number is silent, and so
-are all rules on short runs but those about first signs, engines that disagree and responses of older
-policies.
+engines agree, and what is not learned from), with its thresholds and their reasons beside it. A rule that
+lacks a number is silent, and so are all rules on short runs but those about first signs, engines that
+disagree and responses of older policies.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +16,19 @@ from pipeline.config.algorithm import CorrectionLevel
 from pipeline.config.engines import Engine
 from pipeline.metrics.advice_input import (
     LOOK_BACK,
+    WINDOW,
     Advice,
     AdviceInput,
     Findings,
     Rule,
     Series,
     Severity,
+    percent,
     recent,
     series,
 )
 from pipeline.metrics.first_signs import FIRST_SIGNS
 from pipeline.metrics.learning_advice import LEARNING_RULES
-from pipeline.metrics.left_out import left_out
 from pipeline.metrics.speed_advice import SPEED_RULES
 from pipeline.metrics.staleness import stale_responses
 from pipeline.metrics.starts import START_RULES
@@ -82,6 +82,45 @@ def _mismatch_remedies(evidence: AdviceInput) -> Iterator[str]:
         )
     else:
         yield "try rollout.engine=transformers"
+
+
+_MANY, _MOST = 0.25, 0.75
+"""Shares of responses: what is left out was generated and scored all the same."""
+_GIVE_SCORES = "see of which responses the rules return None (slurm-ppo samples RUN), and give more a score"
+_REASONS = {
+    "abstained": ("no rule gave a score", _GIVE_SCORES),
+    "unscorable": (
+        "a reward model could not take them",
+        "look at the logs (slurm-ppo logs RUN reward), or take another reward model",
+    ),
+    "no_baseline": ("the greedy response to the prompt has no reward", _GIVE_SCORES),
+    "refused": ("the prompt was refused", "lower data.max_prompt_tokens, or raise model.context_length"),
+    "truncated": (
+        "they were cut, and algorithm.mask_truncated is true",
+        "raise rollout.max_new_tokens, or set algorithm.mask_truncated=false and "
+        "algorithm.shaping.overlong_buffer, which teaches ending",
+    ),
+}
+"""Words for each reason (:class:`pipeline.run.schemas.Validity`), and what to change."""
+
+
+def left_out(evidence: AdviceInput) -> Findings:
+    """Detect that many responses do not count. The commonest reason is named."""
+    window, rows = recent(evidence, "iteration"), evidence.trained[-WINDOW:]
+    scored, *lost = (sum(series(rows, f"validity/{how}").values) for how in ("scored", *_REASONS))
+    share = sum(lost) / total if (total := scored + sum(lost)) else 0.0
+    if window is None or share <= _MANY:
+        return
+    counts = dict(zip(_REASONS, lost, strict=True))
+    commonest = max(counts, key=lambda how: counts[how])
+    why, remedy = _REASONS[commonest]
+    what = (
+        f"{percent(share)} of {total:,.0f} responses are left out of the update ({window.span}), "
+        f"most of them since {why}"
+    )
+    severity = Severity.PROBLEM if share > _MOST else Severity.WARNING
+    names = ("validity/scored", f"validity/{commonest}")
+    yield Advice(severity, Rule.UNSCORED, "many responses do not count", what, remedy, names)
 
 
 RULES = (

@@ -50,6 +50,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("policy_version", _C, "version of the policy that the iteration committed"),
     Metric("epoch", _C, "0-based pass over the prompt file; of several with weights the least"),
     Metric("epoch/*", _C, "0-based pass over one of several prompt files that have weights"),
+    Metric("epoch_left_out", _C, "prompts that the epoch leaves out (data.band)"),
     Metric("samples", _C, "responses rolled out since the run began"),
     Metric("data/prompts", _C, "prompts of data.prompts that can be used"),
     Metric("data/prompts/*", _C, "those of them that are of one of several files"),

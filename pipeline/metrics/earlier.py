@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.issue import UserError
-from pipeline.config.model_files import read_json
+from pipeline.config.model_files import architectures_of, read_json
 from pipeline.config.scheduler import SlurmConfig, resources_of
 from pipeline.config.schema import Config
 from pipeline.data.summary import MEAN_LENGTH
@@ -106,8 +106,8 @@ def _likeness(config: Config) -> Mapping[str, Any]:
 
 def model_class(directory: Path) -> tuple[str, int]:
     """Return the architecture and the number of weights of a model. Raises ConfigError."""
-    named = (read_json(directory / "config.json") or {}).get("architectures") or [""]
-    return str(named[0]), read_shape(directory).parameters
+    named = architectures_of(read_json(directory / "config.json") or {})
+    return next(iter(named), ""), read_shape(directory).parameters
 
 
 def _place(config: Config) -> object:

@@ -28,7 +28,7 @@ from pipeline.run.states import remove_unfinished
 from pipeline.run.superseded import fresh_folder, remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
-from pipeline.tracking.tracker import Tracker
+from pipeline.tracking.tracker import Trackers
 from slurm.sharedfiles import names_in
 
 _MOST_SHOWN = 4
@@ -54,7 +54,7 @@ class Publisher:
     """Writer of everything that follows from commits: rows, and the places they are shown in."""
 
     run: Run
-    tracker: Tracker
+    tracker: Trackers
     facts: Callable[[int], Facts] = lambda iteration: Facts()
     """Lookup of the scheduler's facts about the jobs of an iteration, by its number."""
     in_use: Callable[[], Collection[str]] = lambda: ()

@@ -89,7 +89,8 @@ def loaded(plugin: Plugin) -> Callable[..., Any] | PluginFailure:
 
 
 def load(plugin: Plugin, folder: str) -> None:
-    """Import the plug-in when a process starts, so that the import does not count as part of a call.
+    """Import the plug-in when a process starts, so that the import does not count as part of a call. What it
+    prints goes to standard error: standard output is for what the command says, which may be JSON.
 
     An import that takes too long ends the process, and the file ``stuck`` gets its traceback. The process's
     own file is empty until the import has ended.
@@ -97,6 +98,8 @@ def load(plugin: Plugin, folder: str) -> None:
     # A process that ends as its pipe is closed may be sent SIGTERM as well: while Python takes itself down it
     # would complain of that.
     atexit.register(signal.pthread_sigmask, signal.SIG_BLOCK, {signal.SIGTERM})
+    with contextlib.suppress(OSError):  # it has no standard error
+        os.dup2(2, 1)
     own = Path(folder, str(os.getpid()))
     own.touch()
     with Path(folder, STUCK).open("a") as file:

@@ -19,6 +19,7 @@ from typing import Any
 
 from pipeline.plugins.interpreter.contract import DescribedError, MadeTask
 from pipeline.plugins.load import VERIFIERS, MissingImport, PluginError, is_ready
+from pipeline.process import signal_session
 
 _LAST_WORDS_SECONDS = 1.0
 """Seconds in which answers of a process that has ended are read."""
@@ -82,7 +83,7 @@ class Child:
     def __init__(self, python: str | None, threads: int) -> None:
         self._ids, self._waiting = count(), dict[int, Future[Any]]()
         self._lock = threading.Lock()
-        self.has_ended = False
+        self.has_ended, self._end = False, ""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
         self._process = subprocess.Popen(
             [python or sys.executable, _SERVE, str(os.getpid())],
@@ -116,8 +117,8 @@ class Child:
         return answer["value"]
 
     def close(self) -> None:
-        """End the process, whatever it does."""
-        self._process.kill()
+        """End the process, whatever it does, and those that it has started."""
+        signal_session(self._process.pid)
         self._process.wait()
 
     def _write(self, value: Mapping[str, Any]) -> bool:
@@ -134,9 +135,13 @@ class Child:
 
     def _read(self) -> None:
         assert self._process.stdout
-        for line in self._process.stdout:
-            answer = json.loads(line)
-            self._resolve(answer["id"], answer)
+        try:
+            for line in self._process.stdout:
+                answer = json.loads(line)
+                self._resolve(answer["id"], answer)
+        except (ValueError, TypeError, KeyError):
+            self._end = "was answered by something else than Python"
+            self._process.kill()
 
     def _resolve(self, key: int, answer: Any) -> None:
         with self._lock:
@@ -153,10 +158,9 @@ class Child:
 
     def _fail_all(self) -> None:
         self.has_ended = True
+        end = self._end or f"ended its process ({_in_words(self._process.wait())})"
         for key in list(self._waiting):
-            self._resolve(
-                key, {"error": f"ended its process ({_in_words(self._process.wait())})", "trace": ""}
-            )
+            self._resolve(key, {"error": end, "trace": ""})
 
 
 def connect(key: str, source: str, python: str | None, threads: int = 1) -> "partial[HostedEnvironment]":

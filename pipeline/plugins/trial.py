@@ -6,6 +6,7 @@ prompts, and of each one's answer as its response.
 """
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -220,6 +221,10 @@ _LEAST_ANSWERS = 4
 """Answers of which none has to get a reward before that is worth a warning."""
 _COLUMN = "column"
 """Argument of ready rules that names the column with the answer."""
+_PATTERN = "pattern"
+"""Argument of ready rules, and of environments, whose first group is the answer in a response."""
+_FINDERS = ("exact_match", "numeric_match", "math_match")
+"""Ready rules with that argument."""
 _ANSWERS = ("ground_truth", "answer", "solution", "reference", "response", "completion", "target")
 """Columns that are taken for the answer where a rule names none, the first that is there."""
 
@@ -252,7 +257,7 @@ def _finds_answers(config: Config) -> bool:
     response."""
     environment = config.data.environment
     given = environment.components.values() if environment else ()
-    return any("pattern" in component.arguments for component in given)
+    return any(_PATTERN in component.arguments for component in given)
 
 
 def first_look(config: Config, rules: Sequence[OpenRule], samples: Sequence[SampleRow]) -> Iterator[str]:
@@ -266,9 +271,10 @@ def first_look(config: Config, rules: Sequence[OpenRule], samples: Sequence[Samp
     for opened in rules:
         if opened.config.trial and samples:
             yield from _lines(opened, config, samples, best)
-    # Another component may give what these do not.
+    # Another component may give what these do not, and with teachers components may only measure.
     are_all = best.keys() == config.reward.components.keys()
-    if best and are_all and sum(best.values()) <= 0 and not _finds_answers(config):
+    is_weighed = any(component.weight for component in config.reward.components.values())
+    if best and are_all and is_weighed and sum(best.values()) <= 0 and not _finds_answers(config):
         yield (
             "warning: reward.components: the reward is never above 0, not even for the answers of the first "
             "look as responses: see whether the rules' arguments name the right column, and what form of "
@@ -280,10 +286,11 @@ def _lines(
     opened: OpenRule, config: Config, samples: Sequence[SampleRow], best: dict[str, float]
 ) -> Iterator[str]:
     """Look at one rule; adds its highest share in the reward to ``best`` where it has seen an answer."""
-    column = _answer_column(opened.config, samples[0])
-    empty, answer = _Seen("an empty response"), _Seen(f"the text of column {column} as response")
+    column, pattern = _answer_column(opened.config, samples[0]), _answer_pattern(opened.config)
+    where = " in the rule's pattern" if pattern else ""
+    empty, answer = _Seen("an empty response"), _Seen(f"the text of column {column}{where} as response")
     until, end = time.monotonic() + _SECONDS, ""
-    for sample, seen, text in _texts(samples, empty, answer, column):
+    for sample, seen, text in _texts(samples, empty, answer, column, pattern):
         found = _score(opened, config, sample, text, until - time.monotonic())
         if found is None:
             seen.abstentions += 1
@@ -304,12 +311,12 @@ def _lines(
 
 
 def _texts(
-    samples: Sequence[SampleRow], empty: _Seen, answer: _Seen, column: str | None
+    samples: Sequence[SampleRow], empty: _Seen, answer: _Seen, column: str | None, pattern: str | None
 ) -> Iterator[tuple[SampleRow, _Seen, str]]:
     for sample in samples:
         yield sample, empty, ""
         if text := _text_of(sample, column):
-            yield sample, answer, text
+            yield sample, answer, _in_pattern(text, pattern) if pattern else text
 
 
 def _score(
@@ -340,6 +347,20 @@ def _answer_column(rule: RuleConfig, sample: SampleRow) -> str | None:
     return next(
         (name for name in (named, *_ANSWERS) if isinstance(name, str) and name in sample.columns), None
     )
+
+
+def _answer_pattern(rule: RuleConfig) -> str | None:
+    """Return the pattern by which a ready rule finds answers; None where there is none to put them into."""
+    pattern = rule.arguments.get(_PATTERN) if rule.function in _FINDERS else None
+    return pattern if isinstance(pattern, str) and _in_pattern("1", pattern) != "1" else None
+
+
+def _in_pattern(answer: str, pattern: str) -> str:
+    """Return an answer between what a pattern has around its group, unless it is not found there."""
+    around = pattern[: pattern.find("(")], pattern[pattern.rfind(")") + 1 :]
+    before, after = (re.sub(r"\\(.)", r"\1", part) for part in around)
+    found = re.search(pattern, text := f"{before}{answer}{after}", re.DOTALL)
+    return text if found and found.groups()[:1] == (answer,) else answer
 
 
 def _text_of(sample: SampleRow, column: str | None) -> str | None:

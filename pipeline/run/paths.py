@@ -14,6 +14,8 @@ from slurm.sharedfiles import names_in
 
 CARRIED_PART = "carried"
 """Part of an update's data file with the groups that it leaves for later updates (rollout.oversample)."""
+BAND_PART = "band"
+"""Part of an update's data file with how prompts scored, and which are left out (data.band)."""
 SWEEP_MANIFEST = "sweep.json"
 """File that makes a folder a sweep's, whose runs lie in folders below it (:mod:`pipeline.sweep.manifest`)."""
 

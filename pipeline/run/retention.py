@@ -8,6 +8,7 @@ that is killed between the two leaves folders that the next one finds, because i
 import json
 import os
 import shlex
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -267,6 +268,8 @@ def _folder(record: Record, parent: str) -> str | None:
 
 
 def link_folder(run: Run, record: Record, parent: str, name: str) -> None:
+    """Link the folder of a commit under a name of its own. A folder in the place of the link, as copying
+    programs make that follow links, is moved aside, as ``NAME.in-the-way.TIME``."""
     folder = _folder(record, parent)
     if folder is None:
         return
@@ -277,4 +280,6 @@ def link_folder(run: Run, record: Record, parent: str, name: str) -> None:
     private = link.with_name(f".{name}.{os.getpid()}")
     private.unlink(missing_ok=True)
     private.symlink_to(target)
+    if link.is_dir() and not link.is_symlink():
+        link.rename(link.with_name(f"{name}.in-the-way.{time.time_ns()}"))
     private.replace(link)

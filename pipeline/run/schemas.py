@@ -137,6 +137,8 @@ HELDOUT_SET = "heldout_set"
 """Column of held-out prompts with the name of their set, where the run has several."""
 PROMPT_SOURCE = "prompt_source"
 """Column of prompts and responses with the name of the file of the prompt, where the run has several."""
+PROMPT_INDEX = "prompt_index"
+"""Column of rollout shards with the prompt's place among all usable ones, from 0. Only with data.band."""
 ENVIRONMENT_TASK = "environment_task"
 """Column with the name of the task of an environment, such as ``sums/17``."""
 ENVIRONMENT_ENTRY = "environment_entry"
@@ -158,6 +160,7 @@ def reserved_columns(config: Config) -> frozenset[str]:
     rules = [one for one in config.reward.components.values() if isinstance(one, RuleConfig)]
     given = {HELDOUT_SET: config.data.heldout, PROMPT_SOURCE: config.data.prompts}
     of_sets = frozenset(column for column, paths in given.items() if isinstance(paths, dict))
+    of_sets |= {PROMPT_INDEX} if config.data.band.is_given else set()
     return RESERVED_COLUMNS | of_sets | frozenset().union(*map(passed_names, rules))
 
 
@@ -223,6 +226,21 @@ CARRIED = _versioned(
 )
 """With rollout.oversample: responses that an update has left for later ones, in whole groups, oldest first.
 Columns mean what they mean in rollout and reward shards."""
+
+
+BAND = _versioned(
+    "band/1",
+    [
+        # The prompt's place among all usable ones, from 0.
+        pa.field(PROMPT_INDEX, pa.int64(), nullable=False),
+        # 0-based epoch of its file in which it was last scored, and the mean reward of its samples then.
+        pa.field("epoch", pa.int64(), nullable=False),
+        pa.field("mean_reward", pa.float64(), nullable=False),
+        # Whether the epoch of the first iteration that is rolled out with this policy leaves it out.
+        pa.field("is_out", pa.bool_(), nullable=False),
+    ],
+)
+"""With data.band: the prompts that were scored so far, committed by each update."""
 
 
 def version_of(schema: pa.Schema) -> str:

@@ -205,7 +205,8 @@ class SimulatedRun:
             done.commit(task, self.now)
             self.committed = self.now
             worker.loaded = task.iteration if task.stage is Stage.UPDATE else worker.loaded
-        self._count_task(worker, task, is_new)
+        self.known.done[task.job_kind] += is_new
+        worker.count_task(task, self.now, is_new)
         self.around.request_pass()
         if is_new and self.plant.writes_state(task):
             begins = max(self.now, worker.writes_until)  # one state at a time
@@ -218,21 +219,6 @@ class SimulatedRun:
             worker.unsaved = claim if is_kept else worker.unsaved
             self._finish(worker, claim)
         self.wake(self.plant.kinds)
-
-    def _count_task(self, worker: SimulatedWorker, task: Task, is_new: bool) -> None:
-        beat, is_own = worker.beat, task.job_kind == worker.job_kind
-        loaded = 0.0 if beat.tasks else worker.computes - worker.since  # by its first task: it started up
-        seconds = self.now - worker.since - loaded
-        self.known.done[task.job_kind] += is_new
-        worker.failed = 0
-        worker.beat = replace(
-            beat,
-            tasks=beat.tasks + is_new,
-            startup_seconds=beat.startup_seconds + loaded,
-            busy_seconds=beat.busy_seconds + seconds,
-            measured=beat.measured + (is_new and not is_own),
-            measuring_seconds=beat.measuring_seconds + (0.0 if is_own else seconds),
-        )
 
     def goes_on(self, worker: SimulatedWorker, task: Task) -> bool:
         """Whether a worker may do the update after one, and writes the state meanwhile."""

@@ -76,6 +76,21 @@ class SimulatedWorker:
             self.spent[sum_of or _SUMS[self.doing]] += now - self.since
         self.doing, self.since = doing, now
 
+    def count_task(self, task: Task, now: float, is_new: bool) -> None:
+        """Note that it has done a task, and how long that took."""
+        beat, is_own = self.beat, task.job_kind == self.job_kind
+        loaded = 0.0 if beat.tasks else self.computes - self.since  # by its first task: it started up
+        seconds = now - self.since - loaded
+        self.failed = 0
+        self.beat = replace(
+            beat,
+            tasks=beat.tasks + is_new,
+            startup_seconds=beat.startup_seconds + loaded,
+            busy_seconds=beat.busy_seconds + seconds,
+            measured=beat.measured + (is_new and not is_own),
+            measuring_seconds=beat.measuring_seconds + (0.0 if is_own else seconds),
+        )
+
     def chooser(self, takes_over: bool) -> choosing.Chooser:
         """Return what of it its choice depends on."""
         first = self.first if self.has_first else None

@@ -35,7 +35,7 @@ from pipeline.status.log_files import (
     packed_logs,
     parse_choice,
 )
-from pipeline.status.remedies import GivenUp, command
+from pipeline.status.remedies import command
 from pipeline.status.snapshot import is_complete
 from pipeline.text import moment, printable
 from slurm.commands import SlurmError, SlurmMissing, on_cluster
@@ -349,8 +349,7 @@ def read_endings(run: Run, jobs: Collection[str]) -> dict[str, Element]:
 
 def way_out(run: Run, given_up: tuple[Failure, ...]) -> str:
     """Return the command to continue with, or what to fix first; a line for each setting that helps."""
-    failed = (GivenUp(f.task.job_kind, f.kind, f.attempt, f.node, f.message) for f in given_up)
-    ways = [way for way in dict.fromkeys(command(run, one) for one in failed) if way]
+    ways = [way for way in dict.fromkeys(command(run, one) for one in given_up) if way]
     if not any(item.kind in FOR_PEOPLE for item in given_up):
         return "\n".join([f"nothing that was committed is lost; to continue: {resume_command(run)}", *ways])
     if not is_there(run.paths.task(PREPARE).record):

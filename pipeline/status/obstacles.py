@@ -16,7 +16,7 @@ from pipeline.executors.slurm.queue import is_pending
 from pipeline.run.directory import Run, resume_command, slurm_settings
 from pipeline.run.submissions import SUBMITTED, job_kind_of
 from pipeline.run.tasks import PREPARE
-from slurm.associations import Associations, Ceilings, read_associations, read_ceilings
+from slurm.associations import Ceilings, read_associations, read_ceilings
 from slurm.limits import format_duration, parse_duration
 from slurm.query import Element
 from slurm.reasons import explain, way_to_release
@@ -67,12 +67,6 @@ class Permitted:
     qos: Collection[str] = ()
     ceilings: Ceilings = field(default_factory=Ceilings)
 
-    @staticmethod
-    def of(mine: Associations | None, ceilings: Ceilings | None) -> "Permitted":
-        if mine is None:
-            return Permitted()
-        return Permitted(mine.accounts, mine.qos, ceilings or Ceilings())
-
     def seconds(self, account: str | None, qos: str | None) -> float | None:
         """Return the seconds that a job may ask for; None where there is no limit."""
         found = self.ceilings.wall_of(account, qos)
@@ -81,7 +75,9 @@ class Permitted:
 
 def read_permitted() -> Permitted:
     """Ask accounting; nothing is permitted where there is none, or none that answers."""
-    return Permitted.of(read_associations(), read_ceilings())
+    if (mine := read_associations()) is None:
+        return Permitted()
+    return Permitted(mine.accounts, mine.qos, read_ceilings() or Ceilings())
 
 
 def obstacles_in(events: Sequence[Event], waiting: Iterable[Element]) -> tuple[Obstacle, ...]:
@@ -144,10 +140,9 @@ def _another(config: SlurmConfig, job_kind: str, name: str, mine: Collection[str
 def _time(config: SlurmConfig, one: Obstacle, may: Permitted, kinds: Sequence[str]) -> dict[str, str]:
     """Return a QOS that allows the time that is asked for, or else times that are allowed."""
     given = resources_of(config, one.job_kind)
-    longest = may.seconds(given.account, given.qos)
-    if longest is None:
+    longest, asked = may.seconds(given.account, given.qos), parse_duration(given.time)
+    if longest is None or _allows(longest, asked):  # then it is a partition's limit that is in the way
         return {}
-    asked = parse_duration(given.time)
     enough = {name for name in may.qos if _allows(may.seconds(given.account, name), asked)}
     if other := _another(config, one.job_kind, "qos", enough):
         return other

@@ -13,23 +13,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.config.allocation import DrivenConfig
-from pipeline.config.engines import VllmConfig
+from pipeline.config.engine_rules import vllm_in
+from pipeline.config.engines import Engine
 from pipeline.config.scheduler import key_of, resources_of
 from pipeline.config.schema import Config
 from pipeline.decide.budgets import halved
 from pipeline.decide.device_faults import DeviceFault, diagnose
 from pipeline.decide.escalating import MORE_MEMORY, MORE_TIME
 from pipeline.run.directory import Run, resume_command
-from pipeline.run.failures import FailureKind
+from pipeline.run.engine_use import engines_of
+from pipeline.run.failures import Failure, FailureKind
 from pipeline.run.forking import fork_command, nearest_parent
-from pipeline.run.tasks import Stage, parse_task
+from pipeline.run.tasks import Stage, Task, parse_task
 from pipeline.run.troubles import Trouble, outstanding
 from pipeline.tracking.destination import Destination
 from pipeline.tracking.state import sync_command
 from slurm.limits import format_duration, parse_duration, parse_memory
+from slurm.nodes import node_names
 
-_GPU_SHARE, _LARGEST_GPU_SHARE, _STEP = 0.9, 0.95, 0.1
-"""vLLM's default share of a card, the largest one to try, and by how much less is tried."""
+_LARGEST_GPU_SHARE, _STEP = 0.95, 0.1
+"""vLLM's largest share of a card to try, and by how much less or more is tried."""
 _IN_CODE = re.compile(r"\braised \w+: .* at (?P<place>/.+?:\d+)", re.DOTALL)
 """What plug-ins say of an exception (:func:`pipeline.plugins.interpreter.contract.raised`)."""
 _OF_RANKS = {
@@ -60,21 +63,7 @@ class Remedy:
     """Whether the run's numbers depend on it, so that a fork has to have it."""
 
 
-@dataclass(frozen=True)
-class GivenUp:
-    """The last attempt at a task that was given up."""
-
-    job_kind: str
-    """Its stage, or ``score-POOL``."""
-    kind: FailureKind
-    attempt: int
-    """From 1."""
-    node: str
-    """Empty if unknown."""
-    message: str
-
-
-def remedy(config: Config, failed: GivenUp) -> Remedy | None:
+def remedy(config: Config, failed: Failure) -> Remedy | None:
     """Return what helps a task that was given up, None where no setting does. Pure."""
     match failed.kind:
         case FailureKind.TIMEOUT:
@@ -94,7 +83,7 @@ def remedy(config: Config, failed: GivenUp) -> Remedy | None:
             return None
 
 
-def _by_message(config: Config, failed: GivenUp) -> Remedy | None:
+def _by_message(config: Config, failed: Failure) -> Remedy | None:
     """Return what helps against an error that says itself what it is about: of a GPU, of NCCL, of code."""
     found = diagnose(failed.message)
     if found is not None and found.row.fault is DeviceFault.TOO_SMALL:
@@ -106,10 +95,11 @@ def _by_message(config: Config, failed: GivenUp) -> Remedy | None:
     return None
 
 
-def command(run: Run, failed: GivenUp) -> str:
+def command(run: Run, failed: Failure) -> str:
     """Return how to go on after a failure, with the whole command, or the setting where nothing can be
     forked; empty where none is known to help."""
-    tries = min(failed.attempt, run.config.attempts_of(failed.job_kind))  # a person's resume begins with 1
+    most = run.config.attempts_of(failed.task.job_kind)
+    tries = min(failed.attempt, most)  # a person's resume begins with 1
     found = remedy(run.config, replace(failed, attempt=tries))
     if found is None:
         return ""
@@ -125,13 +115,8 @@ def command(run: Run, failed: GivenUp) -> str:
 def after(run: Run, event: Mapping[str, Any]) -> str:
     """Return :func:`command` for an event ``failed`` of the journal."""
     try:
-        failed = GivenUp(
-            parse_task(event["task"]).job_kind,
-            FailureKind(event["kind"]),
-            int(event["attempt"]),
-            str(event.get("node") or ""),
-            str(event["message"]),
-        )
+        task, kind, node = parse_task(event["task"]), FailureKind(event["kind"]), event.get("node") or ""
+        failed = Failure(task, int(event["attempt"]), kind, str(event["message"]), node=str(node))
     except (KeyError, TypeError, ValueError):  # a line of another version's, or damaged
         return ""
     return command(run, failed)
@@ -162,88 +147,88 @@ def _with_room(run: Run, state: str) -> str:
     return f"make room: {clean}; then go on: {resume_command(run)}"
 
 
-def _more_time(config: Config, failed: GivenUp) -> Remedy | None:
+def _more_time(config: Config, failed: Failure) -> Remedy | None:
     """Twice the time of the last try."""
     if isinstance(config.scheduler, DrivenConfig):
         return Remedy((f"scheduler.time_limit={2 * config.scheduler.time_limit}",), "twice the time")
     if config.slurm is None:
         return None
-    given = resources_of(config.slurm, failed.job_kind)
+    given = resources_of(config.slurm, failed.task.job_kind)
     name, text = ("task_time", given.task_time) if given.task_time else ("time", given.time)
     seconds = parse_duration(text)
     if seconds is None:
         return None
     longer = seconds * 2 * MORE_TIME ** (failed.attempt - 1)
-    return Remedy((f"{key_of(failed.job_kind)}.{name}={format_duration(longer)}",), "more time")
+    return Remedy((f"{key_of(failed.task.job_kind)}.{name}={format_duration(longer)}",), "more time")
 
 
-def _more_memory(config: Config, failed: GivenUp) -> Remedy | None:
+def _more_memory(config: Config, failed: Failure) -> Remedy | None:
     """Twice the memory of the last try, which had more than the first one."""
-    if config.slurm is None or (given := resources_of(config.slurm, failed.job_kind)).mem is None:
+    if config.slurm is None or (given := resources_of(config.slurm, failed.task.job_kind)).mem is None:
         return None
     larger = parse_memory(given.mem) * MORE_MEMORY**failed.attempt
-    return Remedy((f"{key_of(failed.job_kind)}.mem={math.ceil(larger)}M",), "more memory")
+    return Remedy((f"{key_of(failed.task.job_kind)}.mem={math.ceil(larger)}M",), "more memory")
 
 
-def _other_nodes(config: Config, failed: GivenUp) -> Remedy | None:
+def _other_nodes(config: Config, failed: Failure) -> Remedy | None:
     if config.slurm is None or not failed.node:
         return None
-    excluded = [*resources_of(config.slurm, failed.job_kind).exclude, failed.node]
-    names = ",".join(dict.fromkeys(excluded))
-    return Remedy((f"{key_of(failed.job_kind)}.exclude=[{names}]",), "other nodes")
+    excluded = resources_of(config.slurm, failed.task.job_kind).exclude
+    names = ",".join(dict.fromkeys([*excluded, *node_names(failed.node)]))
+    return Remedy((f"{key_of(failed.task.job_kind)}.exclude=[{names}]",), "other nodes")
 
 
-def _less_at_once(config: Config, failed: GivenUp) -> Remedy | None:
+def _less_at_once(config: Config, failed: Failure) -> Remedy | None:
     """Take less of a GPU's memory at once: vLLM's share of the card, or in a fork the tokens of a batch."""
-    if failed.job_kind == Stage.UPDATE:
+    if failed.task.stage is Stage.UPDATE:
         less = config.update.tokens_per_micro_batch
         if less == "auto":
             return None
         words = (f"update.tokens_per_micro_batch={max(1, less // 2)}",)
         return Remedy(words, "half of the tokens at once", is_fork=True)
-    if (found := _engine(config, failed.job_kind)) is None:
+    if (found := _vllm(config, failed.task)) is None:
         return _smaller_batches(config, failed)
-    key, given = found
-    share = (given.gpu_memory_utilization or _GPU_SHARE) - _STEP
-    return Remedy((f"{key}.gpu_memory_utilization={share:.2f}",), "a smaller share of the card")
+    key, share = found
+    return Remedy((f"{key}={max(share - _STEP, share / 2):.2f}",), "a smaller share of the card")
 
 
-def _smaller_batches(config: Config, failed: GivenUp) -> Remedy:
+def _smaller_batches(config: Config, failed: Failure) -> Remedy:
     """Half of the batch budget of the last try, which had half of the one before."""
     less = halved(config, failed.attempt)
     section, tokens = "reward", less.reward.tokens_per_batch
-    if Stage(failed.job_kind.partition("-")[0]) in (Stage.ROLLOUT, Stage.EVALUATE):
+    if failed.task.stage.generates:
         section, tokens = "rollout", less.rollout.tokens_per_batch
     return Remedy((f"{section}.tokens_per_batch={tokens}",), "fewer tokens at once", is_fork=True)
 
 
-def _variable(config: Config, failed: GivenUp, tried: Sequence[tuple[str, str]]) -> Remedy | None:
+def _variable(config: Config, failed: Failure, tried: Sequence[tuple[str, str]]) -> Remedy | None:
     """Return the first variable that the stage's jobs do not have yet."""
     if config.slurm is None:
         return None
-    there = resources_of(config.slurm, failed.job_kind).environment
+    there = resources_of(config.slurm, failed.task.job_kind).environment
     left = ((name, value) for name, value in tried if there.get(name) != value)
     if (found := next(left, None)) is None:
         return None
     name, value = found
-    return Remedy((f"{key_of(failed.job_kind)}.environment.{name}={value}",), _DOES[name])
+    return Remedy((f"{key_of(failed.task.job_kind)}.environment.{name}={value}",), _DOES[name])
 
 
-def _larger_cache(config: Config, failed: GivenUp) -> Remedy | None:
-    if (found := _engine(config, failed.job_kind)) is None:
+def _larger_cache(config: Config, failed: Failure) -> Remedy | None:
+    found = _vllm(config, failed.task)
+    if found is None or found[1] >= _LARGEST_GPU_SHARE:
         return None
-    key, given = found
-    if (given.gpu_memory_utilization or _GPU_SHARE) >= _LARGEST_GPU_SHARE:
-        return None
-    words = (f"{key}.gpu_memory_utilization={_LARGEST_GPU_SHARE}",)
+    key, share = found
+    words = (f"{key}={min(share + _STEP, _LARGEST_GPU_SHARE):.2f}",)
     return Remedy(words, "a larger share of the card for the cache")
 
 
-def _engine(config: Config, job_kind: str) -> tuple[str, VllmConfig] | None:
-    """Return the key and settings of the vLLM engine that a stage uses; None where it uses none."""
-    stage = Stage(job_kind.partition("-")[0])
-    if stage in (Stage.ROLLOUT, Stage.EVALUATE) and config.rollout.engine == "vllm":
-        return "rollout.vllm", config.rollout.vllm
-    if stage in (Stage.REWARD, Stage.SCORE) and config.reward.engine == "vllm":
-        return "reward.vllm", config.reward.vllm
-    return None
+def _vllm(config: Config, task: Task) -> tuple[str, float] | None:
+    """Return the key of the share of a card that vLLM takes in tasks such as this one, and the share; None
+    where they generate, or score, with another engine."""
+    section = "rollout" if task.stage.generates else "reward"
+    engines = [name for key, name in engines_of(config, task.stage, task.pool) if key.startswith(section)]
+    if Engine.VLLM not in engines:
+        return None
+    share = vllm_in(config, section, task.job_kind).gpu_memory_utilization
+    assert share is not None, "vllm_in fills it in"
+    return f"{section}.vllm.gpu_memory_utilization", share

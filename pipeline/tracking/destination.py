@@ -5,6 +5,10 @@ Imports next to nothing, as commands name destinations.
 
 import importlib.util
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import TrackingConfig
 
 
 class Destination(StrEnum):
@@ -18,6 +22,11 @@ class Destination(StrEnum):
     def label(self) -> str:
         """Name for people."""
         return {"wandb": "W&B", "tensorboard": "TensorBoard", "mlflow": "MLflow"}[self]
+
+
+def switched_on(tracking: "TrackingConfig") -> list[Destination]:
+    """Return the destinations besides W&B that the configuration asks for."""
+    return [to for to in (Destination.TENSORBOARD, Destination.MLFLOW) if getattr(tracking, to).enabled]
 
 
 def package_problem(to: Destination) -> str:

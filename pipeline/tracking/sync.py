@@ -55,8 +55,8 @@ class NewRun:
 
 
 @dataclass(frozen=True)
-class SyncRequest:
-    """What ``sync`` is to do."""
+class SyncOptions:
+    """Options of the command."""
 
     to: Destination = Destination.WANDB
     new: NewRun | None = None
@@ -64,7 +64,7 @@ class SyncRequest:
     """Folder for an offline run of W&B with the rows, instead of sending them."""
 
     def check(self) -> None:
-        """Raises UserError for options of W&B with another destination, a missing key or package."""
+        """Raise UserError for options of W&B with another destination, a missing key or package."""
         is_wandb = self.to is Destination.WANDB
         if not is_wandb and (self.offline or (self.new and (self.new.project or self.new.entity))):
             raise UserError(
@@ -76,11 +76,12 @@ class SyncRequest:
             raise UserError(why)
 
     @property
-    def options(self) -> list[str]:
+    def of_mirror(self) -> list[str]:
+        """The same for the mirror process."""
         return ["--offline", str(self.offline)] if self.offline else ["--once"]
 
 
-def sync(run: Run, asked: SyncRequest, seconds: float, say: Callable[[str], None]) -> str:
+def sync(run: Run, asked: SyncOptions, seconds: float, say: Callable[[str], None]) -> str:
     """Send the rows that a destination lacks, or all to another run there. Returns a summary for a person.
 
     Args:
@@ -119,8 +120,8 @@ def _begin_generation(run: Run, to: Destination, new: NewRun) -> None:
         write_state(run.paths, read_state(run.paths, to).next_generation(place), to)
 
 
-def _carried_out(run: Run, asked: SyncRequest, seconds: float, say: Callable[[str], None]) -> Mirrored:
-    mirror = MirrorProcess.start(run, asked.to, *asked.options)
+def _carried_out(run: Run, asked: SyncOptions, seconds: float, say: Callable[[str], None]) -> Mirrored:
+    mirror = MirrorProcess.start(run, asked.to, *asked.of_mirror)
     until = time.monotonic() + seconds
     done, has_ended = None, False
     while not has_ended:
@@ -157,7 +158,7 @@ def _way_out(run: Run, fault: Fault, why: str) -> str:
     )
 
 
-def described(done: Mirrored, asked: SyncRequest) -> str:
+def described(done: Mirrored, asked: SyncOptions) -> str:
     """Summarise for a person."""
     offline = asked.offline
     if offline is None:

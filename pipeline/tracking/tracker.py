@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pipeline.process import ended_within, signal_session
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.run.troubles import Trouble, note_recovery, note_trouble
-from pipeline.tracking.destination import Destination
+from pipeline.tracking.destination import Destination, switched_on
 from pipeline.tracking.state import Sent, published, read_state, sync_command, wandb_mode
 from slurm.sharedfiles import from_json
 
@@ -28,16 +29,6 @@ _CLOSE_SECONDS = 60.0
 _KILL_SECONDS = 10.0
 
 Note = Callable[[str], None]
-
-
-class NoTracker:
-    """Tracker of runs without a mirror; does nothing."""
-
-    def update(self) -> None:
-        pass
-
-    def close(self, exit_code: int) -> None:
-        pass
 
 
 def last_words(text: str) -> str:
@@ -126,11 +117,16 @@ class MirrorTracker:
             self.mirror.tell("row")
             self._listen()
 
-    def close(self, exit_code: int) -> None:
+    def tell_end(self, exit_code: int) -> None:
+        """Have the mirror end once it has sent every row."""
+        if self.mirror:
+            self.mirror.tell(f"end {exit_code}")
+
+    def close(self, until: float) -> None:
+        """Wait for its end, up to a time (monotonic)."""
         if not (closing := self.mirror):
             return
-        closing.tell(f"end {exit_code}")
-        if closing.wait(_CLOSE_SECONDS):
+        if closing.wait(until - time.monotonic()):
             self._listen()
             return
         self._say_notes(closing)
@@ -166,42 +162,33 @@ class MirrorTracker:
 
 @dataclass(frozen=True)
 class Trackers:
-    """A tracker for each destination."""
+    """Receivers of the news that metrics.jsonl has grown, one for each destination."""
 
-    each: Sequence[MirrorTracker]
+    each: Sequence[MirrorTracker] = ()
 
     def update(self) -> None:
         for tracker in self.each:
             tracker.update()
 
     def close(self, exit_code: int) -> None:
+        """Have all send what is left, at the same time, and wait for them."""
+        until = time.monotonic() + _CLOSE_SECONDS
         for tracker in self.each:
-            tracker.close(exit_code)
+            tracker.tell_end(exit_code)
+        for tracker in self.each:
+            tracker.close(until)
 
 
-Tracker = NoTracker | Trackers
-"""Receiver of the news that metrics.jsonl has grown."""
-
-
-def open_tracker(run: Run, note: Note) -> Tracker:
-    """Open the trackers that configuration and environment ask for. ``note`` takes what goes wrong."""
-    return open_trackers(run, enabled(run), note)
-
-
-def open_trackers(run: Run, destinations: Sequence[Destination], note: Note) -> Tracker:
-    """Open trackers for some destinations."""
-    return Trackers([MirrorTracker(run, to, note) for to in destinations]) if destinations else NoTracker()
+def open_trackers(run: Run, destinations: Sequence[Destination], note: Note) -> Trackers:
+    """Open trackers for destinations. ``note`` takes what goes wrong."""
+    return Trackers([MirrorTracker(run, to, note) for to in destinations])
 
 
 def enabled(run: Run) -> list[Destination]:
     """Return the destinations that the configuration and the environment ask for."""
     tracking = run.config.tracking
-    asked = {
-        Destination.WANDB: wandb_mode(tracking.wandb.mode, os.environ) is WandbMode.ONLINE,
-        Destination.TENSORBOARD: tracking.tensorboard.enabled,
-        Destination.MLFLOW: tracking.mlflow.enabled,
-    }
-    return [to for to, is_asked in asked.items() if is_asked]
+    is_online = wandb_mode(tracking.wandb.mode, os.environ) is WandbMode.ONLINE
+    return [Destination.WANDB] * is_online + switched_on(tracking)
 
 
 def behind(run: Run) -> list[Destination]:

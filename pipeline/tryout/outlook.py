@@ -44,10 +44,6 @@ class StageOutlook:
     seconds: SecondsRange | None
     """From the first start to the last end; None where the small run does not show it."""
 
-    @property
-    def waves(self) -> int:
-        return math.ceil(self.tasks / self.at_once)
-
 
 @dataclass(frozen=True)
 class TryOutlook:

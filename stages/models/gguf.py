@@ -20,18 +20,16 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config.update import Precision
 from pipeline.data.tokens import affixes_of, ends_of
 from pipeline.memory import free_bytes
-from pipeline.process import interruptible
 from pipeline.text import size
 from stages.context import UserError
 from stages.models.gguf_metadata import Metadata, differences, read_metadata
-from stages.models.publishing import check_is_free, published
+from stages.models.publishing import check_is_free, exit_code_of, published
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SHARD = "4GB"
 """Largest file of weights."""
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -178,26 +176,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--precision", type=Precision, choices=[*Precision], default=Precision.FP32)
     given = parser.parse_args(argv)
-    try:
-        with interruptible():
-            from transformers.utils import logging
 
-            logging.disable_progress_bar()
-            made = convert(given.file, given.directory, given.precision)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(
-            f"error: {given.directory}: {error.strerror or error}; fix that, and run it again",
-            file=sys.stderr,
-        )
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing is left", file=sys.stderr)
-        return _INTERRUPTED
-    print("\n".join(described(made)))
-    return 0
+    def make() -> Iterator[str]:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        return described(convert(given.file, given.directory, given.precision))
+
+    return exit_code_of(given.directory, make)
 
 
 def described(made: Converted) -> Iterator[str]:

@@ -36,14 +36,10 @@ def save_average(context: Context, iteration: int) -> tuple[FileEntry, ...]:
     before = context.plan.averaged_with(iteration) if context.config.algorithm.kl.averages else None
     if before is None:
         return ()
-    reference = context.reference_files(before).base
-    found, error = tuple[FileEntry, ...](), None
-    if ranks.is_first():
-        try:
+    reference, found = context.reference_files(before).base, tuple[FileEntry, ...]()
+    with ranks.agreed(OSError, UserError):
+        if ranks.is_first():
             found = _written(context, reference)
-        except (OSError, UserError) as problem:
-            error = problem
-    ranks.agree(error)
     return found
 
 

@@ -105,13 +105,9 @@ def _sent_by_first_rank(
         weights: their shapes and formats.
     """
     loaded: dict[str, Tensor] = {}
-    error: Exception | None = None
-    if ranks.is_first():
-        try:
+    with ranks.agreed(Exception):  # whatever it is: the others wait
+        if ranks.is_first():
             loaded = {name: parameter.detach() for name, parameter in load("cpu").named_parameters()}
-        except Exception as problem:  # whatever it is: the others wait
-            error = problem
-    ranks.agree(error)
 
     def read(name: str, start: int, stop: int | None) -> Tensor:
         return ranks.sent_by_first(loaded.get(name), weights[name]).reshape(-1)[start:stop]

@@ -5,6 +5,7 @@ there is no value that is still wrong. The directory is for ``model.critic`` of 
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import math
@@ -17,7 +18,6 @@ import torch
 
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.schema import Config
-from pipeline.process import interruptible
 from pipeline.run.commits import BadCommit, read_record
 from pipeline.run.directory import Run, load_run
 from pipeline.run.seeds import derive_seed
@@ -26,7 +26,7 @@ from stages import ranks
 from stages.context import Context, NumericalError, UserError
 from stages.logs import set_up_log
 from stages.models.numerics import set_up_chance, set_up_torch
-from stages.models.publishing import check_is_free, published
+from stages.models.publishing import check_is_free, exit_code_of, published
 from stages.ppo.experience import Experience, read_experience
 from stages.ppo.forward import response_values
 from stages.ppo.learner import per_token
@@ -43,7 +43,6 @@ from stages.training import save_tokenizer
 
 SOURCE = "pretraining.json"
 """File of the directory that says what the critic was trained on."""
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -192,20 +191,12 @@ def main(argv: Sequence[str]) -> int:
     """Train a critic, and say how well it does. Returns the exit code: 2 where that cannot be done."""
     given = _parser().parse_args(argv)
     set_up_log()
-    try:
-        with interruptible():
-            done = pretrain(given.run, given.directory, given.iterations, given.epochs, given.rate)
-    except (UserError, BadCommit, NumericalError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {given.directory}: {error}; fix that, and run it again", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing is left", file=sys.stderr)
-        return _INTERRUPTED
-    print(described(done, given.directory))
-    return 0
+
+    def make() -> list[str]:
+        done = pretrain(given.run, given.directory, given.iterations, given.epochs, given.rate)
+        return [described(done, given.directory)]
+
+    return exit_code_of(given.directory, make, BadCommit, NumericalError)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -229,9 +220,10 @@ def _at_least_1(text: str) -> int:
 
 
 def _rate(text: str) -> float:
-    if not 0 < (rate := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0")
-    return rate
+    with contextlib.suppress(ValueError):
+        if 0 < (rate := float(text)) < math.inf:
+            return rate
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
 
 
 if __name__ == "__main__":

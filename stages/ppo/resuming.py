@@ -98,18 +98,14 @@ def references_of(context: Context, newest: int, version: int) -> dict[int, Tens
         return found
     reader = replace(context, lineage={}, stopwatch=Stopwatch())
     iterations = [i for i in range(newest + 1, version + 1) if not is_policy(reader, i)]
-    if not iterations:
-        return found
-    for version, together in itertools.groupby(iterations, reader.reference_of):
-        with reference_model(reader, version) as model:
+    for reference, together in itertools.groupby(iterations, reader.reference_of):
+        with reference_model(reader, reference) as model:
             for iteration in together:
                 intake, problem = _intake(reader, iteration)
                 if ranks.first_of(problem) or intake is None:
                     return found
-                num_shares = learned_of(reader, iteration).machine.ranks
-                found[iteration] = reference_log_probs(
-                    reader, model, intake.experience, iteration, num_shares
-                )
+                shares, given = learned_of(reader, iteration).machine.ranks, intake.experience
+                found[iteration] = reference_log_probs(reader, model, given, iteration, shares)
     return found
 
 

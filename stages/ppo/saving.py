@@ -43,20 +43,15 @@ def save_state(context: Context, learner: Learner, version: int) -> bool:
 
 
 def _opened(paths: RunPaths, version: int, stack: contextlib.ExitStack) -> tuple[int, Record | None]:
-    """Open the state's folder, and read the update's record on the first rank; None where that is spoilt.
+    """Open the state's folder, and read the update's record on the first rank; None where that is corrupt.
 
     Raises:
         OSError: the disk lets one rank do neither. Every rank raises, before any waits for another in vain.
     """
-    history, update, error = -1, None, None
-    try:
+    history, update = -1, None
+    with ranks.agreed(OSError), contextlib.suppress(BadCommit):
         history = stack.enter_context(opened_history(paths, state_of(version)))
         update = read_record(paths, policy_maker(version)) if ranks.is_first() else None
-    except BadCommit:
-        update = None
-    except OSError as problem:
-        error = problem
-    ranks.agree(error)
     return history, update
 
 

@@ -206,7 +206,7 @@ def estimate(
             if algorithm.whiten_advantages:
                 advantages = masked_whiten(advantages, mask)
             return advantages, returns
-        case _ if (ends := step_ends(experience, scores.shaped)) is not None and is_by_group(algorithm):
+        case one if one in GROUP_ESTIMATORS and (ends := step_ends(experience, scores.shaped)) is not None:
             return estimate_by_steps(algorithm, reward_steps(rewards, ends, mask), groups, compared), None
         case Estimator.GRPO:
             return grpo(totals, groups, compared, algorithm.normalize_group_std), None
@@ -219,10 +219,6 @@ def estimate(
         case Estimator.REMAX:
             assert scores.greedy is not None
             return remax(rewards, scores.greedy, mask, algorithm.gamma), None
-
-
-def is_by_group(algorithm: AlgorithmConfig) -> bool:
-    return algorithm.estimator in GROUP_ESTIMATORS
 
 
 def estimate_by_steps(

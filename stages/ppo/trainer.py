@@ -67,7 +67,6 @@ class Trainer:
         import deepspeed
 
         model, bare = (model.model, model) if isinstance(model, Bare) else (model, None)
-
         if config.precision is Precision.FP16:
             permit_fp16_on_cpu()
         if config.activation_checkpointing:
@@ -237,13 +236,9 @@ class Trainer:
                 raise NumericalError(f"weight {name} of the {self.name} is not finite; nothing is committed")
             if ranks.is_first():
                 weights[name] = weight.cpu()
-        error: Exception | None = None
-        if ranks.is_first():
-            try:
+        with ranks.agreed(OSError):
+            if ranks.is_first():
                 save_policy(self.model, weights, folder)
-            except OSError as problem:
-                error = problem
-        ranks.agree(error)
         return []
 
     def model_files(self) -> ModelFiles:

@@ -77,10 +77,12 @@ def learn(iteration: int, context: Context, intake: Intake) -> StageResult | Non
     with context.computing():
         done = learner_update(learner, experience, iteration, state.kl_coef, moments, stopwatch)
     count_all_ranks()
-    kl, coef = mean_kl(done.experience, done.targets), state.kl_coef  # which stays where no KL was measured
+    kl, coef = mean_kl(done.experience, done.targets), state.kl_coef
+    if kl is not None and config.algorithm.trains_policy(iteration):  # else the coefficient cannot steer it
+        coef = next_kl_coef(coef, kl, len(done.experience), config.algorithm.kl)
     following = TrainerState(
         iteration=iteration,
-        kl_coef=coef if kl is None else next_kl_coef(coef, kl, len(done.experience), config.algorithm.kl),
+        kl_coef=coef,
         responses=state.responses + len(experience.rewarded),
         rewards=moments,
         seed=config.seed,

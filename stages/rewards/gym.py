@@ -33,7 +33,7 @@ class ReasoningGym:
         settings: further settings of the data set.
 
     Raises:
-        ValueError: there is no such data set, or it does not take these settings.
+        ValueError: there is no such data set, it does not take these settings, or the pattern has no group.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class ReasoningGym:
         self._dataset, self._settings = dataset, settings
         self._chat, self._system, self._instruction = chat, system, instruction
         self._pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
+        if self._pattern and not self._pattern.groups:
+            raise ValueError(f"pattern={pattern!r:.80} has no group; put parentheses around the answer")
         self._scorer = self._made(size=1, seed=0)
 
     def tasks(self, size: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -17,10 +17,7 @@ import pyarrow.compute as pc
 from pipeline.config.reward import RemoteConfig, RewardModelConfig, strange_column, unknown_field
 from pipeline.config.schema import Config
 from pipeline.data.checks import (
-    SETS_MERGE,
     Judged,
-    check_sets,
-    check_usable,
     judge,
     prompt_files,
     read_file,
@@ -28,6 +25,7 @@ from pipeline.data.checks import (
     without_known,
 )
 from pipeline.data.curriculum import curriculum_order
+from pipeline.data.enough import SETS_MERGE, check_sets, check_usable
 from pipeline.data.prompts import Rejected, made_prompts, write_rejected
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.summary import counts, length_metrics, lines, num_masked

@@ -10,6 +10,7 @@ from stages.context import Context, StageResult
 from stages.engines import make_trainer
 from stages.process import background
 from stages.rewards.failed import check_failed_share
+from stages.tasks.dealing import save_standing
 
 
 def run(task: Task, context: Context) -> StageResult | None:
@@ -21,7 +22,12 @@ def run(task: Task, context: Context) -> StageResult | None:
     check_failed_share(context, task.iteration)
     with background.before_termination():
         result = make_trainer(context.config).update(context, task.iteration)
-    return result and replace(result, metrics={**row_counts(prepared.metrics), **result.metrics})
+    if result is None:
+        return None
+    outputs, metrics = result.outputs, {**row_counts(prepared.metrics), **result.metrics}
+    if context.config.data.band.is_given:
+        outputs += (save_standing(context, task.iteration),)
+    return replace(result, outputs=outputs, metrics=metrics)
 
 
 def load(context: Context, version: int) -> None:

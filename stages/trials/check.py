@@ -18,7 +18,14 @@ from pipeline.config.schema import Config
 from pipeline.config.trainable import quantisation_of, weight_doubts
 from stages.context import UserError
 from stages.logs import log
-from stages.trials.models import check_lora, check_routers, loaded_models, loading_problems, number_problems
+from stages.trials.models import (
+    check_lora,
+    check_routers,
+    loaded_models,
+    loading_problems,
+    number_problems,
+    tokenizer_problems,
+)
 
 _MOST = 2 << 30
 """Bytes of each model in which NaN is looked for: seconds on the filesystem of a cluster."""
@@ -43,7 +50,7 @@ def problems_of(config: Config) -> Iterator[UserError]:
         log.info(f"not checked: whether transformers loads the models ({why}); {_FIRST_TASK}")
         _warn_of_doubts(config)
     else:
-        found = list(loading_problems(config))
+        found = [*loading_problems(config), *tokenizer_problems(config)]
         yield from found
         if not found:
             yield from _training_problems(config)

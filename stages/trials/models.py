@@ -117,6 +117,18 @@ def loading_problems(config: Config) -> Iterator[UserError]:
             yield error
 
 
+def tokenizer_problems(config: Config) -> Iterator[UserError]:
+    """Yield why tokenizers of models cannot be loaded, for each directory once; the user's own function is
+    only called by tasks."""
+    models = (one for one in used_models(config) if one.is_ours and one.use in (Use.POLICY, Use.REWARD))
+    keys = {} if config.model.tokenizer else {model.directory: model.key for model in models}
+    for directory, key in keys.items():
+        try:
+            tried_tokenizer(config, key, str(directory))
+        except UserError as error:
+            yield error
+
+
 def number_problems(config: Config, most: int | None = None) -> Iterator[UserError]:
     """Yield, for each model with NaN or infinite weights, the first of them.
 

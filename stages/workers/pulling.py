@@ -15,7 +15,6 @@ from pipeline.decide import choosing, estimates, staying
 from pipeline.decide.budgets import next_halvings
 from pipeline.decide.choosing import Step, View
 from pipeline.decide.staying import FIRST_POLL
-from pipeline.run.commits import Record
 from pipeline.run.directory import Run
 from pipeline.run.failures import DISK_EXIT, is_of_disk
 from pipeline.run.records import Frontier, FrontierFinder, recorded
@@ -199,7 +198,8 @@ class Pulling:
         self._is_unsaid = exit_code == DISK_EXIT and not arguments.has_said_why()
         if self._is_unsaid:
             return
-        self._count(arguments.task, arguments.own_record(self.run.paths) if exit_code == 0 else None)
+        own = arguments.own_record(self.run.paths) if exit_code == 0 else None
+        self.pulse.end_attempt(own, self._is_own(arguments.task))
         self.failures = self.failures + 1 if exit_code else 0
         if self.failures >= _MOST_FAILURES:
             self.leave(Reason.FAILED)
@@ -212,26 +212,6 @@ class Pulling:
             self.outside.committed(arguments.task)
         if not self._is_own(arguments.task):
             release_scorer()
-
-    def _count(self, task: Task, own: Record | None) -> None:
-        """Note that an attempt is over, and what it took.
-
-        Args:
-            own: its record, if it committed.
-        """
-        startup = own.metrics.get("startup_seconds", 0.0) if own and not self.pulse.beat.tasks else 0.0
-        before = self.pulse.beat.busy_seconds
-        self.pulse.note(doing=Doing.WAITING, task="", attempt="")
-        beat, is_done = self.pulse.beat, own is not None
-        startup = min(startup, beat.busy_seconds)
-        self.pulse.note(
-            tasks=beat.tasks + is_done,
-            startup_seconds=beat.startup_seconds + startup,
-            busy_seconds=beat.busy_seconds - startup,
-        )
-        if not self._is_own(task):
-            seconds = beat.measuring_seconds + beat.busy_seconds - before
-            self.pulse.note(measured=beat.measured + is_done, measuring_seconds=seconds)
 
     def _is_own(self, task: Task) -> bool:
         """Whether a task is of the worker's own kind, and not one that it does besides."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pipeline.run.commits import Record
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import BEAT_SECONDS, Beat, Doing, Reason, write_beat
 from stages.process import background
@@ -50,6 +51,27 @@ class Pulse:
         """Change these fields of what is said next: to replace a file takes a disk milliseconds."""
         with self._lock:
             self._change(changes)
+
+    def end_attempt(self, own: Record | None, is_own: bool) -> None:
+        """Note that an attempt is over, and what it took.
+
+        Args:
+            own: its record, if it committed.
+            is_own: whether the task was of the worker's own kind, and not one that it does besides.
+        """
+        startup = own.metrics.get("startup_seconds", 0.0) if own and not self.beat.tasks else 0.0
+        before = self.beat.busy_seconds
+        self.note(doing=Doing.WAITING, task="", attempt="")
+        beat, is_done = self.beat, own is not None
+        startup = min(startup, beat.busy_seconds)
+        self.note(
+            tasks=beat.tasks + is_done,
+            startup_seconds=beat.startup_seconds + startup,
+            busy_seconds=beat.busy_seconds - startup,
+        )
+        if not is_own:
+            seconds = beat.measuring_seconds + beat.busy_seconds - before
+            self.note(measured=beat.measured + is_done, measuring_seconds=seconds)
 
     def _change(self, changes: Mapping[str, Any]) -> None:
         now, written = time.time(), background.at_work()

@@ -4,8 +4,10 @@ import re
 
 from pipeline.checks.cluster import OPTIONAL, PROGRAMS
 from pipeline.checks.disk import states_kept
+from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.update import UpdateConfig
 from pipeline.metrics.learning_advice import RATIO_ERROR
+from pipeline.workers.looking import PASS_AGE, PERSON_AGE, WORKER_AGE
 from tests.support import ROOT
 
 
@@ -32,6 +34,17 @@ def test_the_page_on_disk_space_counts_what_is_there_by_default():
     one, all_ = 7 * 2 * (2 + 12), 7 * 2 * (2 + 12) * kept
     assert {f"{one} GB", f"{all_} GB"} <= set(re.findall(r"\d+ GB", text))
     assert {2: "two", 3: "three", 4: "four"}[kept] + " such iterations" in text
+
+
+def test_the_page_for_administrators_has_the_limits_of_the_code():
+    text = page("docs/howto/administrators.md")
+    minutes = SlurmConfig.check_minutes
+    assert f"{24 * 60 // minutes} guards, one each `scheduler.check_minutes` ({minutes})" in text
+    assert f"`scheduler.linger_max` ({SlurmConfig.linger_max:,} s" in text
+    ages = (
+        f"{PASS_AGE:g} s old for a pass, {PERSON_AGE:g} for `watch`, {WORKER_AGE:g} for a worker that waits"
+    )
+    assert ages in text
 
 
 def test_the_same_bytes_are_promised_on_cpus_alone():

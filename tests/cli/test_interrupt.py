@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.process import interruptible
 from tests.support import ROOT, tiny
 
 HOOK = ROOT / "tests/support/interrupting"
@@ -43,6 +44,17 @@ def test_while_it_composes_and_reads(inputs, environment, tmp_path, module):
     words = tiny.overrides(inputs, tmp_path / "run")
     assert interrupted_at(module, environment, tmp_path, "validate", *words) == (130, "interrupted\n")
     assert not (tmp_path / "run").exists()
+
+
+def test_under_nohup_a_terminal_that_closes_interrupts_nothing():
+    """As try and doctor have it, which end at a closed terminal else."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible(signal.SIGHUP):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("module", ["typer", "pyarrow"])

@@ -107,6 +107,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("config FEW seed.deeper=1", "holds one value and no keys"),
     (f"config FEW seed={'9' * 5000}", "seed"),
     (f"config FEW name={'x' * 5000}", "name"),
+    (f"config FEW seed={'[' * 3000}{']' * 3000}", "KEY=VALUE"),
     (f"config FEW {'k' * 2000}=1", "unknown key"),
     ("config FEW reward.components.second.weight=2", "has no kind"),
     ("config FEW reward.components.rm=3", "reward.components.rm"),

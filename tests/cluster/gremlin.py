@@ -13,6 +13,7 @@ from pathlib import Path
 from pipeline.config.job_kinds import DRIVERS
 from pipeline.run.paths import RunPaths
 from pipeline.workers.beats import Doing, read_beats
+from slurm.sharedfiles import unsealed
 from tests.cluster.scenario import Job, SlurmRun, element_of, processes_of
 from tests.support.damage import DAMAGES, flip_bit
 
@@ -199,12 +200,27 @@ def flip(gremlin: Gremlin) -> None:
             and not path.is_symlink()
             and path.stat().st_size
             and path.name not in WITHOUT_A_COPY
+            and not is_last_of_two(path)
         ):
             first = path.relative_to(root).parts[0]
             kinds.setdefault((first, re.sub("[0-9].*", "", path.parent.name), path.suffix), []).append(path)
     path = gremlin.chance.choice(kinds[gremlin.chance.choice(sorted(kinds))])
     gremlin.tell(f"a bit of {path.relative_to(root)} flips")
     gremlin.harm(path, flip_bit)
+
+
+def is_last_of_two(path: Path) -> bool:
+    """Whether a file is kept twice, and the other one cannot be read: without both a run stops with a message
+    until people remove them, see tests/run/test_control.py."""
+    name = path.name
+    is_copy = name.endswith(".copy.json")
+    other = path.with_name(name.replace(".copy", "")) if is_copy else path.with_suffix(".copy.json")
+    if not is_copy and not os.path.lexists(other):
+        return False
+    try:
+        return not other.is_file() or not unsealed(other.read_bytes())
+    except (OSError, ValueError):
+        return True
 
 
 def spoil(gremlin: Gremlin) -> None:
@@ -217,7 +233,8 @@ def spoil(gremlin: Gremlin) -> None:
         "iterations/*/*/*.claim-*.json",
     )
     found = sorted(root.glob(gremlin.chance.choice(patterns)))
-    path = gremlin.chance.choice([p for p in found if p.is_file() and not p.is_symlink()])
+    sound = [p for p in found if p.is_file() and not p.is_symlink() and not is_last_of_two(p)]
+    path = gremlin.chance.choice(sound)
     with contextlib.suppress(OSError):  # one is a pipe by now, or the disk is full
         gremlin.harm(path, DAMAGES[what])
         gremlin.tell(f"{path.relative_to(root)}: {what}")

@@ -18,7 +18,7 @@ def rollouts(run: SlurmRun) -> set[str]:
 
 
 @ON_CLUSTER
-@pytest.mark.parametrize("tool", sample(list(TOOLS), 1 / 4))
+@pytest.mark.parametrize("tool", sample(list(TOOLS), 1 / len(TOOLS)))
 def test_a_copy_leaves_the_jobs_of_a_live_run_alone_and_goes_on_once_that_has_ended(
     cluster, make_run, long_local_run, tmp_path, tool
 ):

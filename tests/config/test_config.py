@@ -477,7 +477,7 @@ def test_the_page_on_algorithms_says_what_the_presets_do():
     assert sorted(told) == sorted(known_groups(None)["algorithm"])
     for name, (samples, critic, kl) in told.items():
         algorithm = compose([*COMPLETE, f"algorithm={name}"]).algorithm
-        where = {KLPlacement.REWARD: "taken off the reward", KLPlacement.LOSS: "in the loss"}
+        where = {KLPlacement.REWARD: "subtracted from the reward", KLPlacement.LOSS: "in the loss"}
         assert kl == (where[algorithm.kl.placement] if algorithm.kl.coef else "none"), name
         assert (critic == "yes") is (algorithm.estimator is Estimator.GAE), name
         assert samples.startswith("more than 1" if algorithm.estimator in GROUP_ESTIMATORS else "any"), name

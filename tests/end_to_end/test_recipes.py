@@ -28,6 +28,11 @@ SMALL = (
     "evaluate.every=1",
     "tracking=none",
 )
+CARDS = tuple(
+    f"scheduler.{stage}.gpus_per_node={cards}"
+    for stage, cards in {"rollout": "t4:1", "reward": "t4:1", "update": "a100:4"}.items()
+)
+"""What the partitions have, as no sinfo is asked."""
 
 
 def make_qwen(folder: Path) -> None:
@@ -81,9 +86,13 @@ def test_a_recipe_is_sound_and_is_planned_on_two_partitions(experiment, workplac
     done = slurm_ppo("validate", *words, *here, cwd=workplace)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "chat template" not in done.stdout + done.stderr
-    done = slurm_ppo("plan", *words, "scheduler=two_partitions", "rollout.engine=transformers", cwd=workplace)
+    assert "reward is never above 0" not in done.stdout + done.stderr
+    looked = "the text of column answer in the rule's pattern as response gets 1" in done.stdout + done.stderr
+    assert looked is experiment.startswith("gsm8k")
+    there = ("scheduler=two_partitions", "rollout.engine=transformers", *CARDS)
+    done = slurm_ppo("plan", *words, *there, cwd=workplace)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "rollout" in done.stdout
+    assert "GPU-hours of the run at work: rollout " in done.stdout
 
 
 def test_an_iteration_of_gsm8k(workplace, slurm_ppo):

@@ -54,6 +54,7 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "policy/router_loss",  # mixtures of experts
         "data/prompts/",  # several files of prompts
         "epoch/",
+        "epoch_left_out",  # data.band
         "reward/mean/",
         "validity/",  # reasons why responses do not count
     )

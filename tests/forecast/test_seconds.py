@@ -82,7 +82,8 @@ def test_flops_are_divided_by_the_named_share_of_the_peak():
 
 
 @pytest.mark.parametrize(
-    ("name", "peak"), [("NVIDIA A100-SXM4-80GB", 312e12), ("gpu:h200", 989e12), ("Tesla T4", None)]
+    ("name", "peak"),
+    [("NVIDIA A100-SXM4-80GB", 312e12), ("gpu:h200", 989e12), ("Tesla T4", 65e12), ("Tesla P100", None)],
 )
 def test_cards_have_the_peak_of_their_data_sheet(name, peak):
     assert peak_flops(kind_of(name)) == peak

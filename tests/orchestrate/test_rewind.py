@@ -26,7 +26,7 @@ from pipeline.run.superseded import move_aside
 from pipeline.run.tasks import PREPARE, Stage, Task, task_key
 from pipeline.status.snapshot import read_status
 from pipeline.tracking.state import Sent, published
-from pipeline.tracking.tracker import NoTracker
+from pipeline.tracking.tracker import Trackers
 from stages.context import Context
 from stages.training import publish_state
 from tests.support import processes
@@ -164,7 +164,7 @@ def test_who_follows_the_rows_is_told_of_each_as_it_is_written(copied_run):
     shutil.rmtree(run.paths.rows)
     seen = []
 
-    class Tracker(NoTracker):
+    class Tracker(Trackers):
         def update(self) -> None:
             seen.append(len(journal.read(run.paths.metrics)))
 

@@ -102,6 +102,14 @@ def test_tasks_follow_from_the_seed_and_the_name(tasks):
     assert len({row["prompt"].split()[1] for _, row in both}) == 2
 
 
+def test_what_it_prints_is_no_part_of_what_a_command_says(tasks, capfd):
+    """Which is JSON, say."""
+    tasks("Different")
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "environments may print\n" in said.err
+
+
 def test_seeds_of_data_come_before_the_runs_and_held_out_tasks_have_others():
     given = {"a": EnvironmentComponentConfig(source="x:y")}
 

@@ -40,6 +40,7 @@ from tests.support.hosted import make_interpreter, write_environments
 from tests.support.killing import assert_same_end
 from tests.support.light import make_tokenizer
 from tests.support.processes import config_of
+from tests.support.waiting import eventually
 
 KEY = "data.environment.components.sums.source"
 CONVERSING = MultiTurnConfig(scheduler="environment")
@@ -105,6 +106,21 @@ def test_it_has_its_own_packages_and_none_of_slurm_ppos(tasks, python):
     assert first["prompt"] == f"[] {Path(python).parents[1]} 0"
     entry = json.loads(first["environment_entry"])
     assert entry["python"] == python
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("echo hello; exec sleep 60", "was answered by something else than Python"),
+        ("exit 3", r"ended its process \(exit code 3\)"),
+    ],
+)
+def test_a_program_that_is_no_interpreter_is_not_waited_for(tmp_path, text, why):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{text}\n")
+    program.chmod(0o755)
+    with pytest.raises(DescribedError, match=why):
+        connect(KEY, "hosted_tasks:Sums", str(program))
 
 
 def test_its_tasks_follow_from_the_seed_and_its_scores_are_those_of_its_code(tasks, opened):
@@ -207,11 +223,32 @@ os.kill(os.getpid(), 9)
         time.sleep(0.02)
 
 
-def is_running(pid: int) -> bool:
+def test_what_it_has_started_ends_with_it(opened):
+    made = opened("Sums", what="leaves one behind")
+    group = made._child._process.pid
+    with pytest.raises(DescribedError, match="ended its process"):
+        made.scores([row(2)])
+    assert running(group)
+    made.close()
+    assert eventually(lambda: not running(group))
+
+
+def running(group: int) -> list[list[str]]:
+    """Processes of a group that run."""
+    found = map(stat_of, Path("/proc").glob("[0-9]*"))
+    return [words for words in found if words[0] != "Z" and words[2] == str(group)]
+
+
+def stat_of(process: Path) -> list[str]:
+    """State, parent, group and what follows of a process; as of a zombie where it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
+        return ["Z", "", ""]
+
+
+def is_running(pid: int) -> bool:
+    return stat_of(Path(f"/proc/{pid}"))[0] != "Z"
 
 
 # --- what cannot be ---

@@ -75,6 +75,7 @@ def test_prompts_and_answers_are_as_the_arguments_say():
             "give each data set of composite a component of its own",
         ),
         ({"dataset": "basic_arithmetic", "min_terms": 9, "max_terms": 2}, "refuses its settings"),
+        ({"dataset": "basic_arithmetic", "pattern": r"= \d+"}, "has no group; put parentheses around the"),
         ({"dataset": "leg_counting", "chat": False, "system": "x"}, "system is a chat message"),
     ],
 )

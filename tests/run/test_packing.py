@@ -37,7 +37,7 @@ from pipeline.status.log_files import parse_choice
 from pipeline.status.logs import describe_failed
 from pipeline.status.plan import every_task
 from pipeline.status.snapshot import read_status
-from pipeline.tracking.tracker import NoTracker
+from pipeline.tracking.tracker import Trackers
 from tests.support import reportrun
 from tests.support.composed import composed_of
 from tests.support.killing import Killed, killed_at
@@ -196,7 +196,7 @@ def test_killed_at_any_step_nothing_is_lost_and_the_next_one_ends_the_same(run, 
 
 
 def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, monkeypatch):
-    books = Publisher(run, NoTracker())
+    books = Publisher(run, Trackers())
     books.open()
     before = files(run, "iterations", "logs")
 
@@ -210,7 +210,7 @@ def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, mo
     assert files(run, "iterations", "logs") == before
     (trouble,) = read_status(run).troubles
     assert trouble.startswith("old iterations cannot be packed, while training goes on, last ")
-    books = Publisher(run, NoTracker())
+    books = Publisher(run, Trackers())
     books.open()
     assert list(books.pack(NEWEST)) == []
     assert read_status(run).troubles == ()

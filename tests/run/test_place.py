@@ -44,7 +44,7 @@ def original(complete_run, tmp_path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("tool", sample(list(TOOLS), 1 / 4))
+@pytest.mark.parametrize("tool", sample(list(TOOLS), 1 / len(TOOLS)))
 def test_a_copy_goes_on_as_a_run_of_its_own_and_says_so(original, tmp_path, slurm_ppo, tool):
     copy = copied(original, tmp_path / "copy", tool)
     (copy / "wandb/offline-run-1").mkdir(parents=True)

@@ -36,7 +36,7 @@ from pipeline.run.retention import (
 from pipeline.run.states import can_fork, can_go_on, oldest_needed, remove_unfinished, state_before
 from pipeline.run.tasks import Stage
 from pipeline.status.snapshot import read_status
-from pipeline.tracking.tracker import NoTracker
+from pipeline.tracking.tracker import Trackers
 from stages.context import Context
 from tests.support import tiny
 from tests.support.committed import commit, commit_in_two
@@ -168,7 +168,7 @@ def test_a_fork_s_first_policy_stays_until_it_is_evaluated(tmp_path):
     """No row waits for that evaluation: the iteration belongs to the parent."""
     run = make_run(tmp_path / "run", 8, start=5, every=10, keep_last=2)
     journal.append(run.paths.metrics, *({"iteration": i} for i in (6, 7, 8)))
-    books = Publisher(run, NoTracker())
+    books = Publisher(run, Trackers())
     books.open()
     assert list(books.thin(8, Frontier(8, 0))) == []
     assert left(run) == dict.fromkeys((5, 7, 8), "cpt")
@@ -281,14 +281,14 @@ def test_once_the_best_is_taken_back_the_best_that_is_left_takes_its_place(tmp_p
     rewards = {1: 5.0, 2: 1.0, 3: 4.0, 4: 2.0, 5: 9.0, 6: 0.0}
     rows = [{"iteration": i, "policy_version": i, "evaluate/reward": r} for i, r in rewards.items()]
     journal.append(run.paths.metrics, *rows)
-    books = Publisher(run, NoTracker())
+    books = Publisher(run, Trackers())
     books.open()
     assert list(books.thin(6, Frontier(6, 0))) == []
     assert left(run) == {2: "cpt", 4: "cpt", 5: "cpt", 6: "cpt"}
     assert json.loads(run.paths.best.read_text())["iteration"] == 5
     journal.rewrite(run.paths.metrics, rows[:4])
     run.paths.best.unlink()
-    Publisher(run, NoTracker()).open()
+    Publisher(run, Trackers()).open()
     assert json.loads(run.paths.best.read_text())["iteration"] == 4
 
 

@@ -93,7 +93,8 @@ def test_policies_of_a_warmup_are_the_same_bytes_and_a_lost_state_is_learned_aga
     models, tmp_path
 ):
     settings = ("iterations=3", "algorithm.critic_warmup=2", "update.precision=bf16", "update.zero_stage=1")
-    run = commit_scored(make_run(models, tmp_path / "run", *settings))
+    steered = ("algorithm.kl.controller=adaptive", "algorithm.kl.target=6")
+    run = commit_scored(make_run(models, tmp_path / "run", *settings, *steered))
     for iteration in (1, 2):
         assert (done := stage(run, "update", iteration)).code == 0, done.log
         assert "the critic alone: value loss" in done.log
@@ -111,8 +112,9 @@ def test_policies_of_a_warmup_are_the_same_bytes_and_a_lost_state_is_learned_aga
     records = [read_record(one.paths, Task(3, Stage.UPDATE)) for one in (run, lost)]
     assert records[0].fingerprint == records[1].fingerprint
     assert files_of(run, 3) != second
-    flags = [read_record(run.paths, policy_maker(k)).metrics["policy/is_warmup"] for k in (1, 2, 3)]
-    assert flags == [1, 1, 0]
+    found = [read_record(run.paths, policy_maker(k)).metrics for k in (1, 2, 3)]
+    assert [metrics["policy/is_warmup"] for metrics in found] == [1, 1, 0]
+    assert len({metrics["objective/kl_coef"] for metrics in found}) == 1, "no KL of a warm-up moves it"
 
 
 def files_of(run, version: int) -> dict[str, bytes]:

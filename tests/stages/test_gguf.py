@@ -21,8 +21,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from pipeline.config.issue import ConfigError
+from pipeline.config.model_files import model_end_ids
 from pipeline.config.resolve import resolve
-from pipeline.data.tokens import model_end_ids
 from stages.context import UserError
 from stages.models import gguf, publishing
 from stages.models.gguf_metadata import differences, read_metadata

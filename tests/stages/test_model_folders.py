@@ -19,6 +19,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
 from pipeline.config.schema import Config
 from stages.context import UserError
+from stages.trials.check import problems_of
 from stages.trials.models import try_models
 from tests.stages.test_modeltrial import given_as, settings, tensors
 from tests.support.processes import config_of
@@ -290,6 +291,25 @@ def test_the_first_task_refuses_what_needs_the_models_class(config, folder, name
     with pytest.raises(UserError) as found:
         try_models(given_as(config, KEY, folder))
     assert_matches(said, one_line(found.value, folder))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        written("tokenizer_config.json", "{"),
+        written("tokenizer_config.json", '{"eos_token": 5}'),
+        written("chat_template.jinja", b"\xff"),
+        without("tokenizer.json"),
+    ],
+)
+def test_validate_loads_the_tokenizer_as_the_first_task_does(config, folder, damage):
+    damage(folder)
+    given = given_as(config, KEY, folder)
+    resolve(given)
+    (problem,) = problems_of(given)
+    assert_matches(
+        r"cannot load its tokenizer: .*; copy it again, or give another", one_line(problem, folder)
+    )
 
 
 @pytest.mark.parametrize("seed", range(25))

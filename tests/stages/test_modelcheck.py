@@ -118,6 +118,7 @@ def test_of_a_large_model_the_beginning_of_every_weight_is_looked_at_and_that_is
 
 def test_adapters_of_a_mixture_of_experts_are_refused_before_the_run(config, tmp_path, monkeypatch, capsys):
     family("mixtral").save_pretrained(tmp_path / "mixture")
+    tiny.byte_tokenizer(("<pad>", "<eos>")).save_pretrained(tmp_path / "mixture")
     lora = dataclasses.replace(config.update, lora=LoraConfig())
     policy = dataclasses.replace(config.model, policy=str(tmp_path / "mixture"))
     found = answer(dataclasses.replace(config, update=lora, model=policy), monkeypatch, capsys)

@@ -123,3 +123,10 @@ def test_what_cannot_be_learned_from_is_named_in_one_line_and_nothing_is_left(sc
     assert sorted(path.name for path in tmp_path.iterdir() if path != root) == (
         ["critic"] if folder.exists() else []
     )
+
+
+@pytest.mark.parametrize("rate", ["fast", "0", "nan", "inf"])
+def test_a_learning_rate_that_is_none_is_named(rate, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        pretraining.main(["run", "critic", "--learning-rate", rate])
+    assert f"'{rate}' is not a number above 0" in capsys.readouterr().err

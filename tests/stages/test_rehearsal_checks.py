@@ -127,7 +127,7 @@ def test_copies_to_the_host_are_told_by_the_memory_they_go_to(given):
     [
         ("NVIDIA H100 80GB HBM3", "400 model TFLOP/s, 40% of its peak of 989 (goal 45%)"),
         ("NVIDIA H100 PCIe", "400 model TFLOP/s, 53% of its peak of 756 (goal 45%)"),
-        ("Tesla V100", "400 model TFLOP/s; the peak of this device is not known"),
+        ("Tesla P100", "400 model TFLOP/s; the peak of this device is not known"),
     ],
 )
 def test_the_speed_of_an_update_is_told_beside_the_cards_peak(card, said):

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.compose import compose
-from pipeline.run.failures import FailureKind
+from pipeline.run.failures import Failure, FailureKind
+from pipeline.run.plan import policy_maker
+from pipeline.run.tasks import task_of
 from pipeline.status.obstacles import Obstacle, Permitted, obstacles_in, settings_for
-from pipeline.status.remedies import GivenUp, remedy
+from pipeline.status.remedies import remedy
 from slurm.associations import Ceiling, Ceilings
 from slurm.states import SlurmState
 from tests.support.jobs import element, name_of
@@ -32,6 +34,9 @@ PLACE = "/home/ada/my rules/rules.py:12"
 RAISED = f"(rules:score) raised KeyError: 'answer' at {PLACE}"
 IN_UPDATE = "scheduler.update.environment"
 REPORTED = {"words": (f"{IN_UPDATE}={{NCCL_DEBUG: INFO}}",), "said": "ncclRemoteError"}
+OF_SCORING = "reward.vllm.gpu_memory_utilization"
+WITHOUT_KL = {"words": ("algorithm.kl.coef=0",)}
+ONE_OF_VLLM = {"words": ("reward.engine=transformers", "+reward.components.rm.engine=vllm")}
 OWN_ENGINE = {"words": ("rollout.engine=transformers",)}
 
 
@@ -44,7 +49,7 @@ def helped(
     said: str = "",
 ) -> str:
     config = compose(["experiment=quickstart", *SLURM, *words])
-    found = remedy(config, GivenUp(job_kind, kind, attempt, node, said))
+    found = remedy(config, Failure(task_of(1, job_kind), attempt, kind, said, node=node))
     if found is None:
         return ""
     return " ".join(["fork"] * found.is_fork + list(found.words or [found.what]))
@@ -58,9 +63,13 @@ def helped(
         (FailureKind.MEMORY, "rollout", {}, "scheduler.rollout.mem=524288M"),
         (FailureKind.MEMORY, "update", {}, ""),
         (FailureKind.DEVICE, "reward", {"node": "n7"}, "scheduler.reward.exclude=[n1,n7]"),
+        (FailureKind.DEVICE, "update", {"node": "n[7-8]"}, "scheduler.update.exclude=[n7,n8]"),
         (FailureKind.LOST, "rollout", {"node": "n7"}, "scheduler.rollout.exclude=[n7]"),
         (FailureKind.LOST, "rollout", {}, ""),
         (FailureKind.DEVICE_MEMORY, "rollout", {}, "rollout.vllm.gpu_memory_utilization=0.80"),
+        (FailureKind.DEVICE_MEMORY, "reward", {}, f"{OF_SCORING}=0.50"),
+        (FailureKind.DEVICE_MEMORY, "reward", WITHOUT_KL, f"{OF_SCORING}=0.80"),
+        (FailureKind.DEVICE_MEMORY, "reward", ONE_OF_VLLM, f"{OF_SCORING}=0.50"),
         (FailureKind.DEVICE_MEMORY, "update", {}, "fork update.tokens_per_micro_batch=1024"),
         (FailureKind.DEVICE_MEMORY, "evaluate", OWN_ENGINE, "fork rollout.tokens_per_batch=2048"),
         (FailureKind.NUMERICS, "update", {}, "fork update.learning_rate=1e-05"),
@@ -68,7 +77,7 @@ def helped(
             FailureKind.CONFIG,
             "reward",
             {"said": f"(ValueError: {TOO_SMALL})"},
-            "reward.vllm.gpu_memory_utilization=0.95",
+            f"{OF_SCORING}=0.70",
         ),
         (FailureKind.CONFIG, "reward", {"said": "the rule raised KeyError"}, ""),
         (FailureKind.ERROR, "reward", {"said": f"r {RAISED} for p3"}, f"{PLACE} repaired"),
@@ -85,7 +94,7 @@ def test_what_helps(kind, job_kind, more, expected):
 
 def test_tasks_of_this_machine_get_more_time():
     config = compose(["experiment=quickstart", "scheduler.time_limit=600"])
-    found = remedy(config, GivenUp("update", FailureKind.TIMEOUT, 3, "", "it took too long"))
+    found = remedy(config, Failure(policy_maker(1), 3, FailureKind.TIMEOUT, "it took too long"))
     assert found.words == ("scheduler.time_limit=1200",)
 
 
@@ -134,6 +143,7 @@ OF_LAB = ("scheduler.account=lab", "scheduler.driver.time=0:01:00", "scheduler.p
         ("QOSMaxSubmitJobPerUserLimit", LIMITED, ("scheduler.qos=normal",), ["qos=long"]),
         ("QOSMaxWallDurationPerJobLimit", LIMITED, ("scheduler.rollout.time=20:00:00",), ["qos=long"]),
         ("QOSMaxWallDurationPerJobLimit", ONE_QOS, (), IN_A_MINUTE),
+        ("(PartitionTimeLimit)", LIMITED, ("scheduler.rollout.time=0:00:30",), []),
         ("Priority", LIMITED, (), []),
         ("QOSMaxJobsPerUserLimit", LIMITED, (), []),
     ],

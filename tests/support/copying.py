@@ -9,6 +9,7 @@ import pytest
 TOOLS = {
     "cp -r": "cp -r {source} {target}",
     "cp -a": "cp -a {source} {target}",
+    "cp -rL": "cp -rL {source} {target}",  # like scp -r, which follows links
     "rsync": "rsync -a {source}/ {target}/",
     "tar": "mkdir {target} && tar -C {source} -cf - . | tar -C {target} -xf -",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.run import journal
 from pipeline.run.directory import Run
-from pipeline.tracking.tracker import open_tracker
+from pipeline.tracking.tracker import enabled, open_trackers
 from tests.support import ROOT
 
 WANDB = Path(sys.executable).with_name("wandb")
@@ -23,7 +23,7 @@ def row(iteration: int) -> dict[str, float | int]:
 def follow(run: Run) -> list[str]:
     """What one undisturbed driver does: take up the rows there are, and close. Returns what it noted."""
     notes: list[str] = []
-    tracker = open_tracker(run, notes.append)
+    tracker = open_trackers(run, enabled(run), notes.append)
     tracker.update()
     tracker.close(0)
     return notes
@@ -40,7 +40,7 @@ from pipeline.run import journal
 from pipeline.tracking import tracker as tracking
 from pipeline.run.directory import load_run
 run = load_run(Path(sys.argv[1]))
-tracker = tracking.open_tracker(run, print)
+tracker = tracking.open_trackers(run, tracking.enabled(run), print)
 for line in sys.stdin:
     tracker.update()
 """

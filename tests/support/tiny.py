@@ -25,13 +25,14 @@ def llama_config(tokenizer: "PreTrainedTokenizerFast", **others: object) -> "Lla
     return models.llama_config(tokenizer, **sizes | others)
 
 
-def make_policy(folder: Path, seed: int = 0, chat_template: str | None = None) -> Path:
+def make_policy(folder: Path, seed: int = 0, chat_template: str | None = None, **others: object) -> Path:
+    """``others`` are settings of its config."""
     import torch
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(seed)
     tokenizer = byte_tokenizer(("<pad>", "<eos>"), chat_template)
-    LlamaForCausalLM(llama_config(tokenizer)).save_pretrained(folder)
+    LlamaForCausalLM(llama_config(tokenizer, **others)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

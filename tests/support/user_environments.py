@@ -7,6 +7,8 @@ import os
 import random
 import time
 
+print("environments may print", flush=True)
+
 
 class Sums:
     """Words of a set in the order of their hashes, which differ where strings hash differently."""

@@ -18,7 +18,7 @@ from pipeline.run.directory import Run, create_run, load_run
 from pipeline.tracking import destination
 from pipeline.tracking.destination import Destination, package_problem
 from pipeline.tracking.mirror import Once, mirror
-from pipeline.tracking.tracker import behind
+from pipeline.tracking.tracker import MirrorProcess, behind, open_trackers
 from tests.support import tiny
 from tests.support.mirrored import append, children, driver, family, follow, kill_all, row
 from tests.support.waiting import wait_for
@@ -284,3 +284,27 @@ def test_a_password_in_an_address_is_refused(inputs, tmp_path):
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_PASSWORD") as refused:
         resolve(compose([*words, "tracking.mlflow.uri='https://me:secret@mlflow.site'"]))
     assert "secret" not in str(refused.value)
+
+
+def test_a_driver_that_ends_has_all_mirrors_send_at_the_same_time(monkeypatch):
+    done: list[str] = []
+
+    class Sending:
+        has_failed = False
+
+        def __init__(self, run: None, to: Destination) -> None:
+            self.to = to
+
+        def tell(self, line: str) -> None:
+            done.append(f"{self.to}: {line}")
+
+        def wait(self, seconds: float) -> bool:
+            done.append(f"{self.to}: awaited")
+            return True
+
+        def said(self) -> list[dict[str, Any]]:
+            return []
+
+    monkeypatch.setattr(MirrorProcess, "start", Sending)
+    open_trackers(None, list(READERS), print).close(0)
+    assert done == ["tensorboard: end 0", "mlflow: end 0", "tensorboard: awaited", "mlflow: awaited"]

@@ -69,7 +69,7 @@ def test_an_iteration_is_what_grows_times_its_rows_and_what_is_done_once():
     took = outlook(tried(), {"rollout": 2, "update": 1})
     rollout, reward, update = took.stages
     # 16 responses were two batches of 11 sequences; a shard's 64 are six.
-    assert (rollout.tasks, rollout.at_once, rollout.waves) == (4, 2, 2)
+    assert (rollout.tasks, rollout.at_once) == (4, 2)
     assert rollout.seconds == SecondsRange(2 * (10.0 * 6 / 2 + 1.0), 2 * (10.0 * 4 + 1.0) + 2.0)
     assert reward.seconds == SecondsRange(0.5 * 4, 0.5 * 4)  # a rule: each row takes its time
     # An update has all 64 prompts: 16 times what was tried. 312 tokens were two micro-batches, 4992 are 20.

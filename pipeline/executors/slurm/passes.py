@@ -32,7 +32,7 @@ from pipeline.run.place import settle
 from pipeline.run.records import newest_commit_on_disk
 from pipeline.run.submissions import is_driver_job, read_limits_of
 from pipeline.run.troubles import Trouble, described, note_recovery, note_trouble
-from pipeline.tracking.tracker import NoTracker, behind, open_trackers
+from pipeline.tracking.tracker import Trackers, behind, open_trackers
 from pipeline.workers.looking import PASS_AGE, Look, look
 from slurm.commands import SlurmError, SlurmTimeout, on_cluster, within
 from slurm.limits import read_partitions
@@ -226,7 +226,7 @@ def leased_pass(
     limits, reader = read_limits_of(run.paths, config.qos_named), QueueReader(run, seen, is_alone)
     workers = ArrayWorkers(submitter, limits, watcher.note, errands, reader, accounts)
     facts = Accountant(run, watcher.note, lambda: workers.elements).facts_of
-    publisher = Publisher(run, NoTracker(), facts, lambda: workers.table.files_in_use())
+    publisher = Publisher(run, Trackers(), facts, lambda: workers.table.files_in_use())
     with within(PASS_SECONDS):
         try:
             jobs = Jobs(run, workers, watcher.note)

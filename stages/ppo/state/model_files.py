@@ -142,14 +142,10 @@ class ModelFiles:
     def write_settings(self, folder: Path) -> None:
         """Write everything of the directory but weights, on the first rank. Every rank takes part. Raises
         OSError as :meth:`write`."""
-        error: Exception | None = None
-        try:
+        with ranks.agreed(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if ranks.is_first():
                 self._write_settings(folder)  # first, since transformers removes files of weights
-        except OSError as problem:
-            error = problem
-        ranks.agree(error)
 
     def write_weights(self, folder: Path) -> list[File]:
         """Write the weights, where everything else is written; as :meth:`write`."""

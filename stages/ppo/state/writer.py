@@ -72,12 +72,8 @@ class LearnerState:
             return True
         if lacking_room(self._num_bytes(of_host=False)):
             return False
-        error: Exception | None = None
-        try:
+        with ranks.agreed(MemoryError, RuntimeError):  # before they gather
             self._parts = [part.on_host() for part in self._parts]
-        except (MemoryError, RuntimeError) as problem:
-            error = problem
-        ranks.agree(error)  # before they gather
         if self._critic is not None:
             self._critic = self._critic.on_host()
         ranks.share(None)  # others may still have gathered from this rank
@@ -136,14 +132,9 @@ class LearnerState:
                 self._parts, self._critic = [], None  # the context has this writer, and this one the context
 
     def _write(self) -> tuple[FileEntry, ...]:
-        error: Exception | None = None
-        written: list[File] = []
-        try:
-            written = self._write_slices()
-        except OSError as problem:
-            error = problem
         with removed_on_failure(self._folder):
-            ranks.agree(error)
+            with ranks.agreed(OSError):
+                written = self._write_slices()
             if self._critic is not None:
                 written += self._write_critic(self._critic)
         return self._all_files(written)
