@@ -208,13 +208,14 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
 
     prompts, tokens = (columns.lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
     matrices = {name: padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
+    width = matrices[_MASK].shape[1]  # the longest response may have no teacher
     if not (reference := kept(rewards, _REFERENCE)).null_count:
         matrices[_REFERENCE] = padded(reference)
     if TEACHER_LOGPROBS in rewards.column_names:
-        matrices[TEACHER_LOGPROBS] = padded(kept(rewards, TEACHER_LOGPROBS))
+        matrices[TEACHER_LOGPROBS] = padded(kept(rewards, TEACHER_LOGPROBS), width)
         matrices[TEACHER_WEIGHT] = torch.tensor(kept(rewards, TEACHER_WEIGHT).to_numpy()[:, None]).float()
     if STEP_REWARDS in rewards.column_names:
-        matrices[STEP_REWARDS] = padded(kept(rewards, STEP_REWARDS))
+        matrices[STEP_REWARDS] = padded(kept(rewards, STEP_REWARDS), width)
     others = pc.invert(sampled)
     return _Part(
         num_rows=responses.num_rows,
@@ -303,11 +304,11 @@ def _together(outcomes: Sequence[ShapingInput]) -> ShapingInput:
     return ShapingInput(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
 
 
-def padded(column: pa.ChunkedArray) -> Tensor:
-    """Return [rows, longest] of a column of lists, with zeros after each row's end."""
+def padded(column: pa.ChunkedArray, width: int = 0) -> Tensor:
+    """Return [rows, longest] of a column of lists, at least ``width`` wide, with zeros after a row's end."""
     lengths, row = columns.lengths(column), 0
     dtype = np.bool_ if pa.types.is_boolean(column.type.value_type) else np.float32
-    matrix = np.zeros((len(lengths), lengths.max(initial=0)), dtype)
+    matrix = np.zeros((len(lengths), lengths.max(initial=width)), dtype)
     for chunk, values in zip(column.chunks, columns.values(column), strict=True):
         rows = slice(row, row + len(chunk))
         matrix[rows][np.arange(matrix.shape[1]) < lengths[rows, None]] = values

@@ -17,7 +17,7 @@ from pipeline.run.schemas import GREEDY_SAMPLE, REWARD, ROLLOUT
 from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Stage, Task
 from stages.context import Context, UserError
-from stages.ppo.experience import Experience, build_experience, read_experience
+from stages.ppo.experience import Experience, build_experience, padded, read_experience
 from stages.training import read_shards
 from tests.support.records import make_record
 from tests.support.rollouts import reward_table, rollout_table
@@ -192,3 +192,9 @@ def test_nothing_that_is_as_long_as_the_tokens_is_in_memory_twice(tmp_path, num_
     assert peak < 1.2 * sum(sizes) + found.rollout_log_probs.nbytes
     buffers = {id(np.asarray(row.response).base) for row in found.rows}
     assert len(buffers) == {1: 2, 4: 4}[num_shards]  # views of one array each batch, not copies
+
+
+def test_a_matrix_of_a_teacher_that_has_not_the_longest_response_is_as_wide_as_the_others():
+    some = pa.chunked_array([pa.array([[1.0, 2.0], None], pa.list_(pa.float32()))])
+    assert padded(some, 3).tolist() == [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
+    assert padded(some).tolist() == [[1.0, 2.0], [0.0, 0.0]]

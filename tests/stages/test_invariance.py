@@ -3,6 +3,7 @@
 In fp32, to 1e-5 of the largest number of each tensor.
 """
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -14,25 +15,33 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config.algorithm import PolicyLossName
 from stages import ranks
+from stages.ppo.experience import Experience
 from stages.ppo.minibatches import split_epoch
 from stages.ppo.trainer import Trainer
-from tests.support.learning import experience, make_learner, updated
+from tests.support.families import make_mixture
+from tests.support.learning import experience, make_learner, updated, with_scores
 from tests.support.ranks import ended, start_ranks
 from tests.support.tables import sample
 
 ZERO_STAGES = (0, 1, 2, 3)
 BUDGETS = {"one": 1, "four": 64, "all": 4096}
 """Tokens of a micro-batch of one row, of about four rows, and of all; the longest row has 22."""
+ROWS = ("data.prompts_per_iteration=16",)
 GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=4")
-RATIOS = {
-    "plain": ("data.prompts_per_iteration=16",),
-    "m2po": (
-        "algorithm.correction={level: token, mode: m2po, second_moment: 0.02}",
-        "data.prompts_per_iteration=16",
-    ),
+KINDS = {
+    "plain": ROWS,
+    "m2po": (*ROWS, "algorithm.correction={level: token, mode: m2po, second_moment: 0.02}"),
     "rollouts": (*GROUPS, "algorithm.old_log_probs=rollout"),
+    "taught": GROUPS,
+    "taught in the loss": (*ROWS, "algorithm.distillation.placement=loss"),
+    "steps": GROUPS,
+    "lambdas": (*ROWS, "algorithm.critic_lam=1", "algorithm.lam_alpha=0.5"),
+    "warmup": (*ROWS, "algorithm.critic_warmup=1"),
+    "routers": (*GROUPS, "algorithm.router_aux_loss_coef=0.1", "model.context_length=64"),
 }
-"""What the policy loss compares, and how it weighs."""
+"""What is compared and weighed. Teachers have some of the responses; lambdas have rewards of steps too; after
+a warmup comes an iteration of policy and critic; a mixture's routers have a loss of each micro-batch."""
+STEPPED, TAUGHT = ("steps", "lambdas"), ("taught", "taught in the loss")
 OTHERS = [
     (0, "four", False),
     *itertools.product(ZERO_STAGES[1:], ("four", "all"), [False]),
@@ -41,21 +50,31 @@ OTHERS = [
     (0, "four", True),
     (0, "all", True),
 ]
-REFERENCES = {ratios: (ratios, 0, "all", False) for ratios in RATIOS}
+BY_ROW = [(zero_stage, "one", False) for zero_stage in ZERO_STAGES[1:]]
+"""Divisions that leave micro-batches as they are."""
+REFERENCES = {kind: (kind, 0, "one" if kind == "routers" else "all", False) for kind in KINDS}
+TRIED = {"plain": 1 / 4} | dict.fromkeys(sample(list(KINDS)[1:], 1 / 4), 1 / 10)
+"""Shares of the divisions, of some kinds."""
 ALIKE = [
-    *REFERENCES.values(),
-    *(("plain", *other) for other in sample(OTHERS, 1 / 4)),
-    *(("m2po", *other) for other in sample(OTHERS[1:], 1 / 10)),
-    *(("rollouts", *other) for other in sample(OTHERS[2:], 1 / 10)),
+    case
+    for kind, share in TRIED.items()
+    for case in (
+        REFERENCES[kind],
+        *(
+            (kind, *other)
+            for other in sample(BY_ROW if kind == "routers" else OTHERS, share, f"{kind}{{}}".format)
+        ),
+    )
 ]
-"""Ratios, ZeRO stage, rows of a micro-batch, whether it is packed. A row alone is the same so or so."""
+"""Kind, ZeRO stage, rows of a micro-batch, whether it is packed. A row alone is the same so or so."""
 LOSS = sample(list(PolicyLossName), 1 / len(PolicyLossName))[0]
+LOSSES = ("policy_loss", "value_loss", "router_loss")
 SIZES = (1, 2)
 TOLERANCE = 1e-5
 
 
-def name_of(size: int, ratios: str, zero_stage: int, rows: str, packed: bool) -> str:
-    return f"{size}-{ratios}-{zero_stage}-{rows}-{'packed' if packed else 'padded'}"
+def name_of(size: int, kind: str, zero_stage: int, rows: str, packed: bool) -> str:
+    return f"{size}-{kind}-{zero_stage}-{rows}-{'packed' if packed else 'padded'}"
 
 
 def remember_gradients(trainer: Trainer, seen: dict[str, torch.Tensor]) -> None:
@@ -71,37 +90,55 @@ def remember_gradients(trainer: Trainer, seen: dict[str, torch.Tensor]) -> None:
     trainer.step = remember
 
 
+def given_to(kind: str) -> Experience:
+    given = experience(rows=16, samples=4 if KINDS[kind][0] == GROUPS[0] else 1, holes=True)
+    noise = torch.randn(given.mask.shape, generator=torch.Generator().manual_seed(11))
+    if kind in TAUGHT:
+        weights = torch.arange(16).remainder(3).unsqueeze(1) / 2
+        given = dataclasses.replace(given, teacher_log_probs=noise - 5, teacher_weights=weights)
+    if kind in STEPPED:
+        steps = torch.where(given.mask & (noise > 0.5), noise, torch.nan)
+        given = with_scores(dataclasses.replace(given, step_rewards=steps), steps.nan_to_num().sum(dim=1))
+    return given
+
+
+def settings_of(models: Path, kind: str, zero_stage: int, rows: str, packed: bool) -> tuple[str, ...]:
+    teacher = (f"reward.teachers.teacher.path={models / 'policy'}",)
+    return (
+        f"update.zero_stage={zero_stage}",
+        f"update.tokens_per_micro_batch={BUDGETS[rows]}",
+        f"update.remove_padding={packed}",
+        "update.minibatches=1",
+        *KINDS[kind],
+        *(teacher if kind in TAUGHT else ()),
+        "algorithm.entropy_coef=0.01",
+        f"algorithm.policy_loss={LOSS if kind == 'plain' else PolicyLossName.PPO}",
+    )
+
+
 def learn(models: Path, folder: Path, rank: int) -> None:
     """Every way to divide the same update, of two epochs, among these ranks."""
     ranks.start_distributed()
     for case in ALIKE:
-        ratios, zero_stage, rows, packed = case
-        given = experience(rows=16, samples=4 if ratios == "rollouts" else 1, holes=True)
-        settings = (
-            f"update.zero_stage={zero_stage}",
-            f"update.tokens_per_micro_batch={BUDGETS[rows]}",
-            f"update.remove_padding={packed}",
-            "update.minibatches=1",
-            *RATIOS[ratios],
-            "algorithm.entropy_coef=0.01",
-            f"algorithm.policy_loss={LOSS if ratios == 'plain' else PolicyLossName.PPO}",
-        )
-        learner = make_learner(models, folder / f"run-{rank}", *settings)
+        kind, zero_stage, *_ = case
+        given, inputs = given_to(kind), folder / "mixture" if kind == "routers" else models
+        learner = make_learner(inputs, folder / f"run-{rank}", *settings_of(models, *case))
         seen: dict[str, torch.Tensor] = {}
         for trainer in learner.trainers:
             remember_gradients(trainer, seen)
-        done = updated(learner, given)
-        steps = done.steps
+        done = [updated(learner, given, iteration=k) for k in ((1, 2) if kind == "warmup" else (1,))]
         for trainer in learner.trainers:
             for name, p in trainer.model.named_parameters():
                 weight = p if zero_stage == 0 else safe_get_full_fp32_param(p)
                 seen[f"weight/{trainer.name}/{name}"] = weight.detach().clone()
         (batch,) = split_epoch(learner.config, given, 1, 0)
+        left_out = kind == "m2po" and int((done[0].targets.weights[given.mask] == 0).sum())
         numbers = {
-            "losses": [[sums["policy_loss"], sums["value_loss"]] for sums in steps.sums],
-            "norms": [steps.policy_norms, steps.critic_norms],
+            "losses": [[sums[name] for name in LOSSES] for one in done for sums in one.steps.sums],
+            "norms": [norms for one in done for norms in (one.steps.policy_norms, one.steps.critic_norms)],
             "sizes": [len(micro.rows) for micro in batch.micro_batches],
-            "left_out": int((done.targets.weights[given.mask] == 0).sum()) if ratios == "m2po" else 0,
+            "left_out": int(left_out),
+            "first_ratio_error": done[-1].steps.first_ratio_error,
         }
         if rank == 0:
             path = folder / f"{name_of(ranks.size(), *case)}.safetensors"
@@ -112,8 +149,11 @@ def learn(models: Path, folder: Path, rank: int) -> None:
 @pytest.fixture(scope="module")
 def learned(models, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("learned")
+    if "routers" in TRIED:
+        make_mixture(models, folder / "mixture", "qwen3_moe")
     for size in SIZES:
-        assert ended(start_ranks(size, folder / "meeting", learn, models, folder)) == [0] * size
+        started = start_ranks(size, folder / "meeting", learn, models, folder)
+        assert ended(started, limit=60 + 10 * len(ALIKE)) == [0] * size
     return folder
 
 
@@ -128,6 +168,7 @@ def test_however_the_work_is_divided_the_same_is_learned(learned, size, case):
     found, expected = numbers_of(learned, name), numbers_of(learned, reference)
     assert found["left_out"] == expected["left_out"]
     assert (found["left_out"] > 0) is (case[0] == "m2po")
+    assert (found["first_ratio_error"] == 0) is (case[0] != "rollouts")
     for key in ("losses", "norms"):
         for ours, theirs in zip(found[key], expected[key], strict=True):
             assert ours == pytest.approx(theirs, rel=TOLERANCE), key

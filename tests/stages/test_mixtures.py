@@ -2,12 +2,11 @@
 batch has, and everything else of an update is as it is for other models."""
 
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from stages.context import UserError
 from stages.ppo.batching import Row, collate, collate_shared
@@ -15,7 +14,7 @@ from stages.ppo.forward import response_log_probs
 from stages.ppo.minibatches import split_epoch
 from stages.ppo.routers import Routers, routers_of
 from stages.ppo.training import Learner
-from tests.support.families import family, settings_of
+from tests.support.families import family, make_mixture
 from tests.support.learning import (
     difference,
     experience,
@@ -48,13 +47,8 @@ def inputs(models, tmp_path):
     """Make the inputs of a run whose policy is a mixture of the byte tokenizer's vocabulary."""
 
     def made(name: str, **settings: object) -> Path:
-        folder = Path(shutil.copytree(models, tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"))
-        rows = AutoConfig.from_pretrained(folder / "policy").vocab_size
-        torch.manual_seed(0)
-        ids = {"vocab_size": rows, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
-        described = AutoConfig.for_model(name, **{**settings_of(name), **ids, **settings})
-        AutoModelForCausalLM.from_config(described).save_pretrained(folder / "policy")
-        return folder
+        folder = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
+        return make_mixture(models, folder, name, **settings)
 
     return made
 

@@ -37,6 +37,7 @@ from stages.ppo.zero import engine_settings
 from stages.ranks import Meeting, RankPlace, gpu_index
 from stages.workers.start import Following, Leading, meet
 from tests.support import processes
+from tests.support.families import make_mixture
 from tests.support.processes import make_run
 from tests.support.ranks import (
     TIMING,
@@ -47,9 +48,13 @@ from tests.support.ranks import (
     update_stage,
     updated,
 )
+from tests.support.scored import commit_scored
+from tests.support.tables import sample
 from tests.support.trainers import advance, same_bytes, save_state, state_of, whole_state
 
 TRIAL = pytest.mark.trial(1 / 2)
+COMMON = ("update.epsilon=1e-3",)
+"""The smaller AdamW's epsilon, the more it makes of the rounding of gradients that are almost zero."""
 KINDS = {
     "gae": ["update.tokens_per_micro_batch=64"],
     "grpo": [
@@ -61,6 +66,33 @@ KINDS = {
 }
 CASES = [("gae", 3), ("grpo", 2)]
 """Of the command; tests/stages/test_invariance.py has all ZeRO stages, by one rank and by two."""
+OF_GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4")
+STEPPED = "reward.components.rm={kind: rule, function: 'rules:turns', steps: turns}"
+PARTS = {
+    "refill": (
+        *("algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=2"),
+        *("rollout.oversample=2", "algorithm.shaping.filter_groups=true", "algorithm.correction.level=token"),
+        *("reward.components={}", STEPPED, "reward.teachers.teacher.path={policy}"),
+    ),
+    "reference": ("algorithm.kl.reference_in=update", "algorithm.kl.sync_every=1"),
+    "average": (
+        *OF_GROUPS,
+        *("algorithm.kl.placement=loss", "algorithm.kl.reference_in=update"),
+        *("algorithm.kl.sync_every=1", "algorithm.kl.sync_weight=0.25"),
+    ),
+    "teacher": (*OF_GROUPS, "reward.teachers.teacher.path={policy}"),
+    "teacher in the loss": (
+        *("reward.teachers.teacher.path={policy}", "algorithm.distillation.placement=loss"),
+        *("algorithm.critic_warmup=1", "iterations=3"),
+    ),
+    "routers": (
+        *(*OF_GROUPS, "algorithm.router_aux_loss_coef=0.1", "model.context_length=64"),
+        *("update.tokens_per_micro_batch=1", "update.minibatches=8"),
+    ),
+}
+"""Two iterations of each. Refills have teachers and rewards of steps too, also of what waits; the critic of
+a teacher in the loss learns alone first; a step of the mixture is of one row, and one rank has none."""
+PLACES = tuple(itertools.product(PARTS, (1, 2, 3)))
 
 
 # runs
@@ -71,8 +103,7 @@ def new_run(models, tmp_path_factory) -> Callable[..., Run]:
     """Make a run with the given settings, and all that another run has committed so far."""
 
     def call(kind: str, *settings: str, like: Run | None = None) -> Run:
-        # The smaller AdamW's epsilon, the more it makes of the rounding of gradients that are almost zero.
-        given = ["update.epsilon=1e-3", *KINDS[kind], *settings]
+        given = [*COMMON, *KINDS[kind], *settings]
         run = make_run(models, tmp_path_factory.mktemp(kind) / "run", *given)
         for part in ("data", "iterations", "policy", "state"):
             if like and (like.paths.root / part).exists():
@@ -125,6 +156,23 @@ def test_two_ranks_learn_what_one_learns(first_update, kind, zero_stage):
 def test_three_ranks_of_which_one_has_nothing_to_do_in_some_passes(scored, first_update):
     run = scored("grpo", 2)
     assert_close(run, updated(run, 3), *first_update("grpo", 0, 1))
+
+
+@TRIAL
+@pytest.mark.parametrize(("part", "zero_stage"), sample(PLACES, 1 / len(PLACES)))
+def test_two_ranks_learn_what_one_learns_with_any_part(models, tmp_path, part, zero_stage):
+    inputs = make_mixture(models, tmp_path / "mixture", "qwen3_moe") if part == "routers" else models
+    words = [word.replace("{policy}", str(models / "policy")) for word in PARTS[part]]
+    one, two = (
+        commit_scored(make_run(inputs, tmp_path / f"{size}", f"update.zero_stage={stage}", *COMMON, *words))
+        for size, stage in ((1, 0), (2, zero_stage))
+    )
+    for iteration in (1, 2):
+        expected, found = updated(one, 1, iteration), updated(two, 2, iteration)
+        assert found.metrics.get("policy/ratio_error_first", 0) == 0
+        assert_close(two, found, one, expected)
+    if part == "refill":
+        assert [found.metrics[f"refill/{name}"] for name in ("taken", "carried", "flat")] == [2, 1, 3]
 
 
 @pytest.mark.parametrize("zero_stage", [1, 3])

@@ -3,8 +3,10 @@
 A family is here if it can be trained: one forward pass, generation with a cache, and weights of its own.
 """
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -153,6 +155,17 @@ def family(name: str, scale: float = 2.0) -> PreTrainedModel:
 def settings_of(name: str) -> dict[str, Any]:
     """Return the settings of a family's tiny model."""
     return {**_BASE, **FAMILIES[name]}
+
+
+def make_mixture(inputs: Path, folder: Path, name: str, **settings: object) -> Path:
+    """Make the inputs of a run like others, whose policy is a mixture of its tokenizer's vocabulary."""
+    shutil.copytree(inputs, folder)
+    rows = AutoConfig.from_pretrained(folder / "policy").vocab_size
+    torch.manual_seed(0)
+    ids = {"vocab_size": rows, "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    described = AutoConfig.for_model(name, **{**settings_of(name), **ids, **settings})
+    AutoModelForCausalLM.from_config(described).save_pretrained(folder / "policy")
+    return folder
 
 
 def requests() -> list[Request]:

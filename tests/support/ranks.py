@@ -49,10 +49,10 @@ def start_ranks(size: int, rendezvous: Path, function: Callable[..., None], *arg
     return started
 
 
-def ended(started: list) -> list[int | None]:
-    """Exit codes."""
+def ended(started: list, limit: float = 120) -> list[int | None]:
+    """Exit codes; each has so many seconds."""
     for process in started:
-        process.join(timeout=120)
+        process.join(timeout=limit)
     return [process.exitcode for process in started]
 
 

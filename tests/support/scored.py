@@ -6,9 +6,18 @@ import pyarrow as pa
 import torch
 
 from benchmarks.noop import make_record
+from pipeline.config.algorithm import ReferenceStage
+from pipeline.config.schema import Config
 from pipeline.run.commits import publish
 from pipeline.run.directory import Run
-from pipeline.run.schemas import REWARD, ROLLOUT, version_of
+from pipeline.run.schemas import (
+    REWARD,
+    ROLLOUT,
+    STEP_REWARDS,
+    TEACHER_LOGPROBS,
+    TEACHER_WEIGHT,
+    version_of,
+)
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from tests.support.rollouts import reward_table, rollout_table
@@ -23,7 +32,7 @@ def commit_scored(run: Run) -> Run:
     assert publish(run.paths, make_record(PREPARE))
     for iteration in range(1, run.plan.iterations + 1):
         for shard in range(run.plan.num_shards):
-            tables = _tables(iteration, shard, run.config.rollout.samples_per_prompt)
+            tables = _tables(iteration, shard, run.config)
             for stage, schema in ((Stage.ROLLOUT, ROLLOUT), (Stage.REWARD, REWARD)):
                 _commit(run, Task(iteration, stage, shard), schema, tables[stage])
     return run
@@ -39,8 +48,9 @@ def _commit(run: Run, task: Task, schema: pa.Schema, table: pa.Table) -> None:
     )
 
 
-def _tables(iteration: int, shard: int, samples: int) -> dict[Stage, pa.Table]:
-    """Ragged rows of random tokens, and their rewards; ``samples`` of each prompt."""
+def _tables(iteration: int, shard: int, config: Config) -> dict[Stage, pa.Table]:
+    """Ragged rows of random tokens, and their rewards."""
+    samples = config.rollout.samples_per_prompt
     draw = torch.Generator().manual_seed(1000 * iteration + shard)
     numbers = range(shard * ROWS, (shard + 1) * ROWS)
     lengths = [(1 + (5 * i) % 11, 3 + (7 * i + iteration) % 10) for i in numbers]
@@ -55,7 +65,31 @@ def _tables(iteration: int, shard: int, samples: int) -> dict[Stage, pa.Table]:
         prompt_tokens=[prompts[i - i % samples] for i in range(ROWS)],
         rollout_logprobs=noise,
     )
+    if config.is_refilled and iteration % 2 == 0:  # few have a spread: the first group of all shards
+        scores = [score if shard == 0 and i < samples else 1.0 for i, score in enumerate(scores)]
+    reference = noise if config.algorithm.kl.reference_in is ReferenceStage.REWARD else None
+    rewards = reward_table(rollout, scores, reference_logprobs=reference, rm=scores)
+    for name, column in (_teachers(noise) if config.reward.teachers else {}).items():
+        rewards = rewards.append_column(name, column)
+    if any(getattr(component, "steps", None) for component in config.reward.components.values()):
+        rewards = rewards.append_column(STEP_REWARDS, _steps(noise, scores))
+    return {Stage.ROLLOUT: rollout, Stage.REWARD: rewards}
+
+
+def _teachers(noise: list[list[float]]) -> dict[str, pa.Array]:
+    """Columns of teachers that have all responses but every third."""
+    log_probs = [[x + 0.5 for x in row] if i % 3 else None for i, row in enumerate(noise)]
+    weights = [0.0, 1.0, 0.5]
     return {
-        Stage.ROLLOUT: rollout,
-        Stage.REWARD: reward_table(rollout, scores, reference_logprobs=noise, rm=scores),
+        TEACHER_LOGPROBS: pa.array(log_probs, pa.list_(pa.float32())),
+        TEACHER_WEIGHT: pa.array([weights[i % 3] for i in range(len(noise))], pa.float64()),
     }
+
+
+def _steps(noise: list[list[float]], scores: list[float]) -> pa.Array:
+    """Two steps of each response, the first at its second token, whose sum is the score."""
+    steps = [
+        [{1: score / 4, len(row) - 1: score * 3 / 4}.get(t) for t in range(len(row))]
+        for row, score in zip(noise, scores, strict=True)
+    ]
+    return pa.array(steps, pa.list_(pa.float32()))
