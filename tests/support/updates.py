@@ -27,7 +27,6 @@ from tests.support.scored import commit_scored
 from tests.support.used import settled_bytes
 
 ITERATIONS = 4
-_GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4")
 CASES = {
     "fp32-zero0": ["update.zero_stage=0"],
     "bf16-zero1": ["update.zero_stage=1", "update.precision=bf16"],
@@ -39,17 +38,12 @@ CASES = {
     "lora": ["update.zero_stage=3", "update.lora.rank=2"],
     "no-critic": ["algorithm.estimator=reinforce++", "update.zero_stage=2", "update.precision=bf16"],
     "m2po": ["algorithm.correction={level: token, mode: m2po, second_moment: 0.02}", "update.zero_stage=1"],
-    "rollouts": [*_GROUPS, "algorithm.old_log_probs=rollout", "update.zero_stage=2"],
-    "warmup": ["algorithm.critic_warmup=1", "update.zero_stage=1", "update.precision=bf16"],
-    "average": [*_GROUPS, "algorithm.kl.sync_every=1", "algorithm.kl.sync_weight=0.25"],
-    "refill": [
-        *(*_GROUPS[:2], "data.prompts_per_iteration=2", "rollout.oversample=2", "update.zero_stage=2"),
-        *("algorithm.shaping.filter_groups=true", "algorithm.correction.level=token"),
-        "reward.teachers.teacher.path=/teacher",
+    "rollouts": [
+        *("algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4"),
+        *("algorithm.old_log_probs=rollout", "update.zero_stage=2"),
     ],
 }
-"""Precision and ZeRO stage, or what happens on the way. Refills have a teacher."""
-WITHOUT_CRITIC = ("no-critic", "rollouts", "average", "refill")
+"""Precision and ZeRO stage, or what happens on the way."""
 OF_ANY_RANK = ("detached", "half a file", "not flushed", "between files", "slices written")
 OF_THE_FIRST = (
     "policy committed",
@@ -276,8 +270,6 @@ ARMED: dict[str, Callable[[pytest.MonkeyPatch, Callable[[], None]], None]] = {
     "state not linked": _at_link("state", is_done=False),
     "state linked": _at_link("state", is_done=True),
     "policy not written": _before("stages.ppo.update.save_policy"),
-    "average not written": _before("stages.ppo.update.save_average"),
-    "spare not written": _before("stages.ppo.update.save_spare"),
     "a step taken": _after("stages.ppo.training.take_step"),
     "a step followed": _after("stages.ppo.learner._carry_out"),
     "settled": _after("stages.ppo.resuming.settle"),
