@@ -59,7 +59,8 @@ from stages.ppo.math.shaping import RunningMoments  # noqa: E402
 from stages.ppo.metrics import mean_kl, update_metrics  # noqa: E402
 from stages.ppo.trainer import Trainer  # noqa: E402
 from stages.ppo.training import Learner  # noqa: E402
-from stages.rewards.components import RewardModel, normalization_of  # noqa: E402
+from stages.rewards.components import normalization_of  # noqa: E402
+from stages.rewards.models import RewardModel  # noqa: E402
 from stages.rewards.reference import reference_log_probs  # noqa: E402
 from stages.rewards.teachers import combined, teacher_log_probs  # noqa: E402
 from stages.tasks.reward import reward_table  # noqa: E402

@@ -182,7 +182,7 @@ def gpu_seconds(cluster: PracticeCluster, run: Run) -> dict[str, float]:
 def predict(one: Measured, others: Sequence[Measured]) -> SimulationResult:
     """Simulate a run by what the other runs of its kind took."""
     given, run, settings = one.configuration, one.run, slurm_settings(one.run)
-    needs = needs_of(settings, ["prepare", *run.plan.job_kinds, "driver"])
+    needs = needs_of(settings, ["prepare", *run.plan.job_kinds, "evaluate", "driver"])
     beats = [beat for other in others for beat in other.beats]
     layout = given.layout
     default = next(partition.name for partition in layout.partitions if partition.default)

@@ -1,6 +1,7 @@
 """What staleness costs in reward: examples with rollout.staleness=0 and 1, by PPO and GRPO, several seeds.
 
-    python -m benchmarks.staleness_learning --out FOLDER [--seeds 1 2 3 4 5] [--examples quickstart ...]
+    python -m benchmarks.staleness_learning --out FOLDER [--seeds 1 2 ...] [--iterations 24] [--examples ...]
+        [--algorithms PPO GRPO]
 
 Both sides of a pair differ in ``rollout.staleness`` alone; both have ``algorithm.correction.level=token``,
 which staleness needs. Which policy writes which response follows from the plan, so it makes no difference
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAST = 3
 LEAST_OF_GAIN = 0.9
 COMMON = ("algorithm.correction.level=token", "tracking=none")
+ALGORITHMS = ["PPO", "GRPO"]
 GROUPS = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=64")
 
 
@@ -50,7 +52,7 @@ EXAMPLES = {
     "calculator": Example(
         ("examples/calculator/make_calculator.py",),
         ".cache/calculator",
-        ("--config-dir", "examples/calculator", "experiment=calculator", "iterations=12"),
+        ("--config-dir", "examples/calculator", "experiment=calculator"),
         {"PPO": ("algorithm=ppo", "algorithm.kl.coef=0"), "GRPO": ()},
     ),
 }
@@ -81,11 +83,11 @@ def rewards_of(run: Path) -> tuple[float, float]:
     return rows[0], statistics.fmean(rows[-LAST:])
 
 
-def side(out: Path, name: str, algorithm: str, staleness: int, seeds: list[int]) -> Side:
+def side(out: Path, name: str, algorithm: str, staleness: int, seeds: list[int], iterations: int) -> Side:
     example, found = EXAMPLES[name], []
     for seed in seeds:
         words = [*example.words, *example.by_algorithm[algorithm], *COMMON]
-        words += [f"rollout.staleness={staleness}", f"seed={seed}"]
+        words += [f"rollout.staleness={staleness}", f"seed={seed}", f"iterations={iterations}"]
         run = out.resolve() / f"{name}-{algorithm.lower()}-{staleness}-{seed}"
         found.append(rewards_of(finished(run, words)))
     return Side([first for first, _ in found], [last for _, last in found])
@@ -105,7 +107,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--iterations", type=int, default=12, help="of each run")
     parser.add_argument("--examples", nargs="+", choices=list(EXAMPLES), default=list(EXAMPLES))
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=ALGORITHMS)
     given = parser.parse_args()
     if len(given.seeds) < 2:
         parser.error("at least two seeds are needed for a standard deviation")
@@ -116,8 +120,10 @@ def main() -> int:
         example = EXAMPLES[name]
         if not (ROOT / example.inputs).is_dir():
             subprocess.run([sys.executable, *example.maker, "--out", example.inputs], check=True, cwd=ROOT)
-        for algorithm in example.by_algorithm:
-            now, ahead = (side(given.out, name, algorithm, number, given.seeds) for number in (0, 1))
+        for algorithm in given.algorithms:
+            now, ahead = (
+                side(given.out, name, algorithm, number, given.seeds, given.iterations) for number in (0, 1)
+            )
             cells, is_fine = compared(now, ahead)
             print(f"| {' | '.join([name, algorithm, *cells])} |", flush=True)
             is_held &= is_fine

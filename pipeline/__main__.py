@@ -69,7 +69,7 @@ def _in_words() -> str:
 
 
 def interrupt(number: int, frame: object) -> None:
-    """A signal while a command is at work: it puts its things in order, and ends."""
+    """A signal while a command runs: it puts its things in order, and ends."""
     _heard.append(number)
     raise KeyboardInterrupt
 

@@ -4,11 +4,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from subprocess import DEVNULL, Popen, TimeoutExpired
+from subprocess import DEVNULL, CompletedProcess, Popen, TimeoutExpired, run
 from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -63,6 +64,20 @@ def end_with_parent(number: signal.Signals) -> None:
     One that is gone already sends none: compare ``os.getppid`` afterwards where that can be.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def ask_program(module: str, given: str, seconds: float) -> "CompletedProcess[str]":
+    """Run a module as a program that reads ``given`` on standard input. It ends with this process, however
+    that ends. Raises TimeoutExpired after having killed it."""
+    command = [sys.executable, "-P", "-m", module]
+    return run(
+        command,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+    )
 
 
 def ended_within(process: "Popen[bytes]", seconds: float) -> bool:

@@ -43,7 +43,7 @@ rewards rules run shaping_and_kl stage_runner state_files trainer wheel dashboar
 tracking watch ahead light rows rewind doctor notify agreement adapters lora_run states
 killed_updates used_workers pulling kept benchmarks row_checks special_tokens families model_folders
 adaptable modelcheck any_refusal vllm_arguments own_process planted two_people crossed what_a_run_reads
-likelihood try distillation distillation_run
+likelihood try distillation distillation_run step_models
 """
 LEFT_OUT = frozenset(_LEFT_OUT.split())
 """Files that ``--fast`` leaves out: they need torch, a browser, an installation, W&B or many runs."""

@@ -24,6 +24,8 @@ REFUSED = {
     "thin(s|ned|ning)? out": "prune",
     "for good": "permanently, or nothing",
     "look(s|ed)? into": "read, list, examine",
+    "at work": "running, active, busy",
+    "at that moment": "then",
 }
 """Words that texts do without, as patterns, and the field's words for what they say."""
 SAID = re.compile("|".join(rf"\b({words})\b".replace(" ", r"\s+") for words in REFUSED), re.IGNORECASE)

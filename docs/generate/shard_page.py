@@ -46,7 +46,9 @@ before it reads it.
 
 The user's own columns follow those below. In a rollout they are dictionary-encoded, so that what responses
 to one prompt share is stored once; `to_pylist` gives the values. A prompt's tools, where there are some, are
-in the column `prompt_tools`, as JSON. Where a component has `steps`, reward shards have a column
+in the column `prompt_tools`, as JSON. With `algorithm.router_replay` rollouts have a column
+`routed_experts`: a list of layers x top_k numbers (uint8, or uint16 for more than 256 experts) per token of
+prompt and response but the last. Where a component has `steps`, reward shards have a column
 `step_rewards`: a list with a float32 per response token, of a step that ends there the reward, else null."""
 
 

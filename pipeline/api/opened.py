@@ -90,7 +90,7 @@ def open_run(path: str | os.PathLike[str]) -> "OpenedRun":
 
 @dataclass(frozen=True, repr=False)
 class OpenedRun:
-    """A run to look at. Nothing is written; each call reads what is on disk at that moment."""
+    """A run to look at. Nothing is written; each call reads what is on disk."""
 
     _run: Run = field()
     chosen: str = ""
@@ -180,8 +180,8 @@ class OpenedRun:
         """Return responses of an iteration with their scores: all of them, or those that are asked for.
 
         No response comes twice: the best first, descending, then the worst, ascending, then random ones.
-        Shards that cannot be read are left out and named in :attr:`Samples.damage`. While an iteration is at
-        work, the shards that are scored already are read.
+        Shards that cannot be read are left out and named in :attr:`Samples.damage`. While an iteration is
+        running, the shards that are scored already are read.
 
         Args:
             iteration: default: the newest of which anything has a reward.

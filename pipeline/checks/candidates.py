@@ -8,7 +8,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from pipeline.forecast.candidates import (
     in_words,
     time_candidates,
 )
+from pipeline.process import ask_program
 from pipeline.text import exit_in_words
 
 Lengths = Sequence[tuple[int, int]]
@@ -121,11 +121,8 @@ def timed_lines(config: Config, lengths: Lengths | None = None) -> Iterator[str]
 
 def _answer(given: dict[str, Any]) -> Any:
     """Return the object that the program prints last; a text that says why there is none."""
-    command = [sys.executable, "-P", "-m", _PROGRAM]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(given), capture_output=True, text=True, timeout=_SECONDS
-        )
+        done = ask_program(_PROGRAM, json.dumps(given), _SECONDS)
     except subprocess.TimeoutExpired:
         return f"took longer than {_SECONDS:g} s"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()

@@ -11,6 +11,8 @@ from pipeline.checks.finding import Check, CheckGroup, Finding, Verdict, ok, pro
 from pipeline.checks.running import scratch
 from pipeline.config.algorithm import Estimator
 from pipeline.config.issue import ConfigError, ConfigIssue
+from pipeline.config.model_files import text_settings
+from pipeline.config.routing_rules import num_experts_in
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision, TrainingEngine, UpdateConfig
 from pipeline.forecast.shapes import num_adapted, num_parameters
@@ -20,7 +22,7 @@ from pipeline.run.directory import Run
 from pipeline.run.packing import MANY
 from pipeline.run.plan import policy_maker, state_of
 from pipeline.run.records import Records, find_frontier
-from pipeline.run.retention import kept_last
+from pipeline.run.retention import kept_last, list_folders
 from pipeline.run.states import versions_with_state
 from pipeline.run.tasks import Stage
 from pipeline.text import size
@@ -38,6 +40,11 @@ _FP32 = 4
 _MOMENTS = 2
 _TOKEN_BYTES = 24
 """Bytes on disk for a token: id, mask, two log-probabilities, and its text twice."""
+_TOP_BYTES = 8
+"""Bytes of a token that a teacher finds likely: its id and log-probability."""
+_SPARING_STATES = 5
+"""Interval of states (update.save_every) above which the policies between them take more than they spare."""
+_EXPERTS_OF_A_BYTE = 256
 _FILES_OF_STATE = 12
 """Files of a policy, critic or trainer state: weights, settings, tokenizer."""
 _FILES_OF_ITERATION = 45
@@ -61,6 +68,17 @@ class Footprint:
         return Footprint(self.num_bytes + other.num_bytes, self.files + other.files)
 
 
+@dataclass(frozen=True)
+class VersionCounts:
+    """Numbers of policies and of trainers' states."""
+
+    policies: int
+    states: int
+
+    def less(self, other: "VersionCounts") -> "VersionCounts":
+        return VersionCounts(max(0, self.policies - other.policies), max(0, self.states - other.states))
+
+
 # --- the estimate, and its judgement ---
 
 
@@ -68,13 +86,15 @@ class Footprint:
 class DiskEstimate:
     """Disk space that a run will still use, net of what it will remove."""
 
+    policy: Footprint
+    """Weights that one iteration commits."""
     state: Footprint
-    """Policy and trainer's state of one iteration."""
+    """A trainer's state: optimizer, and critic."""
     shards: Footprint
     """Everything else of one iteration; where it is not measured, with the longest responses."""
     iterations_left: int
-    states_more: int
-    """Largest number of states at once, less those that are there now."""
+    more: VersionCounts
+    """Largest number of both at once, less those that are there now."""
     is_measured: bool
     """Whether it is from an iteration that is done, not from the size of the models."""
     iterations_packed: int = 0
@@ -83,7 +103,7 @@ class DiskEstimate:
 
     @property
     def states(self) -> Footprint:
-        return self.state.times(self.states_more)
+        return self.policy.times(self.more.policies).plus(self.state.times(self.more.states))
 
     @property
     def needed(self) -> Footprint:
@@ -101,13 +121,14 @@ def estimate(config: Config, start: int = 0, run: Run | None = None) -> DiskEsti
     update = config.update
     done = max(find_frontier(run.plan, run.paths).updated, start) if run else start
     left = config.iterations - done
-    keep_last = kept_last(config)
-    kept_now = done - start if keep_last is None else min(done - start, keep_last)
-    most = states_kept(config.iterations - start, keep_last, update.keep_every)
+    most = most_kept(config.iterations - start, kept_last(config), update.keep_every, update.save_every)
+    more = most.less(kept_now(run)) if run else most
     measured = measure(run, done) if run and done > start else None
-    state, shards = measured or imagine(config)
-    more, packed = max(0, most - kept_now) if left else 0, packed_of(left, update.keep_shards_last)
-    return DiskEstimate(state, shards, left, more, measured is not None, packed, _way_out(update))
+    packed = packed_of(left, update.keep_shards_last)
+    sizes = measured or imagine(config)
+    return DiskEstimate(
+        *sizes, left, more if left else VersionCounts(0, 0), measured is not None, packed, _way_out(update)
+    )
 
 
 def judge_need(given: DiskEstimate, free: int, inodes: int | None) -> Finding:
@@ -117,8 +138,8 @@ def judge_need(given: DiskEstimate, free: int, inodes: int | None) -> Finding:
         return skipped("disk", "no iteration is left")
     need, states = given.needed, given.states.num_bytes
     facts = (
-        f"{size(states)} of policies, critics and trainer states ({given.states_more} x "
-        f"{size(given.state.num_bytes)})"
+        f"{size(states)} of policies ({given.more.policies} x {size(given.policy.num_bytes)}) and trainer "
+        f"states ({given.more.states} x {size(given.state.num_bytes)})"
     )
     numbers = {"need_bytes": float(need.num_bytes), "need_files": float(need.files)}
     if states > free:
@@ -154,6 +175,8 @@ def _way_out(update: UpdateConfig) -> str:
     fewer = []
     if update.keep_last is None or update.keep_last > 2:
         fewer.append("update.keep_last=2")
+    if update.save_every > _SPARING_STATES:
+        fewer.append("update.save_every=2")
     if update.keep_every is not None:
         fewer.append("update.keep_every=null")
     keep = f"keep fewer ({' '.join(fewer)}), or " if fewer else "train adapters only (update.lora), or "
@@ -163,16 +186,37 @@ def _way_out(update: UpdateConfig) -> str:
 # --- models and iterations ---
 
 
-def states_kept(iterations: int, keep_last: int | None, keep_every: int | None) -> int:
-    """Return the largest number of states that are on disk at once. Pure."""
+def most_kept(
+    iterations: int, keep_last: int | None, keep_every: int | None, save_every: int
+) -> VersionCounts:
+    """Return the largest numbers of policies and trainers' states that are on disk at once: of the newest,
+    with all policies after the older of two states, and of older iterations that ``keep_every`` divides. The
+    newest is written before the oldest goes. Pure."""
     if keep_last is None:
-        return iterations
-    before = max(0, iterations - keep_last - 1)  # the newest is written before the oldest goes
-    return min(iterations, keep_last + 1 + (before // keep_every if keep_every else 0))
+        return VersionCounts(iterations, math.ceil(iterations / save_every))
+    last = max(keep_last, 2 * save_every)
+    older = max(0, iterations - last - 1) // keep_every if keep_every else 0
+    policies = min(iterations, last + 1 + older)
+    states = min(last // save_every + 1, iterations // save_every) + older
+    # Those of keep_every and of the last iteration are saved out of turn.
+    if keep_every and keep_every % save_every:
+        states += last // keep_every + 1
+    states += iterations % save_every > 0 or (keep_every or 0) % save_every > 0
+    return VersionCounts(policies, min(policies, states))
 
 
-def imagine(config: Config) -> tuple[Footprint, Footprint]:
-    """Estimate an iteration's state and shards, from the models' weights and the longest responses.
+def kept_now(run: Run) -> VersionCounts:
+    """Count the policies and states of a run's own iterations that are on disk."""
+    own = [folders for version, folders in list_folders(run.paths).items() if version > run.plan.start]
+    parents = [{folder.split("/")[0] for folder in folders} for folders in own]
+    return VersionCounts(
+        sum("policy" in each for each in parents),
+        sum("trainer" in each or "state" in each for each in parents),
+    )
+
+
+def imagine(config: Config) -> tuple[Footprint, Footprint, Footprint]:
+    """Estimate an iteration's policy, state and shards, from the models' weights and the longest responses.
 
     With update.lora the policy that is committed is the adapter, in fp32.
     """
@@ -180,20 +224,34 @@ def imagine(config: Config) -> tuple[Footprint, Footprint]:
     policy = num_parameters(Path(config.model.policy))
     has_critic = config.algorithm.estimator is Estimator.GAE
     critic = num_parameters(Path(config.model.critic or config.model.policy)) if has_critic else 0
-    copies = _MOMENTS + (update.precision is not Precision.FP32)
-    state = (policy + critic) * (_BYTES[update.precision] + _FP32 * copies)
+    width, copies = _BYTES[update.precision], _MOMENTS + (update.precision is not Precision.FP32)
+    weights, state = policy * width, critic * width + (policy + critic) * _FP32 * copies
     if update.lora is not None:
         adapter = num_adapted(Path(config.model.policy), update.lora)
-        state = critic * (_BYTES[update.precision] + _FP32 * copies) + adapter * _FP32 * (2 + _MOMENTS)
+        weights = adapter * _FP32
+        state = critic * (width + _FP32 * copies) + adapter * _FP32 * (1 + _MOMENTS)
     if update.engine != TrainingEngine.DEEPSPEED:
         # What else a trainer of the user's keeps is not known, and it writes whole models.
-        state = (policy + critic) * _BYTES[update.precision]
+        weights, state = policy * width, critic * width
     if config.algorithm.kl.averages:  # one beside every Nth policy
-        state += policy * _FP32 // config.algorithm.kl.sync_interval
+        weights += policy * _FP32 // config.algorithm.kl.sync_interval
     waiting = config.responses_per_update if config.is_refilled and config.rollout.carry else 0
     tokens = (config.model.context_length or 0) * (config.responses_per_iteration + waiting)
     files = files_of(config.rollout.num_shards * (2 + len(config.reward.pools)))
-    return Footprint(state, 3 * _FILES_OF_STATE), Footprint(tokens * _TOKEN_BYTES, files)
+    shards = Footprint(tokens * token_bytes(config), files)
+    return Footprint(weights, _FILES_OF_STATE), Footprint(state, 2 * _FILES_OF_STATE), shards
+
+
+def token_bytes(config: Config) -> int:
+    """Return the bytes on disk of a token, at most, in all shards of an iteration."""
+    found, given = _TOKEN_BYTES, config.algorithm
+    # In the scores of a teacher's pool, and in the rewards.
+    found += (given.distillation.top_k or 0) * _TOP_BYTES * (1 + bool(config.reward.pools))
+    if given.router_replay:
+        settings = text_settings(Path(config.model.policy))
+        each = 1 if num_experts_in(settings) <= _EXPERTS_OF_A_BYTE else 2
+        found += each * settings.get("num_hidden_layers", 0) * settings.get("num_experts_per_tok", 0)
+    return found
 
 
 def files_of(tasks: int) -> int:
@@ -212,8 +270,13 @@ def packed_of(left: int, keep_shards_last: int | None) -> int:
     return 0 if keep_shards_last is None else max(0, left - keep_shards_last - 1)
 
 
-def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
-    """Measure state and shards of an iteration that is done, by its commit records."""
+def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint, Footprint] | None:
+    """Measure policy, state and shards of an iteration that is done, by its commit records. A trainer that
+    commits its state with the policy has none of its own; one that has saved none yet is estimated.
+
+    Raises:
+        ConfigError: it is to be estimated, and a model's files cannot be read.
+    """
     records = Records(run.paths)
     tasks = run.plan.tasks(iteration)
     newest_state = state_of(next(versions_with_state(run.paths), iteration))
@@ -223,9 +286,11 @@ def measure(run: Run, iteration: int) -> tuple[Footprint, Footprint] | None:
     if update is None:
         return None
     others = sum(footprint(record).num_bytes for record in found if record.task.stage is not Stage.UPDATE)
-    state = records.readable(newest_state)
-    whole = footprint(update).plus(footprint(state)) if state else footprint(update)
-    return whole, Footprint(others, files_of(sum(task.stage.is_sharded for task in tasks)))
+    shards = Footprint(others, files_of(sum(task.stage.is_sharded for task in tasks)))
+    if (saved := records.readable(newest_state)) is not None:
+        return footprint(update), footprint(saved), shards
+    state = Footprint(0, 0) if update.holds_state else imagine(run.config)[1]
+    return footprint(update), state, shards
 
 
 def footprint(record: Record) -> Footprint:

@@ -1,4 +1,4 @@
-"""Checks of the run: who is at work on it, what crashes left behind, whether its commits stand."""
+"""Checks of the run: what advances it, what crashes left behind, whether its commits stand."""
 
 import contextlib
 import functools
@@ -147,7 +147,7 @@ def check_driver(run: Run) -> Finding:
         return ok("driver", holder.partition(" (")[0] + asked)
     # Driver jobs of a run on Slurm come and go without an event in the journal.
     last = None if run.config.slurm else how_it_stopped(journal.read_events(run.paths.events))
-    return ok("driver", "none is at work" + (f"; the last one: {last}" if last else "") + asked)
+    return ok("driver", "none is running" + (f"; the last one: {last}" if last else "") + asked)
 
 
 def check_requests(run: Run) -> Finding:

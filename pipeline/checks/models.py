@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 
 from pipeline.config.compose import to_yaml
 from pipeline.config.issue import ConfigError
 from pipeline.config.schema import Config
+from pipeline.process import ask_program
 from pipeline.text import exit_in_words
 
 _TRIAL = "stages.trials.check"
@@ -22,10 +22,8 @@ _SAID = 200
 def try_models(config: Config) -> Iterator[str]:
     """Try whether the models can be loaded as they will be used, and whether their numbers are finite. Yields
     lines for people, also where that could not be tried. Raises ConfigError with every problem."""
-    command = [sys.executable, "-P", "-m", _TRIAL]
-    given = to_yaml(config)
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_TRIAL_SECONDS)
+        done = ask_program(_TRIAL, to_yaml(config), _TRIAL_SECONDS)
     except subprocess.TimeoutExpired:
         yield _not_tried(f"took longer than {_TRIAL_SECONDS:g} s")
         return

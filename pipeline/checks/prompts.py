@@ -10,6 +10,7 @@ import pyarrow as pa
 from pipeline.config.findings import Findings
 from pipeline.config.model_files import has_chat_template
 from pipeline.config.schema import Config
+from pipeline.data.band import band_warnings
 from pipeline.data.chat import Rendering
 from pipeline.data.checks import (
     Judged,
@@ -17,9 +18,11 @@ from pipeline.data.checks import (
     limit_of,
     prompt_files,
     read_file,
+    trained_on,
     without_known,
 )
 from pipeline.data.enough import check_sets, check_usable
+from pipeline.data.fit import check_top_k
 from pipeline.data.prompts import Prompts, made_prompts
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.rows import as_text
@@ -79,12 +82,14 @@ def validate_prompts(config: Config, rules: Sequence[OpenRule]) -> Generator[str
     found, tokenizer, why_not = judged_files(config)
     files = [judged.without(dict(problems_in(rules, judged))) for judged in found]
     if tokenizer:
+        check_top_k(config, tokenizer)
         yield from lines(files, config, tokenizer, tokenizer.special, known_ends(config, tokenizer))
     else:
         yield from lines(files, config)
         yield f"not checked: lengths in tokens ({why_not}); the run's first task does"
     yield from untemplated(files, Path(config.model.policy))
     check_usable(config, files)
+    yield from band_warnings(config, {judged.name: judged.most_usable for judged in trained_on(files)})
     for judged in files:
         yield from check_all_answers(config, rules, judged)
     return files

@@ -151,14 +151,14 @@ def seconds_finding(config: Config, found: SecondsForecast) -> Finding:
     hours = gpu_hours(config, found.stages)
     if hours:
         by_stage = ", ".join(f"{stage} {value:.3g}" for stage, value in hours.items())
-        text += f"; GPU-hours of the run at work: {by_stage} (start-ups and waits come on top)"
+        text += f"; GPU-hours of computing: {by_stage} (start-ups and waits come on top)"
     numbers = {"iteration_seconds": found.iteration, "run_seconds": found.run}
     numbers |= {f"{stage}_seconds": value for stage, value in found.stages.items()}
     return ok("seconds", text, **numbers, **{f"{stage}_gpu_hours": value for stage, value in hours.items()})
 
 
 def gpu_hours(config: Config, stages: Mapping[str, float]) -> dict[str, float]:
-    """Return by stage the hours of its GPUs at work in the whole run, if all its tasks find a place at once.
+    """Return by stage the GPU-hours of computing in the whole run, if all its tasks find a place at once.
 
     Args:
         stages: wall seconds of each in an iteration.

@@ -114,7 +114,7 @@ def describe_environments(config: Config) -> Iterator[str]:
         return
     for name, share in made.shares.items():
         held_out = f" and {made.heldout_shares[name]:,} held-out ones" if config.evaluate.every else ""
-        yield f"environment {name}: {made.components[name].source}, makes {share:,} tasks{held_out}"
+        yield f"environment {name}: {made.components[name].source}, is asked for {share:,} tasks{held_out}"
     rules = [one.function for one in components if isinstance(one, RuleConfig)]
     if ENVIRONMENT_RULE not in rules:
         yield (

@@ -63,7 +63,7 @@ def judge_workers(beats: Sequence[Beat], elements: Sequence[Element], now: float
         yield warning("workers", message, advice)
     if not silent and not unsaid:
         live = [one for one in workers_of(beats, now, running.keys()) if one.live]
-        yield ok("workers", "; ".join(map(workers_in_words, live)) or "none is at work")
+        yield ok("workers", "; ".join(map(workers_in_words, live)) or "none is running")
 
 
 def is_of_stage(element: Element) -> bool:

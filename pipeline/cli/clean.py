@@ -49,7 +49,7 @@ def clean_runs(folder: Path, yes: bool, only: Collection[str]) -> int:
     """Show what can go of the runs below a folder, ask, and remove it. Returns the exit code.
 
     Raises:
-        RunError: the only run is at work, or cannot be read; or there is no terminal to ask at.
+        RunError: the only run is active, or cannot be read; or there is no terminal to ask at.
     """
     kinds = _kinds(only)
     found, left = _look(folder, kinds)

@@ -1,5 +1,5 @@
-"""A copy of a run that is to go on: it is given an id of its own, unless the original is at
-work, which it would compute the same as."""
+"""A copy of a run that is to go on: it is given an id of its own, unless the original is
+active, which it would compute the same as."""
 
 import contextlib
 import re
@@ -21,7 +21,7 @@ def as_own(run: Run) -> Run:
     """Return the run; a copy gets an id of its own first, with a message.
 
     Raises:
-        RunError: it is a copy of a run that is at work; names the ways out.
+        RunError: it is a copy of an active run; names the ways out.
     """
     original = original_of(run)
     if original is None:
@@ -95,14 +95,14 @@ def _for_that(there: Path | None, job: str) -> str:
 def _refusal(copy: Path, original: Path, alive: str) -> str:
     there, here = shlex.quote(shown(original)), shlex.quote(shown(copy))
     return (
-        f"{shown(copy)} is a copy of {shown(original)}, which is at work ({alive}), and would do the same\n"
+        f"{shown(copy)} is a copy of {shown(original)}, which is active ({alive}), and would do the same\n"
         f"to go on from the original beside it: slurm-ppo fork {there}@ITERATION NEW_RUN\n"
         f"to go on with the copy instead: slurm-ppo cancel {there}; then: slurm-ppo resume {here}"
     )
 
 
 def _why_alive(original: Path) -> str:
-    """Return in words why the original is taken to be at work; empty where nothing says so."""
+    """Return in words why the original is taken to be active; empty where nothing says so."""
     try:
         run = load_run(original)
         if holder_of(run.paths.locks):
@@ -115,7 +115,7 @@ def _why_alive(original: Path) -> str:
 
     queue = look_at_queue(run, patience=_PATIENCE)
     if queue.unanswered is not None:
-        raise RunError(f"whether the run that it is a copy of is at work is not known: {queue.unanswered}")
+        raise RunError(f"whether the run that it is a copy of is active is not known: {queue.unanswered}")
     return f"{len(queue.live)} of its jobs are in the queue" if queue.live else ""
 
 

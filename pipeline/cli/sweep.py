@@ -248,7 +248,7 @@ def _gpus_of_runs(config: Config, at_once: int | None) -> list[tuple[str, ...]]:
 
 
 def _due(root: Path, sweep: Sweep, on_slurm: bool) -> list[SweepPoint]:
-    """Return the points that are not complete. Those at work are left alone on Slurm; on this machine they
+    """Return the points that are not complete. Active ones are left alone on Slurm; on this machine they
     come last, as they may be about to end since their command was killed (:func:`_carry_out_point`)."""
     states = [entry.state for entry in entries_of(root)]
     found = list(zip(sweep.points, states, strict=True))
@@ -288,7 +288,7 @@ def _wait_for_holder(locks: Path) -> None:
 
 
 def _exit_code(ends: Sequence[PointRun], due: int) -> int:
-    """0 all done, 1 some failed, 3 interrupted, or another is at work; 2 where nothing could be started, as
+    """0 all done, 1 some failed, 3 interrupted, or another is active; 2 where nothing could be started, as
     settings are wrong."""
     if any(end.code not in (0, 2, NOT_COMPLETE) for end in ends):
         return 1

@@ -2,8 +2,10 @@
 show what came of it, and leave nothing behind."""
 
 import contextlib
+import glob
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -32,14 +34,16 @@ from pipeline.orchestrate.driver import Outcome, Pass
 from pipeline.plugins.load import MissingImport
 from pipeline.process import interruptible, uninterrupted
 from pipeline.run.control import Control, begin_invocation, write_control
-from pipeline.run.directory import Run, check_can_be_made, check_is_free, claimed_run
+from pipeline.run.directory import Run, claimed_run
 from pipeline.run.failures import FOR_PEOPLE
+from pipeline.run.lease import holder_of
 from pipeline.run.paths import RunPaths
 from pipeline.run.records import Frontier, Records
+from pipeline.run.sizes import bytes_below
 from pipeline.run.tasks import Task
 from pipeline.status.logs import describe_failure
 from pipeline.status.progress import speed_of
-from pipeline.text import printable
+from pipeline.text import printable, size
 from pipeline.tryout.judgement import judge
 from pipeline.tryout.outlook import TryOutlook, outlook
 from pipeline.tryout.places import places_of
@@ -55,6 +59,8 @@ _GONE_SECONDS = 60.0
 _QUIET_SECONDS = 60.0
 """Seconds without a commit after which it is said what is waited for."""
 _INTERRUPTED = 130
+_MARK = 3
+"""Bytes, in hexadecimal digits, that tell directories of small runs apart."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +96,10 @@ def try_run(config: Config, found: Findings, options: TryOptions) -> int:
     with found.collecting("the scheduler"):
         executor = executor_of(small, watch=True)
     shown = _Shown(options)
-    for _, one in list(start(replace(config, run_dir=str(root)), found)):
+    for _, one in list(start(config, found)):
         shown.finding(one)
-    with found.collecting("run_dir", is_last=True):
-        check_is_free(RunPaths(Path(config.run_dir)))
-        check_can_be_made(Path(config.run_dir))
     found.refuse()
+    _say_what_is_left(root)
     shown.prompts(config)
     with interruptible(signal.SIGHUP), _carried_out(small, executor, options) as (run, done):
         if done.outcome is not Outcome.COMPLETE:
@@ -114,7 +118,17 @@ def _place_of(config: Config, keeps: bool) -> Path:
     kept; else in a folder that is there, on the run's filesystem."""
     wanted = Path(config.run_dir).absolute()
     folder = wanted.parent if keeps else existing_folder(wanted.parent)
-    return folder / f"{wanted.name}-try-{os.urandom(3).hex()}"
+    return folder / f"{wanted.name}-try-{os.urandom(_MARK).hex()}"
+
+
+def _say_what_is_left(root: Path) -> None:
+    """Say which directories of earlier tries lie beside this one: what is killed (-9) leaves its own."""
+    stem = root.name[: -2 * _MARK]
+    for left in sorted(root.parent.glob(f"{glob.escape(stem)}{'[0-9a-f]' * 2 * _MARK}")):
+        if left.is_dir() and not left.is_symlink() and holder_of(RunPaths(left).locks) is None:
+            way_out = shlex.join(["rm", "-r", str(left)])
+            told = f"left of a try that was kept or killed: {size(bytes_below(left))}; if none is running: "
+            print(f"{told}{way_out}", file=sys.stderr)
 
 
 # --- what is shown ---
@@ -230,9 +244,9 @@ def _carried_out(
         else:
             yield run, done
     finally:
-        if options.keeps:
+        if options.keeps and root.exists():
             print(f"kept: {root}", file=sys.stderr)
-        else:
+        elif not options.keeps:
             with uninterrupted():
                 shutil.rmtree(root, ignore_errors=True)
 

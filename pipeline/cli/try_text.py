@@ -195,6 +195,9 @@ def _reservation(result: TryResult, took: TryOutlook) -> str:
             f"From {len(result.samples)} responses. Longer time: fuller batches are no faster and each task "
             "loads its model. Shorter time: fuller batches take no longer and workers keep their models.",
         )
+    if took.overlaps:
+        staleness = result.config.rollout.staleness
+        texts.append(f"Shorter, too: with rollout.staleness={staleness} rollouts go on beside updates.")
     if update.seconds is None:
         texts.append("No response had a gradient, so that the update took no step to measure.")
     return " ".join(texts)

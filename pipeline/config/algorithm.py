@@ -206,6 +206,9 @@ class DistillationConfig:
     """Per-token estimator in the loss, as algorithm.kl.estimator. Default: k3. Advantages have k1."""
     straight_through: bool = False
     """In the loss: the estimator's value with the gradient of k2, which is the gradient of the KL."""
+    top_k: PositiveInt | None = None
+    """In the loss, in place of an estimate: the KL over the top_k tokens that the teacher finds most probable
+    at each place, all others counted as one. A response may have one teacher then. Default: an estimate."""
 
     @property
     def per_token(self) -> KLEstimator:
@@ -229,8 +232,9 @@ class ShapingConfig:
     overlong_penalty: PositiveFloat = 1.0
     """Penalty of a response of max_new_tokens; needs overlong_buffer."""
     filter_groups: bool = False
-    """Leave prompts whose samples all have the same reward out of the update; rollout.oversample puts others
-    in their place. For grpo, rloo and reinforce++-baseline, which learn nothing from them."""
+    """Leave prompts whose samples all have the same reward, where steps have some the same at every step, out
+    of the update; rollout.oversample puts others in their place. For grpo, rloo and reinforce++-baseline,
+    which learn nothing from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +313,10 @@ class AlgorithmConfig:
     """Weight of the loss that keeps the experts of a mixture equally busy (arXiv 2101.03961, as transformers
     has it). Default: router_aux_loss_coef of the policy's config.json where its output_router_logits is true;
     else 0."""
+    router_replay: bool = False
+    """Record which experts of a mixture each token goes through in the rollout, and train with these instead
+    of the routers' own choice, weighed by the routers as they are then (R3, arXiv 2510.11370). For
+    rollout.engine=transformers."""
     target_kl: PositiveFloat | None = None
     """End an iteration's training before the first step whose mini-batch has moved further than this from
     the old policy (KL per token, k3). Default: no limit."""

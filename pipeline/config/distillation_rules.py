@@ -12,7 +12,8 @@ from pipeline.config.algorithm import (
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.schema import Config
 
-_OF_LOSS = ("estimator", "straight_through")
+_OF_ESTIMATE = ("estimator", "straight_through")
+_OF_LOSS = (*_OF_ESTIMATE, "top_k")
 _OF_RESPONSES = frozenset({PolicyLossName.GSPO, PolicyLossName.GMPO})
 """Losses with one ratio for a response, which a token's own advantage cannot move apart from the others."""
 
@@ -51,12 +52,27 @@ def _placement_problems(config: Config) -> Iterator[ConfigIssue]:
                 "another, such as gspo-token, or algorithm.distillation.placement=loss"
             )
             yield ConfigIssue.at(config, "algorithm.policy_loss", why)
+    elif given.top_k is not None:
+        why = "is for an estimate, and top_k needs none; leave one of them out"
+        yield from _given(config, _OF_ESTIMATE, why)
+        yield from _shared_response_problems(config)
     elif given.per_token is KLEstimator.K1 and not given.straight_through:
         why = (
             "its gradient in the loss is zero on average, so nothing would be learned; leave it out for k3, "
             "or give algorithm.distillation.straight_through=true too"
         )
         yield ConfigIssue.at(config, "algorithm.distillation.estimator", why)
+
+
+def _shared_response_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield a teacher of all responses beside others: the likeliest tokens of two have no mean."""
+    of_all = [name for name, teacher in config.reward.teachers.items() if not teacher.only]
+    if of_all and len(config.reward.teachers) > 1:
+        why = (
+            f"a response may have one teacher, and {of_all[0]} teaches all of them; give "
+            f"reward.teachers.{of_all[0]}.only, or leave top_k out"
+        )
+        yield ConfigIssue.at(config, "algorithm.distillation.top_k", why)
 
 
 def _problems_without_reward(config: Config) -> Iterator[ConfigIssue]:

@@ -6,8 +6,10 @@ from typing import Annotated
 from pydantic import Field, JsonValue
 
 from pipeline.config.shares import divided
-from pipeline.config.types import ArgumentName, Name, PositiveFloat, PositiveInt, Seed, SourceName, Text
+from pipeline.config.types import ArgumentName, Name, PositiveFloat, Seed, SourceName, Text, Weight
 
+NumTasks = Annotated[int, Field(gt=0, le=100_000_000, strict=True)]
+"""Tasks that one process makes, and one table holds."""
 TASKS_KEY, HELDOUT_TASKS_KEY = "data.environment.size", "data.environment.heldout_size"
 """Keys that say how many tasks there are, and that messages call them by."""
 
@@ -24,7 +26,7 @@ class EnvironmentComponentConfig:
     python: Text | None = None
     """Interpreter with the environment's packages, such as .../bin/python of a virtual environment: it makes
     tasks, converses and scores there. Default: slurm-ppo's own."""
-    weight: PositiveFloat = 1.0
+    weight: Weight = 1.0
     """Share of the tasks, relative to the other environments' weights."""
 
 
@@ -34,9 +36,9 @@ class EnvironmentConfig:
 
     components: Annotated[dict[Name, EnvironmentComponentConfig], Field(min_length=1)]
     """Named environments; each makes a share of the tasks by its weight."""
-    size: PositiveInt = 10_000
+    size: NumTasks = 10_000
     """Tasks to train on, of all environments together."""
-    heldout_size: PositiveInt = 200
+    heldout_size: NumTasks = 200
     """Held-out tasks, of all environments together; made if evaluate.every is not 0. Those with a prompt that
     is trained on are left out."""
     seed: Seed | None = None

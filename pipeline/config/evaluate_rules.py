@@ -12,9 +12,6 @@ from pipeline.config.scheduler import resources_of
 from pipeline.config.schema import Config
 from slurm.limits import parse_duration
 
-_NOT_SETS = frozenset({"reward", "response_length", "num_turns", "refused"})
-"""Names under ``evaluate/`` that are numbers of all sets together."""
-
 
 def evaluation_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield settings of evaluation that cannot work. Pure."""
@@ -30,14 +27,6 @@ def _heldout_problems(config: Config) -> Iterator[ConfigIssue]:
         if config.evaluate.command and config.evaluate.command_every is None:
             why += "; for evaluate.command alone give evaluate.command_every=N"
         yield ConfigIssue.at(config, "evaluate.every", why)
-    for name in config.data.heldout_sets:
-        if name in _NOT_SETS:
-            why = f"is the name of a metric (evaluate/{name}); call the set something else"
-            yield ConfigIssue("data.heldout", name, why)
-    environments = config.data.environment.components if config.data.environment else {}
-    for name in sorted(_NOT_SETS & environments.keys()):
-        why = f"is the name of a metric (evaluate/{name}); call the environment something else"
-        yield ConfigIssue("data.environment.components", name, why)
 
 
 def _sampling_problems(config: Config) -> Iterator[ConfigIssue]:

@@ -16,6 +16,12 @@ _NAME = re.compile(
 )
 _FILE = re.compile(r"\.(jsonl|ndjson|json|csv|tsv|parquet|arrow|feather|gguf)(\.(gz|zst))?$", re.IGNORECASE)
 _MAIN = "main"
+_EXAMPLES = {
+    ".cache/quickstart": "slurm-ppo quickstart",
+    ".cache/arithmetic": "python examples/arithmetic/make_model.py --out .cache/arithmetic/policy",
+    ".cache/calculator": "python examples/calculator/make_calculator.py --out .cache/calculator",
+}
+"""Folders of the examples' files, and the commands that make them."""
 
 
 class Kind(StrEnum):
@@ -56,9 +62,12 @@ def _commit_of(folder: Path, revision: str) -> str:
         return revision
 
 
-def why_not_cached(given: str, kind: Kind) -> str:
+def way_to_have(given: str, kind: Kind) -> str:
     """Return, for what :func:`located` has left as it is, where it was looked for, and the command that
-    fetches it; empty for any other path."""
+    fetches it; for what is an example's, the command that makes it; empty for any other path."""
+    for folder, command in _EXAMPLES.items():
+        if f"/{folder}/" in given:
+            return f"made by: {command}"
     name = _name_in(given)
     if name is None:
         return ""

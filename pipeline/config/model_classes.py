@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.allocation import AllocationConfig
 from pipeline.config.scheduler import SlurmConfig, resources_of
@@ -33,6 +34,8 @@ class Classes:
     """Classes of AutoModelForCausalLM."""
     scoring: Mapping[str, str]
     """Classes of AutoModelForSequenceClassification."""
+    tokens: Mapping[str, str]
+    """Classes of AutoModelForTokenClassification."""
     with_images: Mapping[str, str]
     """Classes that take images and text."""
     masked: Mapping[str, str]
@@ -72,12 +75,17 @@ def installed_classes() -> Classes | None:
         version = importlib.metadata.version("transformers")
     except (IndexError, OSError, importlib.metadata.PackageNotFoundError):
         return None
-    tables = ("CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "IMAGE_TEXT_TO_TEXT", "MASKED_LM")
-    causal, scoring, images, masked = (table(source, f"MODEL_FOR_{name}_MAPPING_NAMES") for name in tables)
+    tables = (
+        *("CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION"),
+        *("IMAGE_TEXT_TO_TEXT", "MASKED_LM"),
+    )
+    names = (f"MODEL_FOR_{name}_MAPPING_NAMES" for name in tables)
+    causal, scoring, tokens, images, masked = (table(source, name) for name in names)
     known = frozenset(table(types, "CONFIG_MAPPING_NAMES")) | causal.keys()
     is_read = "llama" in known and "llama" in causal and "llama" in scoring
     modules = table(types, "SPECIAL_MODEL_TYPE_TO_MODULE_NAME")
-    return Classes(version, known, causal, scoring, images, masked, folder, modules) if is_read else None
+    found = Classes(version, known, causal, scoring, tokens, images, masked, folder, modules)
+    return found if is_read else None
 
 
 @functools.cache
@@ -96,6 +104,22 @@ def table(source: str, name: str) -> dict[str, str]:
     none of this form. Of several classes the first is returned."""
     found = re.search(rf"^{name} = OrderedDict\(\n(.*?)^\)", source, re.MULTILINE | re.DOTALL)
     return dict(re.findall(r'\(\s*"([^"]+)",\s*\(?\s*"([^"]+)"', found[1])) if found else {}
+
+
+SEQUENCES, TOKENS = "AutoModelForSequenceClassification", "AutoModelForTokenClassification"
+"""Auto classes of reward models: a score for a sequence, or at each token."""
+
+
+def scoring_class(settings: Mapping[str, Any], gives_steps: bool) -> str:
+    """Return the auto class that loads a reward model of this config.json: of one that scores steps also
+    AutoModel, for code of its own that has no other class."""
+    if not gives_steps:
+        return SEQUENCES
+    code, names = settings.get("auto_map"), settings.get("architectures")
+    of_code = code if isinstance(code, dict) else {}
+    if TOKENS in of_code or "TokenClassification" in str(names):
+        return TOKENS
+    return "AutoModel" if "AutoModel" in of_code and SEQUENCES not in of_code else SEQUENCES
 
 
 def why_unknown(

@@ -11,9 +11,9 @@ from typing import Any
 from pipeline.config.algorithm import ReferenceStage
 from pipeline.config.engine_rules import scores_with
 from pipeline.config.engines import Engine
-from pipeline.config.hub import Kind, why_not_cached
+from pipeline.config.hub import Kind, way_to_have
 from pipeline.config.issue import ConfigIssue
-from pipeline.config.model_classes import Classes, classes_of_tasks
+from pipeline.config.model_classes import SEQUENCES, TOKENS, Classes, classes_of_tasks, scoring_class
 from pipeline.config.model_files import (
     ADAPTER_SETTINGS,
     ROUTER_LOGITS,
@@ -33,7 +33,8 @@ from pipeline.config.model_files import (
     read_vocabulary,
     text_settings,
 )
-from pipeline.config.reward import RewardModelConfig
+from pipeline.config.reward import RewardModelConfig, StepScore
+from pipeline.config.routing_rules import why_not_replayed
 from pipeline.config.schema import Config
 from pipeline.config.trainable import (
     why_maimed,
@@ -78,6 +79,8 @@ class UsedModel:
     """Whether transformers loads it. vLLM has architectures of its own, and reports what it cannot take."""
     is_trained: bool = False
     """Whether a trainer of slurm-ppo trains it."""
+    step_score: StepScore | None = None
+    """How a reward model scores steps; None: it scores whole responses."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ def used_models(config: Config) -> Iterator[UsedModel]:
         if isinstance(component, RewardModelConfig):
             engine = scores_with(config.reward, component)
             key, is_loaded = f"reward.components.{name}.path", engine == Engine.TRANSFORMERS
-            yield UsedModel(key, Path(component.path), Use.REWARD, engine in (*Engine,), is_loaded)
+            by_steps = component.step_score if component.steps else None
+            directory, is_ours = Path(component.path), engine in (*Engine,)
+            yield UsedModel(key, directory, Use.REWARD, is_ours, is_loaded, step_score=by_steps)
     for name, teacher in config.reward.teachers.items():
         yield UsedModel(f"reward.teachers.{name}.path", Path(teacher.path), Use.TEACHER, True, is_loaded=True)
 
@@ -124,6 +129,9 @@ def model_problems(config: Config) -> Iterator[ConfigIssue]:
                 _check_class(model, known[model.key], classes, config.model.trust_remote_code)
         except BadModel as error:
             yield ConfigIssue(model.key, model.directory, str(error))
+    replayed = text_settings(Path(config.model.policy)) if config.algorithm.router_replay else {}
+    if replayed and "model.policy" in known and (why := why_not_replayed(replayed)):
+        yield ConfigIssue("algorithm.router_replay", True, why)
     for model in used_models(config):
         mine, policy = known.get(model.key), known.get("model.policy")
         reads_tokens = model.is_ours and model.use in (Use.REFERENCE, Use.CRITIC, Use.TEACHER)
@@ -173,15 +181,15 @@ def examine(model: UsedModel, with_tokenizer: bool) -> Known:
     settings = _settings(directory)
     _check_numbers(model.use, directory)
     if model.is_ours:
-        _check_architecture(model.use, settings)
+        _check_architecture(model, settings)
     if model.is_trained and (why := why_untrainable(settings)):
         raise BadModel(why)
-    if model.use is Use.REWARD and (outputs := num_labels(directory)) != 1:
-        raise BadModel(f"has {outputs} outputs; a reward model has 1")
+    if model.use is Use.REWARD:
+        _check_outputs(model, num_labels(directory))
     tensors: Tensors = {}
     if model.is_ours:
         tensors = read_tensors(directory)
-        _check_head(model.use, settings, tensors)
+        _check_head(model, settings, tensors)
     else:
         for path in sorted(directory.glob("*.safetensors")):
             read_header(path)
@@ -234,7 +242,7 @@ def _settings(directory: Path) -> dict[str, Any]:
     if directory.is_file():
         raise BadModel("is a file; give the Hugging Face model directory that holds it")
     if not directory.is_dir():
-        why = why_not_cached(str(directory), Kind.MODEL)
+        why = way_to_have(str(directory), Kind.MODEL)
         raise BadModel(
             f"no such directory, {why}"
             if why
@@ -274,7 +282,20 @@ def _check_numbers(use: Use, directory: Path) -> None:
         model_end_ids(directory)
 
 
-def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:
+def _check_outputs(model: UsedModel, outputs: int) -> None:
+    """Raise BadModel for a reward model with another number of outputs than a score is made of."""
+    if outputs == 1 or (outputs == 2 and model.step_score is StepScore.PROBABILITY):
+        return
+    way_out = "a reward model has 1"
+    if model.step_score is StepScore.PROBABILITY:
+        way_out = "a probability is made of 1 or 2: the second is that of a right step"
+    elif model.step_score and outputs == 2:
+        way_out = f"set {model.key.removesuffix('path')}step_score=probability, or give a model with 1"
+    raise BadModel(f"has {outputs} outputs; {way_out}")
+
+
+def _check_architecture(model: UsedModel, settings: Mapping[str, Any]) -> None:
+    use = model.use
     kind = settings.get("model_type")
     if not isinstance(kind, str | None) or not (kind or settings.get("auto_map")):
         raise BadModel(
@@ -285,6 +306,8 @@ def _check_architecture(use: Use, settings: Mapping[str, Any]) -> None:
         if use in (Use.POLICY, Use.REFERENCE, Use.TEACHER) and name.endswith(_NOT_CAUSAL):
             raise BadModel(f"is a {name}; a {use} is a language model (...ForCausalLM)")
         is_backbone = re.fullmatch(r"\w+Model", name) and "For" not in name
+        if model.step_score and name.endswith("TokenClassification"):
+            continue
         if use is Use.REWARD and (name.endswith(_NOT_SCORING) or is_backbone):
             raise BadModel(f"is a {name}; a reward model is a classifier (...ForSequenceClassification)")
 
@@ -304,7 +327,13 @@ def _check_class(model: UsedModel, known: Known, classes: Classes, is_trusted: b
 def _check_auto_class(model: UsedModel, known: Known, classes: Classes, is_trusted: bool) -> None:
     auto_class, table = "AutoModelForCausalLM", classes.causal
     if model.use is Use.REWARD:
-        auto_class, table = "AutoModelForSequenceClassification", classes.scoring
+        auto_class = scoring_class(known.settings, model.step_score is not None)
+        table = {SEQUENCES: classes.scoring, TOKENS: classes.tokens}.get(auto_class, {})
+        if not table and not is_trusted:
+            raise BadModel(
+                "scores steps by Python code from its directory; if you trust it, set "
+                "model.trust_remote_code=true"
+            )
     if why := why_not_of_class(table, auto_class, known.settings, classes, is_trusted):
         raise BadModel(why)
     if model.is_trained:
@@ -313,11 +342,20 @@ def _check_auto_class(model: UsedModel, known: Known, classes: Classes, is_trust
             raise BadModel(why)
 
 
-def _check_head(use: Use, settings: Mapping[str, Any], tensors: Tensors) -> None:
+def _check_head(model: UsedModel, settings: Mapping[str, Any], tensors: Tensors) -> None:
+    use = model.use
     head = head_of(tensors) if use in (Use.REWARD, Use.CRITIC) else None
     if use is Use.REWARD and not settings.get("auto_map") and not has_head(tensors):
         raise BadModel("has no head that makes a score (score.weight): its scores would be random numbers")
-    if head and (outputs := tensors[f"{head}.weight"].shape[0]) != 1:
+    if model.step_score and scoring_class(settings, gives_steps=True) == SEQUENCES and head != "score":
+        raise BadModel(
+            "has no head that scores each token (score.weight), only one for whole sequences; give a "
+            f"token-classification model, or leave {model.key.removesuffix('path')}steps out"
+        )
+    outputs = tensors[f"{head}.weight"].shape[0] if head else 1
+    if use is Use.REWARD and model.step_score:
+        _check_outputs(model, outputs)
+    elif outputs != 1:
         raise BadModel(f"its head {head} has {outputs} outputs; a {use} has 1")
 
 

@@ -13,7 +13,7 @@ from pipeline.config.evaluate_rules import missing_programs
 from pipeline.config.findings import Findings, without_problems
 from pipeline.config.hardware import decide, facts_of, has_auto, in_words, with_decisions
 from pipeline.config.home import why_no_home
-from pipeline.config.hub import Kind, located, why_not_cached
+from pipeline.config.hub import Kind, located, way_to_have
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_files import position_limit, text_settings
 from pipeline.config.model_rules import model_problems, used_models
@@ -116,7 +116,7 @@ def missing_paths(config: Config) -> Iterator[ConfigIssue]:
     yield from model_problems(config)
     for key, path, kind in _data_paths(config):
         if path and not Path(path).exists():
-            why = ", ".join(filter(None, ["no such file or directory", kind and why_not_cached(path, kind)]))
+            why = ", ".join(filter(None, ["no such file or directory", kind and way_to_have(path, kind)]))
             yield ConfigIssue(key, path, why)
     yield from missing_programs(config)
 
@@ -167,6 +167,17 @@ def _vocabulary_problems(config: Config) -> Iterator[ConfigIssue]:
         if limit is not None and context is not None and limit < context:
             why = f"has positions for {limit} tokens, and model.context_length={context}; give it that limit"
             yield ConfigIssue(f"reward.teachers.{name}.path", teacher.path, why)
+    yield from _top_k_problems(config)
+
+
+def _top_k_problems(config: Config) -> Iterator[ConfigIssue]:
+    """Yield a number of tokens that a teacher, or the policy, does not have."""
+    top_k, paths = config.algorithm.distillation.top_k, [one.path for one in config.reward.teachers.values()]
+    for path in dict.fromkeys([*paths, config.model.policy]) if top_k else ():
+        size = text_settings(Path(path)).get("vocab_size")
+        if isinstance(size, int) and top_k and top_k > size:
+            why = f"{path} has {size} tokens; legal: 1 to {size}"
+            yield ConfigIssue("algorithm.distillation.top_k", top_k, why)
 
 
 def with_cluster(config: Config, environ: Mapping[str, str]) -> Config:

@@ -42,9 +42,27 @@ class NormalizationConfig:
     """Column of reference_samples with the response; data.prompt_column holds its prompt."""
 
 
+class ModelSteps(StrEnum):
+    """Ends of the steps of a response that a reward model scores."""
+
+    TURNS = "turns"
+    """The end of each turn of the policy."""
+    SEPARATOR = "separator"
+    """The end of each separator that follows a step; text behind the last is a step too."""
+
+
+class StepScore(StrEnum):
+    """Scores of a step by the outputs of a reward model at its last token."""
+
+    LOGIT = "logit"
+    """The output itself, of a model with one."""
+    PROBABILITY = "probability"
+    """The sigmoid of one output; of two the second's share of their softmax."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RewardModelConfig:
-    """A sequence-classification model with one output, its own tokenizer and chat template."""
+    """A classification model of sequences, with steps also of tokens, with its own tokenizer and template."""
 
     kind: Literal["model"] = "model"
     """Marks this component as a reward model."""
@@ -56,9 +74,23 @@ class RewardModelConfig:
     """Normalisation of raw scores. Default: none."""
     engine: EngineName | None = None
     """Scoring engine of this model. Default: reward.engine."""
+    steps: ModelSteps | None = None
+    """Rewards of steps: transformers reads the model's score at the token that ends each step. Their sum is
+    the response's score. Default: one score for a response."""
+    separator: Text | None = None
+    """With steps=separator: text that ends a step. Default: an empty line."""
+    step_token: Text | None = None
+    """With steps=separator: token that the model reads in place of each separator and behind the last step,
+    and at which it scores, such as <extra_0>. Default: it reads the separators."""
+    step_score: StepScore = StepScore.LOGIT
+    """With steps: the score of a step by the model's outputs."""
     pool: PoolName | None = None
     """Score in array jobs of its own, with the resources of scheduler.pools.<pool>; components may share one.
     Default: in the reward stage's jobs."""
+
+
+EMPTY_LINE = "\n\n"
+"""Separator of steps if none is given."""
 
 
 class RowsPerCall(StrEnum):

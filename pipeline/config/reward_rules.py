@@ -1,15 +1,19 @@
 """Keys of reward components that do not go together, each with the way out. Looks at no file."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from urllib.parse import urlsplit
 
+from pipeline.config.engine_rules import scores_with
+from pipeline.config.engines import Engine
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.reward import (
+    ModelSteps,
     NormalizationConfig,
     OnError,
     RemoteApi,
     RemoteConfig,
+    RewardModelConfig,
     RowsPerCall,
     RuleConfig,
     StepUnit,
@@ -27,21 +31,54 @@ _KEYS_OF = {
     RemoteApi.CHAT: ("template", "score_pattern", "unreadable_score"),
 }
 """Keys that belong to one protocol only."""
+_OF_STEPS: Mapping[str, Collection[ModelSteps]] = {
+    "separator": (ModelSteps.SEPARATOR,),
+    "step_token": (ModelSteps.SEPARATOR,),
+    "step_score": tuple(ModelSteps),
+}
+"""Keys of a reward model that belong to some values of ``steps`` only."""
 
 
 def component_problems(config: Config) -> Iterator[ConfigIssue]:
     """Yield contradictions among the keys of each component."""
     for name, component in config.reward.components.items():
         key = f"reward.components.{name}."
+        if isinstance(component, RemoteConfig):
+            yield from _remote_problems(key, component)
+            continue
+        if component.steps in (StepUnit.CHARACTERS, ModelSteps.SEPARATOR) and config.rollout.multi_turn:
+            why = "a conversation is no single text; set it to turns"
+            yield ConfigIssue.at(component, "steps", why, key)
         if isinstance(component, RuleConfig):
             yield from _rule_problems(key, component)
-            if component.steps is StepUnit.CHARACTERS and config.rollout.multi_turn:
-                why = "a conversation is no single text; set it to turns"
-                yield ConfigIssue.at(component, "steps", why, key)
-        elif isinstance(component, RemoteConfig):
-            yield from _remote_problems(key, component)
-        elif component.normalization:
+            continue
+        if component.normalization:
             yield from _normalization_problems(f"{key}normalization", component.normalization)
+        yield from _step_problems(key, component, scores_with(config.reward, component))
+
+
+def _step_problems(key: str, model: RewardModelConfig, engine: str | None) -> Iterator[ConfigIssue]:
+    """Yield keys of steps that do not go together.
+
+    Args:
+        engine: name of the engine that scores with the model.
+    """
+    for name, units in _OF_STEPS.items():
+        is_given = getattr(model, name) != RewardModelConfig.__dataclass_fields__[name].default
+        if is_given and model.steps not in units:
+            has = "null" if model.steps is None else model.steps
+            why = (
+                f"is for {key}steps={' or '.join(units)}, and that is {has}; set that too, or leave this out"
+            )
+            yield ConfigIssue.at(model, name, why, key)
+    if model.steps is None:
+        return
+    if engine != Engine.TRANSFORMERS:
+        why = f"{engine} gives a score for a whole response only; set {key}engine=transformers"
+        yield ConfigIssue.at(model, "steps", why, key)
+    if model.normalization and model.normalization.reference_samples:
+        why = f"measures scores of whole responses, and {key}steps gives those of steps; give mean and std"
+        yield ConfigIssue.at(model, "normalization.reference_samples", why, key)
 
 
 def _normalization_problems(key: str, given: NormalizationConfig) -> Iterator[ConfigIssue]:

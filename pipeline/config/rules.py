@@ -21,8 +21,10 @@ from pipeline.config.engine_rules import engine_problems
 from pipeline.config.evaluate_rules import evaluation_problems
 from pipeline.config.issue import ConfigIssue
 from pipeline.config.loss_rules import loss_problems
+from pipeline.config.name_rules import name_problems
 from pipeline.config.refill_rules import refill_problems
 from pipeline.config.reward_rules import component_problems
+from pipeline.config.routing_rules import replay_problems
 from pipeline.config.scheduler import CLUSTERS, LocalUpdateConfig, ResourcesConfig, SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.config.staleness_rules import staleness_problems
@@ -38,6 +40,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         _column_problems,
         _length_problems,
         _training_problems,
+        name_problems,
         component_problems,
         engine_problems,
         _estimator_problems,
@@ -50,6 +53,7 @@ def contradictions(config: Config) -> Iterator[ConfigIssue]:
         old_log_probs_problems,
         staleness_problems,
         refill_problems,
+        replay_problems,
         _keeping_problems,
         _slurm_problems,
         _step_problems,

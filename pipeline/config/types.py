@@ -49,7 +49,7 @@ def _one_or_several(value: object, info: ValidationInfo) -> object:
             raise ValueError(f"{name!r} is no name: write letters, digits, '_', '.' and '-'")
         if not isinstance(path, str) or not path:
             raise ValueError(f"{name} is {path!r} instead of a file")
-    if not (named or isinstance(value, str) or value is None):
+    if not (named or value is None or (isinstance(value, str) and value)):
         raise ValueError(f"write FILE, or data.{info.field_name}.NAME=FILE for each of several")
     return value
 
@@ -61,8 +61,8 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1, strict=True)]
 """A number that programs and files with 64-bit integers can hold."""
 Days = Annotated[int, Field(ge=1, le=36_500, strict=True)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-Weight = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)]
-"""Share relative to others', of which many add up to a number."""
+Weight = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False, strict=True)]
+"""Share relative to others', of which many add up to a number that a size can be divided by."""
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False, strict=True)]
 Fraction = Annotated[float, Field(ge=0, le=1, strict=True)]

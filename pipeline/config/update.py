@@ -50,7 +50,7 @@ class Precision(StrEnum):
 
 HALF = frozenset({Precision.BF16, Precision.FP16})
 """Formats of 16 bits."""
-MICRO_BATCH = {"cpu": 512, "gpu": 2048}
+MICRO_BATCH = {"cpu": 384, "gpu": 2048}
 """Tokens of a micro-batch by kind of device, where nothing else is said. On CPUs more gains no time, as their
 caches hold no more, and takes memory."""
 
@@ -82,7 +82,7 @@ class UpdateConfig:
     """Optimizer steps per pass; divides the number of responses of an iteration."""
     tokens_per_micro_batch: TokenBudget = "auto"
     """Token budget (padding included) of one forward and backward pass of a rank; a longer sequence has a
-    pass of its own. auto: 2048 on GPUs, 512 on CPUs."""
+    pass of its own. auto: 2048 on GPUs, 384 on CPUs."""
     learning_rate: PositiveFloat = 1e-6
     """Peak learning rate of the policy."""
     critic_learning_rate: PositiveFloat = 1e-5

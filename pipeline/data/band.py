@@ -6,14 +6,14 @@ leaves out is decided once, for its first iteration. So all of it is a function 
 is computed again. The arithmetic is pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config.schema import BandConfig
+from pipeline.config.schema import BandConfig, Config
 from pipeline.data.sampler import Indices, Portion
 from pipeline.run.schemas import BAND, PROMPT_INDEX, Validity, conform, is_sampled
 
@@ -99,6 +99,22 @@ def standing_after(
         if turn == 0:
             is_out[rows] = outside(epochs[rows], rewards[rows], epoch, portion.share, band)
     return Standing(epochs, rewards, is_out)
+
+
+def band_warnings(config: Config, counts: Mapping[str, int]) -> Iterator[str]:
+    """Warn of a run that ends before an epoch could leave anything out.
+
+    Args:
+        counts: usable prompts by the name of their file; without weights all are put together.
+    """
+    shares = config.prompt_shares or {"": config.prompts_per_rollout}
+    numbers = counts if config.prompt_shares else {"": sum(counts.values())}
+    epochs = [numbers.get(name, 0) // share for name, share in shares.items() if share]
+    if config.data.band.is_given and config.iterations <= (shortest := min(epochs)):
+        yield (
+            f"warning: data.band leaves no prompt out: the first epoch, which has all, takes {shortest:,} "
+            f"iterations, and the run has iterations={config.iterations}"
+        )
 
 
 def outside(epochs: Indices, rewards: Numbers, epoch: int, least: int, band: BandConfig) -> Flags:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.issue import ConfigIssue
 from pipeline.config.model_files import text_settings
 from pipeline.config.schema import Config
 from pipeline.data.chat import Rendering, refusals
+from pipeline.data.tables import PromptError
 from pipeline.data.tokens import hidden_ids
 
 _UNUSED_MUCH = 0.15
@@ -38,6 +40,19 @@ def fit_warnings(config: Config, tokenizer: Any, has_chats: bool) -> Iterator[st
             f"behind {header!r}, which prompts then lack, so that the policy would have to write that first; "
             "fix its chat_template: add_generation_prompt has to write it"
         )
+
+
+def check_top_k(config: Config, tokenizer: Any) -> None:
+    """Raise PromptError where teachers are asked for more likely tokens than the policy can write."""
+    top_k, size = (
+        config.algorithm.distillation.top_k,
+        text_settings(Path(config.model.policy)).get("vocab_size"),
+    )
+    if not top_k or not isinstance(size, int):
+        return
+    if top_k > (most := size - len(hidden_ids(tokenizer, size))):
+        why = f"the policy writes {most} of its {size} tokens; legal: 1 to {most}"
+        raise PromptError(str(ConfigIssue("algorithm.distillation.top_k", top_k, why)))
 
 
 def _unused_warnings(policy: str, tokenizer: Any) -> Iterator[str]:

@@ -107,7 +107,7 @@ def portions(counts: Sequence[tuple[str, int]], shares: Mapping[str, int]) -> li
     ]
 
 
-def deal_by_weight(
+def deal_portions(
     portions: Sequence[Portion],
     *,
     iteration: int,
@@ -117,8 +117,9 @@ def deal_by_weight(
     shuffle: bool,
     left_out: Indices = NONE,
 ) -> Deal:
-    """Return the prompts of one shard of one 1-based iteration, of which each file has its share: each is
-    dealt as by :func:`deal`, in epochs and an order of its own, and their prompts are mixed evenly.
+    """Return the prompts of one shard of one 1-based iteration, of which each portion has its share: each is
+    dealt as by :func:`deal`, in epochs and an order of its own, and their prompts are mixed evenly. One
+    portion without a name is all prompts.
 
     Raises:
         ValueError: a file has fewer prompts than its share.
@@ -135,7 +136,7 @@ def deal_by_weight(
             prompts_per_iteration=one.share,
             num_shards=1,
             shard=0,
-            seed=derive_seed(seed, "file", one.name),
+            seed=derive_seed(seed, "file", one.name) if one.name else seed,
             shuffle=shuffle,
             left_out=left_out[is_own] - one.start,
         )
@@ -143,4 +144,5 @@ def deal_by_weight(
     order = mixed(found)
     size = len(order) // num_shards
     some = tuple(order[shard * size : (shard + 1) * size])
-    return Deal(min(epochs.values()), some, epochs, len(left_out))
+    named = {name: epoch for name, epoch in epochs.items() if name}
+    return Deal(min(epochs.values()), some, named, len(left_out))

@@ -96,6 +96,19 @@ def text_ids(
     return [affixes.around(ids, ends) for ids in found] if special else found
 
 
+def text_starts(tokenizer: Any, text: str, *, special: bool, affixes: Affixes) -> tuple[list[int], list[int]]:
+    """Return the ids of a whole text as :func:`text_ids` does, and the character at which each starts; those
+    that are put before it start at -1, those behind it at its length. Needs a fast tokenizer."""
+    found = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=True)
+    ids, starts = list(found["input_ids"]), [start for start, _ in found["offset_mapping"]]
+    if not special:
+        return ids, starts
+    whole = affixes.around(ids, ends=True)
+    before = 0 if affixes.begins_text(ids) else len(affixes.before)
+    starts = [-1] * before + starts
+    return whole, starts + [len(text)] * (len(whole) - len(starts))
+
+
 def _encoded(tokenizer: TextTokenizer, texts: Sequence[str], special: bool) -> list[list[int]]:
     if not texts:  # which some tokenizers refuse
         return []

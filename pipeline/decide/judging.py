@@ -89,6 +89,8 @@ class Signs:
     """Whether a commit of its task was taken back in this invocation."""
     is_emptied: bool = False
     """Whether all jobs of its invocation were cancelled, by slurm-ppo or by hand."""
+    is_withdrawn: bool = False
+    """Whether a pass has cancelled what waited of its invocation, at the run's end."""
     is_silenced: bool = False
     """Whether its worker was cancelled since it was not heard of."""
     failed_setup: str = ""
@@ -110,14 +112,15 @@ class Judgement(NamedTuple):
 def judge(signs: Signs) -> Judgement:
     """Decide why an attempt ended. Pure, and the one place that does.
 
-    The task's own failure file counts, except for what a task cannot know. What our own cancellation of all
-    jobs looks like, from outside or to a task, is no failure.
+    The task's own failure file counts, except for what a task cannot know. What our own cancellation looks
+    like, from outside or to a task, is no failure.
     """
     verdict = _of_both(signs, _from_outside(signs))
     element = signs.element
     if signs.is_taken_back and (element is None or element.state is SlurmState.COMPLETED):
         return Judgement(FailureKind.INPUTS, "its commit was retracted", Evidence.RETRACTION)
-    if signs.is_emptied and verdict.kind in _OF_ITS_JOB:
+    is_gone = signs.is_withdrawn and (element is None or element.state is SlurmState.CANCELLED)
+    if (signs.is_emptied or is_gone) and verdict.kind in _OF_ITS_JOB:
         return Judgement(FailureKind.CANCELLED, "cancelled with the run's jobs", Evidence.CANCELLATION)
     return verdict
 

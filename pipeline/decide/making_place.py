@@ -348,7 +348,7 @@ def _fits_all(seen: Situation, most: Mapping[str, int]) -> bool:
 
 
 def _candidates(seen: Situation) -> list[Candidate]:
-    """Return the workers that leave, then those that have nothing to do, then those that are at work: of each
+    """Return the workers that leave, then those that have nothing to do, then those that are busy: of each
     first those whose next task is furthest away, and those whose start was not in vain. No job gets
     the place of one whose node takes no more jobs."""
     order = {Doing.LEAVING: 0, Doing.WAITING: 1, Doing.BUSY: 2}

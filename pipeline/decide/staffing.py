@@ -68,7 +68,7 @@ def staff(seen: Situation) -> Staffing:
        (:mod:`pipeline.decide.cancelling`); so does, where the queue takes no more, what is wanted later
        than something that is not in it.
     7. For what finds no place workers leave once they have nothing to do: those whose next task is furthest
-       away, if it is later than what they leave for. They may be at work yet, if they will have done all that
+       away, if it is later than what they leave for. They may be busy yet, if they will have done all that
        is ready by then.
     """
     kinds = [kind for kind in seen.plan.job_kinds if kind in seen.needs and kind in seen.wanted]
@@ -313,6 +313,6 @@ def _seconds(seen: Situation) -> float | None:
 
 def _rest_of_iteration(chain: Mapping[str, Work]) -> float | None:
     """Return the seconds of an iteration after its rollouts, at least: one task of each further kind, as some
-    are at work while rollouts still come. None if unknown."""
+    are busy while rollouts still come. None if unknown."""
     others = [work for kind, work in chain.items() if kind != MEASURES]
     return None if any(work.seconds is None for work in others) else sum(map(round_of, others))

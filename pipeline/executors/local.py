@@ -32,7 +32,7 @@ def drive(
         patience: seconds to wait for a driver that holds it.
 
     Raises:
-        LeaseHeld: another driver is at work on the run.
+        LeaseHeld: another driver advances the run.
     """
     leased = contextlib.nullcontext(held) if held else hold(run.paths.locks, patience)
     # SIGUSR2: what sbatch --signal=B:USR2@SECONDS sends before the time limit

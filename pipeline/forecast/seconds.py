@@ -61,7 +61,7 @@ class StageFlops:
     stage: str
     flops: float
     peak: float
-    """FLOP/s of all cards that work at it together, by their makers."""
+    """FLOP/s of all cards that compute it together, by their makers."""
     share: float
     """Share of the peak that is reached."""
     why: str
@@ -100,14 +100,17 @@ def update_passes(config: Config) -> float:
 
 def by_earlier(config: Config, work: IterationWork, earlier: EarlierRun) -> SecondsForecast:
     """Scale the seconds of an earlier run: with the tokens of an iteration, the update's with its passes too.
-    What lay between the stages stays as it was."""
+    What lay between the stages stays as it was; where they overlapped, the share that they did."""
     more = work.tokens / earlier.work.tokens
     passes = work.update_passes / earlier.work.update_passes
     stages = {
         stage: seconds * more * (passes if stage == "update" else 1.0)
         for stage, seconds in earlier.seconds.items()
     }
-    rest = max(0.0, earlier.iteration - sum(earlier.seconds.values()))
+    total = sum(earlier.seconds.values())
+    rest = earlier.iteration - total
+    if rest < 0:
+        rest *= sum(stages.values()) / total
     ground = (
         f"measured in {earlier.name}, median of {earlier.iterations} iterations, times {more:.2f} the tokens"
     )

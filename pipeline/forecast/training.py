@@ -202,9 +202,13 @@ def _temporaries(
         yield MemoryPart("gathered weights", width * min(shape.parameters, _GATHERED), both)
         yield MemoryPart("buckets", _bucket(trained) + half * min(trained, _BUCKET), (phases.reduce,))
     elif not _is_bf16_optimizer(update):
-        yield MemoryPart("buckets", _bucket(trained), both)
-        partial = share * _FP32 + (half * trained if stage == 1 else 0)
-        yield MemoryPart("buckets", partial, (phases.reduce,))
+        # Only with NCCL does ZeRO 1 reduce gradients while others are computed.
+        during = both if ranks.have_gpus or stage == 2 else (phases.reduce,)
+        yield MemoryPart("buckets", _bucket(trained), during)
+        if stage == 2:
+            yield MemoryPart("buckets", share * _FP32, (phases.reduce,))
+        elif half:  # in fp32 a rank's share is a view of the gradients
+            yield MemoryPart("buckets", share * _FP32 + half * trained, (phases.reduce,))
     if not update.offload_optimizer:
         yield MemoryPart("step", _step(update, share, ranks), (phases.step,))
 

@@ -115,6 +115,11 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "policy/router_loss", _H, "loss of a mixture's routers, before its coefficient; top_k if balanced"
     ),
+    Metric(
+        "policy/replayed_differ",
+        _H,
+        "share of replayed choices of experts (router_replay) that routers make otherwise, over all steps",
+    ),
     Metric("policy/advantage_mean", _H, "mean advantage per token"),
     Metric("policy/advantage_std", _H, "standard deviation of the advantages"),
     Metric("policy/steps", _H, "optimizer steps taken"),

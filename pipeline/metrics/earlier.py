@@ -97,7 +97,7 @@ def _likeness(config: Config) -> Mapping[str, Any]:
     update, rollout, reward = config.update, config.rollout, config.reward
     return {
         "model": model_class(Path(config.model.policy)),
-        "rollout": (rollout.engine, config.rollout_precision, rollout.num_threads),
+        "rollout": (rollout.engine, config.rollout_precision, rollout.num_threads, rollout.staleness),
         "reward": (reward.engine, config.reward_precision, sorted([*reward.components, *reward.teachers])),
         "update": (update.engine, update.precision, update.zero_stage, update.num_threads, update.lora),
         "place": _place(config),

@@ -215,7 +215,7 @@ class Driver:
 
     @property
     def writes_state(self) -> bool:
-        """Whether an attempt at an update is at work: it writes the trainer's state behind its policy."""
+        """Whether an attempt at an update is running: it writes the trainer's state behind its policy."""
         return bool(self.jobs.saving)
 
     @property

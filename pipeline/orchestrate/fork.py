@@ -26,7 +26,7 @@ from pipeline.run.copies import link_verified, new_folder
 from pipeline.run.directory import Run, load_run, write_run
 from pipeline.run.durable import is_unchanged
 from pipeline.run.identity import Parent, RunError
-from pipeline.run.paths import BAND_PART, CARRIED_PART, RunPaths
+from pipeline.run.paths import PASSED_ON, RunPaths
 from pipeline.run.states import state_record, too_rare
 from pipeline.run.tasks import PREPARE, task_key
 from pipeline.run.versions import Version, find_version_with_state
@@ -184,7 +184,7 @@ def _adopt(source: Run, record: Record, paths: RunPaths) -> None:
     """Commit what another run committed, over hard links to its files. Raises RunError where they are damaged
     or gone."""
     # what the parent's next update learns from, and which of its prompts the next epoch leaves out
-    left = [record.find_output(part, "arrow") for part in (CARRIED_PART, BAND_PART)]
+    left = [record.find_output(part, "arrow") for part in PASSED_ON]
     kept = [entry for entry in record.outputs if entry not in left]
     outputs = tuple(_linked(source.paths, record, entry, paths) for entry in kept)
     publish(paths, _adopted(source, record, outputs))

@@ -81,7 +81,7 @@ def go_back(run: Run, point: Point, patience: float = 0.0) -> Path | None:
     Raises:
         RunError: the run has not reached that point, begins after it, has no such pool, or what it would go
             on from was pruned.
-        LeaseHeld: a driver is at work.
+        LeaseHeld: a driver is running.
     """
     with hold(run.paths.locks, patience):
         return take_back(run, point)

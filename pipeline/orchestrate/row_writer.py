@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pipeline.run import journal
 from pipeline.run.durable import link_once_in, naming, read_in
+from pipeline.run.inside import open_to_write
 from pipeline.run.journal import Row
 from pipeline.run.paths import RunPaths
 from slurm.sharedfiles import (
@@ -153,7 +154,7 @@ def _name(number: int) -> str:
 
 
 def _open_file(paths: RunPaths) -> int:
-    descriptor = persistently(paths.metrics, lambda: os.open(paths.metrics, os.O_RDWR | os.O_CREAT, 0o666))
+    descriptor = open_to_write(paths.metrics, os.O_RDWR)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)

@@ -43,7 +43,7 @@ class Tidying:
             raise error
 
     def finish(self) -> bool:
-        """Wait until all is done. Returns whether anything was at work."""
+        """Wait until all is done. Returns whether anything was running."""
         thread = self._thread
         if thread is None:
             return False

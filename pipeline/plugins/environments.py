@@ -110,9 +110,10 @@ def tasks_of(
     heldout = wanted.key == HELDOUT_TASKS_KEY
     found = calls.call(time_limit, begin, given.arguments, size, wanted.seed_of(name), heldout)
     if isinstance(found, PluginFailure):
-        is_named = found.text.startswith(calls.plugin.key)
+        text = " ".join(found.text.split())
+        is_named = text.startswith(calls.plugin.key)
         raise (MissingImport if found.is_elsewhere else PluginError)(
-            found.text if is_named else f"{source}: as it is made, it {' '.join(found.text.split())}"
+            text if is_named else f"{source}: as it is made, it {text}"
         )
     note(found)
     num_wanted, num_made = min(size, most or size), 0

@@ -47,10 +47,17 @@ def originals_in(
     """
     for path in folders:
         if path.is_dir() and is_inside(paths.root, path / "file"):
-            folder = opened.enter_context(opened_folder(path))
-            with os.scandir(folder) as entries:
-                names = sorted(e.name for e in entries if e.is_file(follow_symlinks=False))
-            yield from (Original(folder, name, paths.relative(path / name)) for name in names)
+            try:
+                folder = opened.enter_context(opened_folder(path))
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            yield from (Original(folder, name, paths.relative(path / name)) for name in files_in(folder))
+
+
+def files_in(folder: int) -> list[str]:
+    """Return the names of the files in an opened folder, but for links, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
 
 
 def link_archive(

@@ -198,7 +198,7 @@ def read_record(paths: RunPaths, task: Task) -> Record | None:
     try:
         content: bytes | None = read_shared(path)
     except FileNotFoundError:
-        content = packed_content(paths, task, paths.relative(path))
+        content = packed_content(paths, task, paths.relative(path)) if task.stage.is_sharded else None
     except NotAFile as error:
         raise CorruptData(task, f"its record {error}") from error
     if content is None:
@@ -215,7 +215,7 @@ def read_record(paths: RunPaths, task: Task) -> Record | None:
 def packed_content(paths: RunPaths, task: Task, name: str) -> bytes | None:
     """Return the content of a file of ``task`` that was packed, or None. Raises CorruptData."""
     with _archive_of(task):
-        return read_packed(paths, task.iteration, name) if task.stage.is_sharded else None
+        return read_packed(paths, task.iteration, name) if task.stage.has_packed_data else None
 
 
 @contextlib.contextmanager
@@ -285,7 +285,7 @@ def _size(paths: RunPaths, record: Record, entry: FileEntry) -> int:
     with contextlib.suppress(FileNotFoundError):
         return size_of(paths.root / entry.path)
     with _archive_of(record.task):
-        is_packed = record.task.stage.is_sharded
+        is_packed = record.task.stage.has_packed_data
         size = packed_size(paths, record.task.iteration, entry.path) if is_packed else None
     if size is None:
         raise CorruptData(record.task, f"{entry.path} is gone")

@@ -24,10 +24,29 @@ def check_holds_no_links(paths: RunPaths, first: int) -> None:
         UserError: naming a link.
     """
     for link in _links(paths, first):
-        raise UserError(
-            f"{link} is a link, and a run touches nothing outside of its directory; put the file itself "
-            "there, or move the whole run to other storage and link to that (mv, ln -s)"
-        )
+        raise _refused(link)
+
+
+def open_to_write(path: Path, flags: int) -> int:
+    """Open one of a run's own files, which is made where there is none, and return its descriptor.
+
+    Raises:
+        UserError: a link lies there.
+    """
+    flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return persistently(path, lambda: os.open(path, flags, 0o666))
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise _refused(path) from None
+        raise
+
+
+def _refused(link: Path) -> UserError:
+    return UserError(
+        f"{link} is a link, and a run touches nothing outside of its directory; put the file itself "
+        "there, or move the whole run to other storage and link to that (mv, ln -s)"
+    )
 
 
 def _links(paths: RunPaths, first: int) -> Iterator[Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.run.durable import flush, replace_durably
+from pipeline.run.inside import open_to_write
 from pipeline.text import printable
 from slurm.sharedfiles import from_json, is_there, opened_file, persistently, read_newest, size_of
 
@@ -16,8 +17,12 @@ Row = dict[str, float | int]
 
 
 def append(path: Path, *rows: Mapping[str, Any]) -> None:
-    """Append lines durably. A line cut by an earlier crash is ended first, so that it spoils no other."""
-    with persistently(path, lambda: path.open("ab+")) as file:
+    """Append lines durably. A line cut by an earlier crash is ended first, so that it spoils no other.
+
+    Raises:
+        UserError: a link lies there.
+    """
+    with os.fdopen(open_to_write(path, os.O_RDWR | os.O_APPEND), "ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

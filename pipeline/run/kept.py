@@ -1,4 +1,4 @@
-"""What identifies a run outlives purges by age: it is kept twice, and refreshed while the run is at work.
+"""What identifies a run outlives purges by age: it is kept twice, and refreshed while the run is active.
 
 run.json and config.yaml are written once and are a run's oldest files, which many filesystems for temporary
 files remove first. Readers take the copy where the file is gone; the holder of the run's lease writes it

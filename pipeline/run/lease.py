@@ -35,7 +35,7 @@ EXPIRY_SECONDS = 120.0
 
 
 class LeaseHeld(UserError, RuntimeError):
-    """Another driver is at work on this run directory."""
+    """Another driver is active on this run directory."""
 
 
 class LeaseLost(UserError, RuntimeError):
@@ -201,7 +201,7 @@ def free_number(folder: Path) -> int | None:
 
 
 def holder_of(folder: Path) -> str | None:
-    """Return in words which driver is at work on the run, or None."""
+    """Return in words which driver advances the run, or None."""
     newest = _newest(folder)
     return _held_because(newest) if newest else None
 
@@ -237,7 +237,7 @@ def _held_because(path: Path) -> str | None:
         return None
     age = time.time() - holder.acquired
     return (
-        f"a driver is at work on this run: host {holder.host}, process {holder.pid}, "
+        f"a driver is active on this run: host {holder.host}, process {holder.pid}, "
         f"since {age:.0f} s, last heartbeat {max(0.0, beat_age):.0f} s ago ({path}); wait for it or stop it"
     )
 

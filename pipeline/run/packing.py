@@ -1,5 +1,5 @@
-"""Packing: what an old iteration has becomes one archive, and stays readable: shards, records, logs, and what
-was submitted to Slurm for it.
+"""Packing: what an old iteration has becomes one archive, and stays readable: shards, records, tables that
+its update has passed on, logs, and what was submitted to Slurm for it.
 
 How an archive is written and the files are removed is :mod:`pipeline.run.archiving`'s. A driver that is
 killed leaves the files, or an archive under its first name, with which the next one goes on.
@@ -10,6 +10,7 @@ import itertools
 import os
 import zipfile
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pipeline.config.job_kinds import DRIVERS
@@ -17,13 +18,21 @@ from pipeline.run import journal
 from pipeline.run.archiving import (
     Digests,
     Original,
+    files_in,
     link_archive,
     originals_in,
     remove_empty,
     remove_held,
     remove_private,
 )
-from pipeline.run.commits import CorruptData, Record, check_digest, is_of_the_past
+from pipeline.run.commits import (
+    CorruptData,
+    FileEntry,
+    Record,
+    check_digest,
+    is_of_the_past,
+    read_record,
+)
 from pipeline.run.directory import Run
 from pipeline.run.durable import flush, hash_stream, naming, opened_folder, private_file
 from pipeline.run.identity import RunError
@@ -38,7 +47,7 @@ from pipeline.run.packed import (
     open_archive,
     opened_archive,
 )
-from pipeline.run.paths import RunPaths
+from pipeline.run.paths import PASSED_ON, RunPaths
 from pipeline.run.plan import Plan, policy_maker
 from pipeline.run.states import oldest_needed
 from pipeline.run.tasks import Stage, Task, task_of
@@ -103,12 +112,13 @@ def pack(run: Run, iteration: int, in_use: Collection[str] = ()) -> None:
         raise BadArchive(f"{paths.task(update).folder} is a link, and nothing outside of the run is touched")
     with contextlib.ExitStack() as opened:
         history: int = opened.enter_context(opened_folder(paths.task(update).folder))
-        folders = [*_folders(paths, run.plan, iteration)]
-        originals = [o for o in originals_in(paths, folders, opened) if o.path not in in_use]
+        folders, passed_on = [*_folders(paths, run.plan, iteration)], PassedOn.of(paths, update)
+        found = [*originals_in(paths, folders, opened), *passed_on.originals(history)]
+        originals = [original for original in found if original.path not in in_use]
         remove_private(history, NEW)
         if NEW not in os.listdir(history):
             with naming(archives(paths, iteration)[0]):
-                _link(run.plan, iteration, originals, history)
+                _link(run.plan, iteration, originals, passed_on, history)
         if NEW not in os.listdir(history):  # another driver is further
             return
         remove_held(history, NEW, originals)
@@ -126,7 +136,8 @@ def _folders(paths: RunPaths, plan: Plan, iteration: int) -> Iterator[Path]:
     tasks = {task.job_kind: task for task in plan.tasks(iteration)}
     yield from (paths.task(task).folder for task in tasks.values() if task.stage.is_sharded)
     for folder in _log_folders(paths, plan, iteration):
-        yield from sorted(folder.iterdir()) if folder.is_dir() else ()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # `clean` may be faster
+            yield from sorted(folder.iterdir())
     yield paths.submissions(iteration)
 
 
@@ -137,9 +148,47 @@ def _log_folders(paths: RunPaths, plan: Plan, iteration: int) -> list[Path]:
     return [folder for folder in found if is_inside(paths.root, folder / NEW)]
 
 
-def _link(plan: Plan, iteration: int, originals: list[Original], history: int) -> None:
+@dataclass(frozen=True)
+class PassedOn:
+    """Tables of an update that tasks of the next iterations read (rollout.oversample, data.band)."""
+
+    record: Record | None
+    """Commit record of the update; None where it cannot be read, so that nothing is known of them."""
+
+    @staticmethod
+    def of(paths: RunPaths, update: Task) -> "PassedOn":
+        with contextlib.suppress(CorruptData):
+            return PassedOn(read_record(paths, update))
+        return PassedOn(None)
+
+    @property
+    def entries(self) -> Iterator[FileEntry]:
+        """Entries of the tables in the record."""
+        if self.record is not None:
+            yield from filter(None, (self.record.find_output(part, "arrow") for part in PASSED_ON))
+
+    def originals(self, folder: int) -> list[Original]:
+        """Return those that are in the update's folder, by its descriptor."""
+        there = files_in(folder)
+        named = ((entry.path.rpartition("/")[2], entry.path) for entry in self.entries)
+        return [Original(folder, name, path) for name, path in named if name in there]
+
+    def verify(self, digests: Digests) -> None:
+        """Check that those that were read are what the record names: one that is gone is for its readers to
+        miss. Raises CorruptData."""
+        for entry in self.entries:
+            if self.record is not None and entry.path in digests:
+                check_digest(self.record, entry, *digests[entry.path])
+
+
+def _link(plan: Plan, iteration: int, originals: list[Original], passed_on: PassedOn, history: int) -> None:
     """Write the archive, and link it under its first name once it holds what the commit records name."""
-    link_archive(history, NEW, originals, lambda archive, of: _verify(archive, plan, iteration, of))
+
+    def check(archive: zipfile.ZipFile, digests: Digests) -> None:
+        _verify(archive, plan, iteration, digests)
+        passed_on.verify(digests)
+
+    link_archive(history, NEW, originals, check)
 
 
 def _verify(archive: zipfile.ZipFile, plan: Plan, iteration: int, digests: Digests) -> None:

@@ -70,7 +70,7 @@ class LastPass:
 
     @property
     def newest(self) -> float:
-        """When a pass last looked, or began to. One that was killed at work counts for as long as any."""
+        """When a pass last looked, or began to. One that was killed counts for as long as any."""
         return max(self.began, self.ended)
 
     def allows_another(self, now: float) -> bool:
@@ -270,7 +270,7 @@ class PassRunner:
         """Wait until a pass has seen the heartbeat which says that the worker leaves, or else until what is
         requested has been served. Then end the process for passes.
 
-        A request that is there later may be another worker's: so passes are counted. One that is at work now
+        A request that is there later may be another worker's: so passes are counted. One that is running now
         may have looked before.
 
         Args:

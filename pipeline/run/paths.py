@@ -16,6 +16,8 @@ CARRIED_PART = "carried"
 """Part of an update's data file with the groups that it leaves for later updates (rollout.oversample)."""
 BAND_PART = "band"
 """Part of an update's data file with how prompts scored, and which are left out (data.band)."""
+PASSED_ON = (CARRIED_PART, BAND_PART)
+"""Parts that tasks of the next iterations read, and no fork; packed with the shards."""
 SWEEP_MANIFEST = "sweep.json"
 """File that makes a folder a sweep's, whose runs lie in folders below it (:mod:`pipeline.sweep.manifest`)."""
 

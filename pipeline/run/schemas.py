@@ -115,14 +115,19 @@ REWARD = _versioned(
 )
 """The same rows in the same order as the rollout shard; one float32 column per component follows. Where
 there are teachers, ``teacher_logprobs`` (float32 per response token, the weighted mean over the response's
-teachers, null without any) and ``teacher_weight`` (float64, the sum of their weights).
+teachers, null without any) and ``teacher_weight`` (float64, the sum of their weights). With
+algorithm.distillation.top_k = k also ``teacher_top_tokens`` (int32) and ``teacher_top_logprobs`` (float32):
+of each response token k values, end to end: the ids that its teacher finds most probable there, the
+likeliest first, and their log-probabilities.
 """
 
 
 SCORE = _versioned("score/1", _RESPONSE)
 """The same rows in the same order as the rollout shard; one float64 column per component of a pool follows:
 in double precision, so that the reward's sum is the same wherever a component was scored. Then
-``teacher/NAME`` per teacher of the pool: a float32 per response token, null for responses that it is not for.
+``teacher/NAME`` per teacher of the pool: a float32 per response token, null for responses that it is not for;
+with algorithm.distillation.top_k also ``teacher_top_tokens/NAME`` and ``teacher_top_logprobs/NAME``, as in
+reward shards.
 """
 
 
@@ -139,13 +144,17 @@ PROMPT_SOURCE = "prompt_source"
 """Column of prompts and responses with the name of the file of the prompt, where the run has several."""
 PROMPT_INDEX = "prompt_index"
 """Column of rollout shards with the prompt's place among all usable ones, from 0. Only with data.band."""
+ROUTED_EXPERTS = "routed_experts"
+"""Column of rollout shards with the experts that the policy's routers chose for each token of prompt and
+response but the last: a list of layers x top_k numbers, uint8 or uint16, a token. Only with
+algorithm.router_replay."""
 ENVIRONMENT_TASK = "environment_task"
 """Column with the name of the task of an environment, such as ``sums/17``."""
 ENVIRONMENT_ENTRY = "environment_entry"
 """Column with what scoring a response to it takes, as JSON: ``source``, ``arguments`` and ``metadata``,
 and ``python``, if the environment has an interpreter of its own."""
 RESERVED_COLUMNS = frozenset(
-    {PROMPT_TOOLS, *(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)}
+    {PROMPT_TOOLS, ROUTED_EXPERTS, *(field.name for schema in (PROMPTS, ROLLOUT, REWARD) for field in schema)}
 )
 """Names that the user's own columns may not have."""
 
@@ -202,6 +211,14 @@ def teacher_column(name: str) -> str:
 
 TEACHER_LOGPROBS, TEACHER_WEIGHT = "teacher_logprobs", "teacher_weight"
 """Columns of a reward shard where there are teachers."""
+TEACHER_TOP_TOKENS, TEACHER_TOP_LOGPROBS = "teacher_top_tokens", "teacher_top_logprobs"
+"""Columns of a reward shard with algorithm.distillation.top_k."""
+
+
+def teacher_columns(name: str, top_k: int | None) -> tuple[str, ...]:
+    """Return the names of all columns of a teacher in a pool's scores."""
+    further = (f"{column}/{name}" for column in (TEACHER_TOP_TOKENS, TEACHER_TOP_LOGPROBS) if top_k)
+    return teacher_column(name), *further
 
 
 CARRIED = _versioned(
@@ -225,7 +242,8 @@ CARRIED = _versioned(
     ],
 )
 """With rollout.oversample: responses that an update has left for later ones, in whole groups, oldest first.
-Columns mean what they mean in rollout and reward shards."""
+Columns mean what they mean in rollout and reward shards, whose ``routed_experts``, ``teacher_top_tokens`` and
+``teacher_top_logprobs`` follow where those have them."""
 
 
 BAND = _versioned(

@@ -40,6 +40,11 @@ class Stage(StrEnum):
         return self in (Stage.ROLLOUT, Stage.SCORE, Stage.REWARD)
 
     @property
+    def has_packed_data(self) -> bool:
+        """Whether data files of its tasks may be in their iteration's archive."""
+        return self.is_sharded or self is Stage.UPDATE
+
+    @property
     def generates(self) -> bool:
         """Whether its tasks generate responses: they stop when they are warned, with their progress saved."""
         return self in (Stage.ROLLOUT, Stage.EVALUATE)

@@ -151,7 +151,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def read_entries(places: Iterable[RunPlace], live_ids: LiveIds, now: float | None = None) -> list[Entry]:
-    """Read all runs. Each cluster is asked once, and only if one of its runs may still be at work."""
+    """Read all runs. Each cluster is asked once, and only if one of its runs may still be active."""
     now = time.time() if now is None else now
 
     @functools.cache

@@ -138,7 +138,7 @@ def ways_around(run: Run, events: Sequence[Mapping[str, Any]], state: str) -> It
 
 
 def _with_room(run: Run, state: str) -> str:
-    """Say how to make room: a run that is at work is not cleaned, and goes on by itself."""
+    """Say how to make room: an active run is not cleaned, and goes on by itself."""
     place = run.paths.root
     if state in ("running", "unknown"):
         beside = shlex.quote(str(place.parent))

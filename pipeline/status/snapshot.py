@@ -193,7 +193,7 @@ class StatusReader:
         return self._permitted
 
     def _last_failure(self, events: Sequence[Mapping[str, Any]], holder: str | None) -> dict[str, Any]:
-        """Return the newest failure, and what helps where no driver is at work."""
+        """Return the newest failure, and what helps where no driver is running."""
         failed = next((event for event in reversed(events) if event["event"] == "failed"), None)
         return {"last_failure": failed, "remedy": after(self.run, failed) if failed and not holder else ""}
 
@@ -223,7 +223,7 @@ class StatusReader:
         return self._rows.rows, self._events.rows
 
     def _told(self, frontier: Frontier, newest: int) -> Iterator[str]:
-        """Yield what people should know of drivers and files. Rows of a run at work its drivers compare."""
+        """Yield what people should know of drivers and files. Rows of an active run its drivers compare."""
         yield from self._troubles
         yield from aging(self.run, frontier.updated)
         if not frontier.is_complete(self.run.plan, newest):

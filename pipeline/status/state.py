@@ -31,7 +31,7 @@ class Status:
     schema: int = 3
     run: str
     state: str
-    """State: complete, running, failed (the last driver gave up) or incomplete (nothing is at work); of a run
+    """State: complete, running, failed (the last driver gave up) or incomplete (nothing is active); of a run
     on Slurm: complete, running (jobs are in the queue), failed (a task was given up), cancelled, paused (its
     jobs were cancelled by hand), stopped (nothing is in the queue) or unknown (Slurm does not answer)."""
     iterations_done: int
@@ -42,13 +42,13 @@ class Status:
     current: tuple[StageStatus, ...] = ()
     """Stages of the first iteration that is not done."""
     driver: str | None = None
-    """Driver at work, in words."""
+    """Running driver, in words."""
     stopped: str | None = None
-    """End of the last driver, how and when; None while one is at work or when none was."""
+    """End of the last driver, how and when; None while one is running or when none was."""
     last_row: dict[str, Any] | None = None
     last_failure: dict[str, Any] | None = None
     remedy: str = ""
-    """How to go on after it, with the whole command; empty while a driver is at work, and where no setting is
+    """How to go on after it, with the whole command; empty while a driver is running, and where no setting is
     known to help."""
     slurm: "SlurmStatus | None" = None
     """State of the jobs; None for a run of this machine."""

@@ -71,8 +71,8 @@ class SweepStatus:
 
     @property
     def state(self) -> str:
-        """State as ``slurm-ppo status`` has it: running while anything of it is at work; failed if a run
-        has, and no other is at work."""
+        """State as ``slurm-ppo status`` has it: running while anything of it is active; failed if a run
+        has, and no other is active."""
         states = {entry.state for entry in self.entries}
         if self.driver or "running" in states:
             return "running"
@@ -90,7 +90,7 @@ class SweepStatus:
 
 
 def read_sweep_status(root: Path, live_ids: LiveIds) -> SweepStatus:
-    """Read little of each run. Slurm is asked once, and only if a run may be at work there.
+    """Read little of each run. Slurm is asked once, and only if a run may be active there.
 
     Raises:
         SweepError: the manifest cannot be read.

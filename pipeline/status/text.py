@@ -369,9 +369,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _driver(driver: "DriverJob") -> str:
-    """Describe a driver job: at work, or what it waits for."""
+    """Describe a driver job: running, or what it waits for."""
     waits = "by the clock" if driver.is_timed else "when jobs end"
-    return f"{driver.job} {'at work' if driver.is_running else waits}"
+    return f"{driver.job} {'running' if driver.is_running else waits}"
 
 
 def wrapped(text: str, indent: str = "", subsequent: str | None = None) -> list[str]:

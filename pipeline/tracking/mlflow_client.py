@@ -5,14 +5,18 @@ a row counts once it is whole; what a kill left of the next is found, and left o
 Facts are of mlflow-skinny 3.17.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from pipeline.metrics.catalogue import describe
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.tracking.client import recorded_config
@@ -23,7 +27,9 @@ _ID = "slurm_ppo.id"
 """Tag that names the run and its generation: MLflow chooses run ids itself."""
 _MOST_NUMBERS, _MOST_PARAMS, _LONGEST = 1000, 100, 6000
 """Numbers and parameters that MLflow takes at once, and characters of a parameter."""
-_NOT_IN_NAMES = re.compile(r"[^\w.\- /]")
+_NOT_IN_NAMES, _NO_WORD, _LONGEST_NAME = re.compile(r"[^\w.\- ]"), re.compile(r"^(\.+|$)"), 240
+_LOCK = ".slurm-ppo.lock"
+"""File in a file store's folder that is locked while an experiment or a run is made there."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,11 @@ class OpenedMlflow:
 
         moment, place = int(written_at(run, row) * 1000), iteration_of(row)
         there = self._logged_at(place) if step == self.first_step else set()
+        names = metric_names(row)
         metrics = [
-            Metric(_name(name), float(row[name]), moment, place)
+            Metric(names[name], float(row[name]), moment, place)
             for name in _place_last(finite(row))
-            if _name(name) not in there
+            if names[name] not in there
         ]
         for at in range(0, len(metrics), _MOST_NUMBERS):
             self.client.log_batch(self.run_id, metrics=metrics[at : at + _MOST_NUMBERS])
@@ -74,7 +81,8 @@ def open_mlflow(run: Run) -> OpenedMlflow:
 
     uri = tracking_uri(run)
     client = MlflowClient(uri)
-    run_id = _find_or_make(client, run)
+    with _one_at_a_time(uri):
+        run_id = _find_or_make(client, run)
     client.update_run(run_id, status="RUNNING")
     data = client.get_run(run_id).data
     _log_params(client, run_id, run, data.params)
@@ -90,13 +98,42 @@ def tracking_uri(run: Run) -> str:
 def _find_or_make(client: Any, run: Run) -> str:
     """Return the id of the MLflow run with the run's tag."""
     name, own = run.config.tracking.mlflow.experiment, mirror_id(run, Destination.MLFLOW)
-    experiment = client.get_experiment_by_name(name)
-    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name)
+    experiment_id = _experiment_of(client, name)
     if found := client.search_runs([experiment_id], f"tags.`{_ID}` = '{own}'", max_results=1):
         return str(found[0].info.run_id)
     start = int(run.identity.created * 1000)
     made = client.create_run(experiment_id, start, {_ID: own}, run_name=run.identity.name)
     return str(made.info.run_id)
+
+
+def _experiment_of(client: Any, name: str) -> str:
+    """Return the id of the experiment of a name, which is made where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    try:
+        return str(client.create_experiment(name))
+    except MlflowException:
+        if found := client.get_experiment_by_name(name):  # a server refuses the second of two
+            return str(found.experiment_id)
+        raise
+
+
+@contextlib.contextmanager
+def _one_at_a_time(uri: str) -> Iterator[None]:
+    """Wait for other processes that make something in a file store, which would give two experiments one
+    name. A filesystem without locks has none."""
+    address = urlsplit(uri)
+    if address.scheme != "file":
+        yield
+        return
+    folder = Path(unquote(address.path))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _number_of_rows(client: Any, run_id: str) -> int:
@@ -112,7 +149,7 @@ def _log_params(client: Any, run_id: str, run: Run, there: Mapping[str, str]) ->
     """Log the parameters that are not there: MLflow refuses to change one."""
     from mlflow.entities import Param
 
-    given = {_name(key): value for key, value in _flat(recorded_config(run))}
+    given = {".".join(_words(key)): value for key, value in _flat(recorded_config(run))}
     params = [Param(key, value[:_LONGEST]) for key, value in given.items() if key not in there]
     for at in range(0, len(params), _MOST_PARAMS):
         client.log_batch(run_id, params=params[at : at + _MOST_PARAMS])
@@ -127,6 +164,35 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
             yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
 
 
-def _name(name: str) -> str:
-    """Return a name as MLflow takes it."""
-    return _NOT_IN_NAMES.sub("_", name)
+# --- names -----------------------------------------------------------------------------------------------
+
+
+def metric_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the names of a row's numbers as MLflow takes them. Of several that become one, all but the first
+    get a number. Pure."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in sorted(names):
+        number, found[name] = 1, (given := metric_name(name))
+        while found[name] in taken:
+            number += 1
+            found[name] = f"{given}_{number}"
+        taken.add(found[name])
+    return found
+
+
+def metric_name(name: str) -> str:
+    """Return a number's name as MLflow takes it. Pure.
+
+    A file store has a file for each number, in folders by its name, and no file is a folder too: what follows
+    the name of another number, as in ``reward/mean/FILE``, is joined by dots.
+    """
+    words, parts = _words(name), name.split("/")
+    above = (count for count in range(1, len(parts)) if describe("/".join(parts[:count])))
+    depth = next(above, len(parts) if describe(name) else min(len(parts), 2))
+    return "/".join([*words[: depth - 1], ".".join(words[depth - 1 :])])[:_LONGEST_NAME]
+
+
+def _words(name: str) -> list[str]:
+    """Return the parts of a name between slashes, of characters that MLflow takes; none begins with a dot."""
+    return [_NO_WORD.sub("_", _NOT_IN_NAMES.sub("_", part)) for part in name.split("/")]

@@ -12,9 +12,11 @@ from pipeline.config.algorithm import GROUP_ESTIMATORS
 from pipeline.metrics.first_signs import EASIER, NO_END, UNEQUAL, never_met
 from pipeline.run.schemas import FinishReason
 from pipeline.text import number
-from pipeline.tryout.result import TryResult
+from pipeline.tryout.result import TryResult, known_rewards
 
 _FLAT_MANY, _CUT_MANY = 0.6, 0.5
+_MORE = 32
+"""Prompts that are worth a second look."""
 _FEW = 8
 """Prompts with several responses below which that all are flat may be chance."""
 
@@ -30,16 +32,21 @@ def judge(result: TryResult) -> list[Finding]:
 
 
 def _rewards(result: TryResult) -> Iterator[Finding]:
-    rewards = {sample.reward for sample in result.samples}
+    rewards = known_rewards(result.samples)
     if not result.config.reward.components:  # teachers alone say what is learned
         return
-    if len(rewards) == 1 and len(result.samples) > 1:
-        only = next(iter(rewards))
+    if len(set(rewards)) == 1 < len(rewards):
+        only = rewards[0]
         none = "no reward is above 0: " if only <= 0 else ""
-        measured = f"{none}all {len(result.samples)} responses get {number(only)}"
+        measured = f"{none}{_all(result, len(rewards))} get {number(only)}"
         yield problem(
             "rewards", measured, f"read the responses; see whether reward.components fit them; {EASIER}"
         )
+
+
+def _all(result: TryResult, num_scored: int) -> str:
+    """Say of how many responses a sentence is."""
+    return f"all {num_scored} responses{' that are scored' * (num_scored < len(result.samples))}"
 
 
 def _is_constant(result: TryResult) -> bool:
@@ -50,9 +57,10 @@ def _components(result: TryResult) -> Iterator[Finding]:
     """Find components that add nothing, such as a format that is never met."""
     names = result.config.reward.components
     for name in names if len(names) > 1 and not _is_constant(result) else ():
-        scores = {sample.components.get(name, math.nan) for sample in result.samples}
-        if len(scores) == 1 and len(result.samples) > 1:
-            measured = f"all {len(result.samples)} responses get {number(next(iter(scores)))} of it"
+        given = [sample.components.get(name, math.nan) for sample in result.samples]
+        scores = [score for score in given if not math.isnan(score)]
+        if len(set(scores)) == 1 < len(scores):
+            measured = f"{_all(result, len(scores))} get {number(scores[0])} of it"
             yield warning(f"reward {name}", measured, never_met(name))
 
 
@@ -62,8 +70,9 @@ def _groups(result: TryResult) -> Iterator[Finding]:
     if flat is None or flat < _FLAT_MANY * prompts or _is_constant(result) or not config.reward.components:
         return
     make = problem if flat == prompts >= _FEW and config.algorithm.estimator in GROUP_ESTIMATORS else warning
-    advice = f"{UNEQUAL}; slurm-ppo try --prompts 32 looks at more of them"
-    yield make("groups", f"of {flat} of {prompts} prompts all responses get the same reward", advice)
+    most = min(_MORE, config.data.prompts_per_iteration)
+    more = f"; slurm-ppo try --prompts {most} looks at more of them" if most > prompts else ""
+    yield make("groups", f"of {flat} of {prompts} prompts all responses get the same reward", UNEQUAL + more)
 
 
 def _lengths(result: TryResult) -> Iterator[Finding]:
@@ -89,7 +98,8 @@ def _losses(result: TryResult) -> Iterator[Finding]:
         yield warning("refused", f"the engine refused {refused} of {count} prompts or turns", advice)
     if lost := sum(math.isnan(sample.reward) for sample in result.samples):
         advice = "lower rollout.max_new_tokens or data.max_prompt_tokens, or take another reward model"
-        yield warning("unscored", f"{lost} of {count} responses have no reward", advice)
+        make = problem if lost == count else warning
+        yield make("unscored", f"{lost} of {count} responses have no reward", advice)
 
 
 _BUDGETS = {

@@ -52,16 +52,19 @@ class TryOutlook:
     stages: tuple[StageOutlook, ...]
     prepare: float
     iterations: int
+    overlaps: bool = False
+    """Whether iterations are rolled out while updates compute."""
 
     @property
     def iteration(self) -> SecondsRange | None:
-        """Seconds of an iteration, whose stages follow each other; None where one is not known."""
-        total = SecondsRange(0.0, 0.0)
-        for stage in self.stages:
-            if stage.seconds is None:
-                return None
-            total = total.plus(stage.seconds)
-        return total
+        """Seconds of an iteration, whose stages follow each other, or at best all overlap with other
+        iterations'; None where one is not known."""
+        known = [stage.seconds for stage in self.stages if stage.seconds is not None]
+        if len(known) < len(self.stages):
+            return None
+        lows = [seconds.low for seconds in known]
+        low = max(lows) if self.overlaps else sum(lows)
+        return SecondsRange(low, sum(seconds.high for seconds in known))
 
     @property
     def run(self) -> SecondsRange | None:
@@ -83,7 +86,8 @@ def outlook(result: TryResult, places: Mapping[str, int]) -> TryOutlook:
         tasks = plan.tasks_of_kind(job_kind)
         at_once = max(1, min(tasks, places.get(job_kind, tasks)))
         stages.append(StageOutlook(job_kind, tasks, at_once, _seconds(result, job_kind, tasks, at_once)))
-    return TryOutlook(tuple(stages), result.stage(Stage.PREPARE).seconds, config.iterations)
+    prepare, overlaps = result.stage(Stage.PREPARE).seconds, config.rollout.staleness > 0
+    return TryOutlook(tuple(stages), prepare, config.iterations, overlaps)
 
 
 def _seconds(result: TryResult, job_kind: str, tasks: int, at_once: int) -> SecondsRange | None:

@@ -3,7 +3,6 @@ knows the ids of its tokenizer at all."""
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.schema import Config
 from pipeline.data.tokens import Ends
 from pipeline.gpus import has_gpus
+from pipeline.process import ask_program
 
 _PROGRAM = "stages.trials.likelihood"
 _MOST_PROMPTS = 4
@@ -80,9 +80,8 @@ def check_likelihood(config: Config, prompts: Sequence[Sequence[int]]) -> Findin
     if why := why_not_looked(config):
         return skipped(TITLE, f"whether the policy knows the ids of its tokenizer ({why})")
     given = json.dumps({"config": to_yaml(config), "prompts": [list(ids) for ids in prompts]})
-    command = [sys.executable, "-P", "-m", _PROGRAM]
     try:
-        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=_SECONDS)
+        done = ask_program(_PROGRAM, given, _SECONDS)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return skipped(TITLE, f"whether the policy knows its ids (took longer than {_SECONDS:g} s)")

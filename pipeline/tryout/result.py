@@ -1,5 +1,6 @@
 """What a small run shows, read from its commits: prompts, responses, seconds, tokens and memory."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -97,7 +98,7 @@ class TryResult:
         """Prompts whose responses all have the same reward; None where each has one response."""
         if self.config.rollout.samples_per_prompt < 2:
             return None
-        return sum(len({sample.reward for sample in group}) == 1 for group in self.groups)
+        return sum(len(set(known_rewards(group))) == 1 for group in self.groups)
 
     @property
     def is_solvable(self) -> bool:
@@ -129,6 +130,11 @@ class TryResult:
             for name, seconds in self.update.items()
             if name.startswith(_PART)
         }
+
+
+def known_rewards(samples: Sequence[Sample]) -> list[float]:
+    """Return the rewards of responses that have one."""
+    return [sample.reward for sample in samples if not math.isnan(sample.reward)]
 
 
 def read_result(run: Run, config: Config) -> TryResult:

@@ -46,12 +46,12 @@ class SweepReading(Background[SweepStatus]):
 
 
 def has_ended(status: SweepStatus) -> bool:
-    """Whether nothing of the sweep is at work. Pure."""
+    """Whether nothing of the sweep is active. Pure."""
     return status.driver is None and not any(map(is_at_work, status.entries))
 
 
 def watch_sweep(root: Path, interval: float, live_ids: LiveIds) -> str:
-    """Show a sweep until nothing of it is at work, or the person quits. Changes nothing.
+    """Show a sweep until nothing of it is active, or the person quits. Changes nothing.
 
     Args:
         interval: seconds between two looks.

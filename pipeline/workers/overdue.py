@@ -17,7 +17,7 @@ def is_overdue(newest: float, now: float, iteration_seconds: float | None) -> bo
     """Whether a pass is due because the newest one is older than a minute and than three iterations.
 
     Args:
-        newest: unix time at which it ended, or began if it is at work. One that is as far in the future, by
+        newest: unix time at which it ended, or began if it is running. One that is as far in the future, by
             a clock that was wrong, counts as old.
         iteration_seconds: seconds that an iteration takes; None if unknown.
     """

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 from pipeline.run.schemas import FinishReason
 from stages.files.policy import CannotAdapt as CannotAdapt  # for engines to raise
+from stages.files.routes import Routes
 
 if TYPE_CHECKING:
     from stages.context import Context, StageResult
@@ -99,6 +100,9 @@ class Response:
     """Log-probability of each token, temperature included, top_p and top_k not; at temperature 1 in a greedy
     response."""
     finish_reason: FinishReason
+    routes: Routes | None = None
+    """With algorithm.router_replay: the experts of each token of prompt and response but the last
+    (:mod:`stages.files.routes`)."""
 
 
 REFUSED = Response([], [], FinishReason.REFUSED)

@@ -8,12 +8,17 @@ behind them (FNet, ConvBERT, Nystromformer). Such a model is known by its answer
 
 from collections.abc import Callable, Collection, Sequence
 from enum import StrEnum
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from stages.engines.base import SequenceLimits
+from stages.models.passes import count_pass
+from stages.ppo.splitting import budgeted
+
+_Score = TypeVar("_Score")
 
 _SHORT, _LONG = 5, 29
 """Tokens of the row that is compared, and of a longer one beside it, where the context has room for that."""
@@ -140,3 +145,20 @@ def distributions(model: PreTrainedModel, prompts: Sequence[Sequence[int]], answ
         generation_config=GenerationConfig(max_new_tokens=len(answer), do_sample=False, pad_token_id=0),
     )
     return torch.stack(dictated.log_probs, dim=1)
+
+
+def in_batches(
+    sequences: Sequence[Sequence[int]],
+    batching: Batching,
+    token_budget: int,
+    score: Callable[[Sequence[Sequence[int]]], list[_Score]],
+) -> list[_Score]:
+    """Return what ``score`` gives for each sequence, in batches of similar lengths under a token budget."""
+    scores: dict[int, _Score] = {}
+    lengths = [(0, len(sequence)) for sequence in sequences]
+    for group in batching.groups([length for _, length in lengths]):
+        for batch in budgeted(lengths, group, token_budget):
+            chosen = [sequences[i] for i in batch]
+            scores |= zip(batch, score(chosen), strict=True)
+            count_pass(sum(map(len, chosen)), len(chosen) * max(map(len, chosen)))
+    return [scores[i] for i in range(len(sequences))]

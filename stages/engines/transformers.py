@@ -16,7 +16,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from pipeline.config.model_files import ROUTER_LOGITS
 from pipeline.config.schema import Config
 from pipeline.run.schemas import FinishReason
 from stages.engines.base import (
@@ -34,13 +33,15 @@ from stages.engines.base import (
 from stages.engines.decoding import Decoding, Written, can_go_on, decode, of_prompts, padded
 from stages.engines.in_place import Unused, can_take, load_in_place
 from stages.engines.layouts import ModelLayout, layout_of
-from stages.engines.padding import Batching, batching_of, scoring_batching_of
+from stages.engines.padding import Batching, batching_of, in_batches, scoring_batching_of
+from stages.engines.routes import RouteNotes, switch_off_router_logits
 from stages.logs import log
 from stages.models.adapters import merge_into, read_adapter
 from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import load_causal_lm, load_reward_model
 from stages.models.passes import PassedTokens, count_pass
-from stages.ppo.batching import budgeted
+from stages.models.routing import Routing, routing_of
+from stages.ppo.splitting import budgeted
 
 
 @takes_adapters
@@ -56,7 +57,8 @@ def make_generator(config: Config, directory: str, adapter: str | None = None) -
         raise CannotAdapt(f"it generates in {precision}, and was trained in {config.update.precision}")
     loaded = load_causal_lm(directory, precision, model.trust_remote_code, rollout.device_map)
     hide_unknown_ids(loaded, config)
-    generator = TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length)
+    routing = routing_of(loaded) if config.algorithm.router_replay else None
+    generator = TransformersGenerator(loaded, rollout.tokens_per_batch, model.context_length, routing)
     generator.is_like(directory, merges=precision is config.update.precision)
     if adapter:
         merge_into(loaded, read_adapter(Path(adapter)))
@@ -84,15 +86,25 @@ class TransformersGenerator(Generator):
     :mod:`stages.engines.padding`.
     """
 
-    def __init__(self, model: PreTrainedModel, token_budget: int, context: int | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        token_budget: int,
+        context: int | None = None,
+        routing: Routing | None = None,
+    ) -> None:
+        """Args:
+        routing: routers whose choices responses have.
+        """
         self._model = model
+        self._routing = routing
         self._token_budget = token_budget
         self._own_stop_ids = end_of_sequence_ids(model.config, getattr(model, "generation_config", None))
         self.limits = limits_of(model.config, context)
         # generate() fills what a request leaves open from the model's own settings, which may penalise,
         # suppress or force tokens: a blank one leaves the distribution alone.
         model.generation_config = GenerationConfig()
-        _switch_off_router_logits(model)
+        switch_off_router_logits(model)
         self._unused = Unused.of(model)
         self._layout: ModelLayout | None = None
         self._merges = False
@@ -199,14 +211,22 @@ class TransformersGenerator(Generator):
         _check(should_stop)
         stop_ids = sorted({*self._own_stop_ids, *sampling.stop_token_ids})
         sampler = SeededSampler(requests, sampling, self._model.device)
-        rooms = list(map(self.room, requests))
-        how = Decoding(LogitsProcessorList([StopCheck(should_stop), sampler]), sampler.keep, rooms, stop_ids)
-        prompts = [request.prompt_tokens for request in requests]
+        rooms, prompts = list(map(self.room, requests)), [request.prompt_tokens for request in requests]
+        notes = RouteNotes(self._model, self._routing, prompts, max(rooms))
+
+        def keep(places: Tensor) -> None:
+            sampler.keep(places)
+            notes.keep(places)
+
+        how = Decoding(LogitsProcessorList([StopCheck(should_stop), sampler]), keep, rooms, stop_ids)
         goes_on = len(requests) > 1 and self._goes_on
-        written = decode(self._model, prompts, how) if goes_on else self._generate_whole(prompts, how)
+        with notes.taken():
+            written = decode(self._model, prompts, how) if goes_on else self._generate_whole(prompts, how)
         rows = zip(rooms, written.tokens, sampler.log_probs.tolist(), strict=True)
         found = [_cut(room, row, scores, stop_ids) for room, row, scores in rows]
-        return found, written.passed.plus(PassedTokens(sum(len(one.tokens) for one in found), 0))
+        return notes.with_routes(found), written.passed.plus(
+            PassedTokens(sum(len(one.tokens) for one in found), 0)
+        )
 
     def _generate_whole(self, prompts: Sequence[Sequence[int]], how: Decoding) -> Written:
         """Answer a batch of which all rows are computed until the last of them has ended."""
@@ -315,15 +335,8 @@ class TransformersScorer(Scorer):
         return True
 
     def _score(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        scores: dict[int, float] = {}
-        lengths = [(0, len(sequence)) for sequence in sequences]
         batching = self.batching() if len(sequences) > 1 else Batching.ALONE
-        for group in batching.groups([length for _, length in lengths]):
-            for batch in budgeted(lengths, group, self._token_budget):
-                chosen = [sequences[i] for i in batch]
-                scores |= zip(batch, self._score_batch(chosen), strict=True)
-                count_pass(sum(map(len, chosen)), len(chosen) * max(map(len, chosen)))
-        return [scores[i] for i in range(len(sequences))]
+        return in_batches(sequences, batching, self._token_budget, self._score_batch)
 
     @torch.inference_mode()
     def _score_batch(self, sequences: Sequence[Sequence[int]]) -> list[float]:
@@ -348,17 +361,6 @@ class TransformersScorer(Scorer):
                     f"{self._batching}, which is exact and slower"
                 )
         return self._batching
-
-
-def _switch_off_router_logits(model: PreTrainedModel) -> None:
-    """Have a mixture of experts give no logits of its routers: transformers would compute a loss of them, for
-    which the lengths of the prompt and of the cache would have to be the same."""
-    for part in (model.config, model.config.get_text_config()):
-        if getattr(part, ROUTER_LOGITS, False):
-            setattr(part, ROUTER_LOGITS, False)
-            log.info(
-                f"{type(model).__name__}: {ROUTER_LOGITS} of its config.json is switched off to generate"
-            )
 
 
 def setting_of(described: PreTrainedConfig, name: str) -> Any:

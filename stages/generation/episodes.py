@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from pipeline.data.messages import Message
 from pipeline.run.schemas import FinishReason
 from stages.engines.base import Response
+from stages.files.routes import Routes
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,22 @@ class Episode:
     """Turns of the policy; 0 where the prompt was refused."""
     messages: tuple[Message, ...] | None = None
     """Messages after the prompt, turn by turn; None where conversations have one turn only."""
+    routes: Routes | None = None
+    """Experts of each token of prompt and ``tokens`` but the last, of the turn that computed it first."""
 
     @staticmethod
     def of(response: Response) -> "Episode":
         """Return the episode of a single turn."""
         num_turns = 0 if response.finish_reason is FinishReason.REFUSED else 1
         mask = [True] * len(response.tokens)
-        return Episode(response.tokens, mask, response.log_probs, response.finish_reason, num_turns)
+        given = response.tokens, mask, response.log_probs, response.finish_reason, num_turns
+        return Episode(*given, routes=response.routes)
 
     def with_turn(self, response: Response, text: str) -> "Episode":
         """Return the episode with one more turn of the policy."""
+        routes = response.routes
+        if routes is not None and self.routes is not None:
+            routes = np.concatenate([self.routes, routes[len(self.routes) :]])
         return Episode(
             [*self.tokens, *response.tokens],
             [*self.mask, *[True] * len(response.tokens)],
@@ -39,6 +48,7 @@ class Episode:
             response.finish_reason,
             self.num_turns + 1,
             (*(self.messages or ()), Message("assistant", text)),
+            routes,
         )
 
     def with_answer(self, tokens: Sequence[int], messages: Sequence[Message]) -> "Episode":

@@ -25,12 +25,13 @@ from xxhash import xxh3_128_hexdigest
 from pipeline.run.commits import CorruptData, Record, StaleData
 from pipeline.run.durable import from_json, read_shared, replace_durably
 from pipeline.run.paths import RunPaths
-from pipeline.run.schemas import VERSION_KEY, FinishReason, conform, version_of
+from pipeline.run.schemas import ROUTED_EXPERTS, VERSION_KEY, FinishReason, conform, version_of
 from pipeline.run.seeds import derive_seed
 from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.tasks import Task
 from stages.context import Context
 from stages.engines.base import Request, Sampling
+from stages.files.routes import Routes, routes_column, routes_in
 from stages.generation.chat import messages_json, messages_of
 from stages.generation.episodes import Episode
 from stages.logs import log
@@ -52,7 +53,8 @@ PARTIAL = pa.schema(
     ],
     metadata={VERSION_KEY: b"partial/2"},
 )
-"""One row per finished response: the index of its request, and the episode; messages as JSON."""
+"""One row per finished response: the index of its request, and the episode; messages as JSON.
+``routed_experts`` follows, where the engine gives it."""
 
 
 @dataclass(frozen=True)
@@ -141,17 +143,23 @@ def to_table(responses: Mapping[int, Episode]) -> pa.Table:
     columns: dict[str, Any] = {name: [getattr(episode, name) for _, episode in rows] for name in names}
     columns["request"] = [index for index, _ in rows]
     columns["messages"] = list(map(messages_json, columns["messages"]))
-    return conform(columns, PARTIAL)
+    extra = None
+    if any(routes is not None for routes in columns["routes"]):
+        extra = pa.table({ROUTED_EXPERTS: routes_column(columns["routes"])})
+    return conform(columns, PARTIAL, extra)
 
 
 def from_table(table: pa.Table) -> dict[int, Episode]:
     """Return the episodes of a table; inverse of :func:`to_table`, but for float32 log-probabilities."""
-    found = {}
-    for row in table.to_pylist():
+    found: dict[int, Episode] = {}
+    routes: list[Routes | None] = [None] * table.num_rows
+    if ROUTED_EXPERTS in table.column_names:
+        routes = [*routes_in(table[ROUTED_EXPERTS])]
+    for row, routed in zip(table.select(PARTIAL.names).to_pylist(), routes, strict=True):
         row["finish_reason"] = FinishReason(row["finish_reason"])
         row["messages"] = messages_of(row["messages"])
         index = row.pop("request")
-        found[index] = Episode(**row)
+        found[index] = Episode(**row, routes=routed)
     return found
 
 

@@ -13,9 +13,18 @@ import pyarrow.compute as pc
 from pipeline.config.engine_rules import vllm_in
 from pipeline.config.engines import Engine
 from pipeline.config.model_files import text_settings
+from pipeline.config.routing_rules import num_experts_in
 from pipeline.config.schema import Config
 from pipeline.data.tokens import written_text
-from pipeline.run.schemas import GREEDY_SAMPLE, PROMPTS, ROLLOUT, FinishReason, columns_besides, conform
+from pipeline.run.schemas import (
+    GREEDY_SAMPLE,
+    PROMPTS,
+    ROLLOUT,
+    ROUTED_EXPERTS,
+    FinishReason,
+    columns_besides,
+    conform,
+)
 from pipeline.run.seeds import derive_seed
 from pipeline.run.tasks import Stage, Task
 from pipeline.run.wide import repeat
@@ -23,6 +32,7 @@ from stages.context import Context, NumericalError
 from stages.engines import Wanted, engine, make_generator, reload_generator
 from stages.engines.base import BadAnswer, Generator, Request, Sampling
 from stages.files.policy import PolicyFiles
+from stages.files.routes import routes_column
 from stages.generation.chat import messages_json
 from stages.generation.conversations import Conversations, TokenBudget, open_conversations
 from stages.generation.episodes import Episode
@@ -68,7 +78,8 @@ def respond(
         responses = finish(context, progress, generator, requests, sampling, conversations)
     check_finite(responses, repeated, version)
     check_known(context, responses, repeated)
-    return rollout_table(repeated, responses, samples, tokenizer, unwritten)
+    table = rollout_table(repeated, responses, samples, tokenizer, unwritten)
+    return with_routes(context, table, responses)
 
 
 def generator_of(context: Context, files: PolicyFiles) -> Generator:
@@ -168,6 +179,29 @@ def check_known(context: Context, responses: Sequence[Episode], prompts: pa.Tabl
                 f"rollout.engine={config.rollout.engine} wrote id {min(wrong)}, which the policy's tokenizer "
                 f"has no token for, for prompt_id {prompts['prompt_id'][index]}"
             )
+
+
+def with_routes(context: Context, table: pa.Table, responses: Sequence[Episode]) -> pa.Table:
+    """Return a rollout table with the column routed_experts, where the update is to replay them.
+
+    Raises:
+        BadAnswer: the engine did not give the experts of every token.
+    """
+    config = context.config
+    if not config.algorithm.router_replay or context.task.stage is not Stage.ROLLOUT:
+        return table
+    lengths = pc.list_value_length(table["prompt_tokens"]).to_pylist()
+    for index, (length, response) in enumerate(zip(lengths, responses, strict=True)):
+        found = 0 if response.routes is None else len(response.routes)
+        wanted = length + len(response.tokens) - 1
+        if response.tokens and found != wanted:
+            raise BadAnswer(
+                f"rollout.engine={config.rollout.engine} gave the experts of {found} tokens instead of "
+                f"{wanted} for prompt_id {table['prompt_id'][index]}; set algorithm.router_replay=false"
+            )
+    num_experts = num_experts_in(text_settings(Path(config.model.policy)))
+    column = routes_column([response.routes for response in responses], num_experts)
+    return table.append_column(ROUTED_EXPERTS, column)
 
 
 def room(config: Config, prompt_tokens: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -19,6 +20,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from pipeline.config.model_classes import scoring_class
+from pipeline.config.model_files import read_json
 from pipeline.config.schema import ModelConfig
 from pipeline.config.trainable import OTHER_SENSES, drafting_layers, quantisation_of
 from pipeline.config.update import Precision
@@ -144,6 +147,18 @@ def load_reward_model(
     model = _load(AutoModelForSequenceClassification, directory, precision, trust_remote_code, device_map)
     if model.config.num_labels != 1:
         raise UserError(f"{directory} has {model.config.num_labels} outputs; a reward model has 1")
+    return model
+
+
+def load_step_model(
+    directory: str | Path, precision: Precision, trust_remote_code: bool, device_map: str | None = None
+) -> PreTrainedModel:
+    """Load a reward model that scores steps: a token-classification model, or one that scores sequences by a
+    head ``score`` that reads one token. Raises UserError when it has no such head."""
+    auto_class = getattr(transformers, scoring_class(read_json(Path(directory) / "config.json") or {}, True))
+    model = _load(auto_class, directory, precision, trust_remote_code, device_map)
+    if auto_class is AutoModelForSequenceClassification and not hasattr(model, "score"):
+        raise UserError(f"{directory} has no head that scores each token (score), only one for sequences")
     return model
 
 

@@ -61,7 +61,23 @@ def published(directory: Path) -> Iterator[Path]:
     with scratch_beside(directory) as building:
         yield building
         settle(path for path in building.iterdir() if path.is_file())
-        _rename(building, directory)
+        publish(building, directory)
+
+
+@contextmanager
+def alone_in(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """Let one process of this machine at a time into the block; ``wait`` is called where another is in it."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # this filesystem has no locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                wait()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager
@@ -81,7 +97,8 @@ def scratch_beside(directory: Path) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _rename(building: Path, directory: Path) -> None:
+def publish(building: Path, directory: Path) -> None:
+    """Put a folder that is whole in a directory's place. Raises UserError where another call was faster."""
     try:
         building.rename(directory)
     except OSError as error:

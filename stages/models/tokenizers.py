@@ -10,15 +10,14 @@ from pipeline.config.model_files import text_settings
 from pipeline.config.schema import Config, ModelConfig
 from pipeline.data.tokens import Ends, ends_of, hidden_ids, what_makes_ids
 from pipeline.plugins.load import load_plugin
+from stages.context import Context, UserError
 from stages.process.kept import kept_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from stages.context import Context
 
-
-def tokenizer_of(context: "Context", directory: str) -> "PreTrainedTokenizerBase":
+def tokenizer_of(context: Context, directory: str) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a model of the user's as :func:`load_tokenizer` does, once in a process for the
     same files; one that a function of the user's makes is made for each task, as it may remember things."""
     model = context.config.model
@@ -39,13 +38,13 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> frozenset[str]:
     return frozenset({*named, *(str(token) for token in added if token.special)})
 
 
-def policy_ends(context: "Context") -> Ends:
+def policy_ends(context: Context) -> Ends:
     """Return the ids that end a response, by the policy's model, tokenizer, template and by what is given."""
     model, given = context.config.model, context.config.rollout.stop_token_ids
     return ends_of(Path(model.policy), tokenizer_of(context, model.policy), given)
 
 
-def stop_ids_of(context: "Context") -> tuple[int, ...]:
+def stop_ids_of(context: Context) -> tuple[int, ...]:
     """Return the ids that end a response and that the policy can write."""
     size = text_settings(Path(context.config.model.policy)).get("vocab_size")
     ids = sorted(policy_ends(context).ids)
@@ -53,11 +52,13 @@ def stop_ids_of(context: "Context") -> tuple[int, ...]:
 
 
 def unknown_ids(config: Config, size: int) -> list[int]:
-    """Return the ids below ``size`` that the policy's tokenizer has no token for."""
+    """Return the ids below ``size`` that the policy's tokenizer has no token for, or its model no place: a
+    teacher's may be larger."""
     model = config.model
 
     def find() -> list[int]:
-        return hidden_ids(load_tokenizer(model.policy, model), size)
+        own = text_settings(Path(model.policy)).get("vocab_size", size)
+        return sorted({*hidden_ids(load_tokenizer(model.policy, model), size), *range(own, size)})
 
     found: list[int] = kept_value("unknown ids", (model, size), find)
     return found
@@ -71,6 +72,17 @@ def same_tokenizer(one: "PreTrainedTokenizerBase", other: "PreTrainedTokenizerBa
     if mine and others:
         return what_makes_ids(mine) == what_makes_ids(others)
     return type(one) is type(other) and one.get_vocab() == other.get_vocab()
+
+
+def check_step_token(tokenizer: "PreTrainedTokenizerBase", key: str, token: str) -> int:
+    """Return the id of a ``step_token``. Raises UserError naming its key where it is not one token."""
+    ids: list[int] = tokenizer([token], add_special_tokens=False, verbose=False)["input_ids"][0]
+    if len(ids) != 1:
+        raise UserError(
+            f"{key}={token}: is {len(ids)} tokens to the reward model's tokenizer; give one of its tokens, "
+            "or leave it out"
+        )
+    return ids[0]
 
 
 def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":

@@ -18,6 +18,7 @@ from torch import Tensor
 from pipeline.config.model_files import Tensor as Header
 from pipeline.config.model_files import read_tensors
 from pipeline.config.schema import Config
+from pipeline.config.update import Precision
 from pipeline.run.commits import FileEntry
 from stages import ranks
 from stages.context import Context, UserError
@@ -45,21 +46,21 @@ def save_average(context: Context, iteration: int) -> tuple[FileEntry, ...]:
 
 def _written(context: Context, reference: Path) -> tuple[FileEntry, ...]:
     policy, folder = (make(context.attempt) for make in (context.files.policy, context.files.reference))
-    with removed_on_failure(folder), _named_alike(context.config, policy, reference) as stored:
+    with removed_on_failure(folder), named_alike(context.config, policy, reference) as stored:
         write_average(policy, stored, context.config.algorithm.kl.sync_weight, folder)
         return hash_folders(context, [folder])
 
 
 @contextmanager
-def _named_alike(config: Config, policy: Path, reference: Path) -> Iterator[Mapping[str, Header]]:
+def named_alike(config: Config, policy: Path, reference: Path) -> Iterator[Mapping[str, Header]]:
     """Yield the reference's weights by the names that they have in the policy's files: the user's model may
-    have others, which transformers knows to translate."""
+    have others, which transformers knows to translate; none is rounded."""
     found = read_tensors(reference)
     if found.keys() >= read_tensors(policy).keys():
         yield found
         return
     with tempfile.TemporaryDirectory(prefix="slurm-ppo-reference-") as folder:
-        model = load_causal_lm(reference, config.update.precision, config.model.trust_remote_code, "cpu")
+        model = load_causal_lm(reference, Precision.FP32, config.model.trust_remote_code, "cpu")
         model.save_pretrained(folder)
         yield read_tensors(Path(folder))
 

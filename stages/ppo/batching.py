@@ -11,9 +11,7 @@ responses from seeing each other. Each begins with the prompt's last token, so t
 position of its own that predicts it. Lines are padded as rows are.
 """
 
-import heapq
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from stages.files.routes import Routes
 from stages.models.passes import count_pass
+from stages.ppo.splitting import deal_rows, split, split_into
 
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 """Ids of a text: what Arrow gives without a copy, or a list."""
@@ -34,6 +35,9 @@ class Row:
 
     prompt: Tokens
     response: Tokens
+    routes: Routes | None = None
+    """[length - 1, layers x top_k] experts that each token but the last goes through; None: as routers
+    choose."""
 
     @property
     def length(self) -> int:
@@ -67,6 +71,9 @@ class MicroBatch:
     """Whether it counts for nothing, and goes through the model only because other ranks have more."""
     sees: Tensor | None = None
     """[lines, 1, L, L] whether a position sees another; None: those before it, in its sequence."""
+    routes: Tensor | None = None
+    """[B, L, layers x top_k] experts of each token, -1 where routers choose; packed and shared as
+    ``input_ids``. None: routers choose all."""
 
     @property
     def tokens(self) -> Tensor:
@@ -84,129 +91,6 @@ class MicroBatch:
 def tensors_on(device: torch.device, holder: object) -> dict[str, Any]:
     """Return an object's fields that are tensors, moved to a device."""
     return {name: value.to(device) for name, value in vars(holder).items() if isinstance(value, Tensor)}
-
-
-# splitting and dealing
-
-
-def budgeted(
-    lengths: Sequence[tuple[int, int]], indices: Sequence[int], token_budget: int
-) -> list[list[int]]:
-    """Split ``indices`` into batches of similar length whose padded size stays within the budget.
-
-    Args:
-        lengths: (left, right) of every row; a batch is padded to the longest of each.
-        indices: rows to split, indices into ``lengths``.
-        token_budget: rows x (longest left + longest right) of a batch; a single row may exceed it.
-    """
-    order = sorted(indices, key=lambda i: (sum(lengths[i]), lengths[i], i))
-    batches: list[list[int]] = []
-    left = right = 0
-    for index in order:
-        wider = max(left, lengths[index][0]), max(right, lengths[index][1])
-        if not batches or (len(batches[-1]) + 1) * sum(wider) > token_budget:
-            batches.append([])
-            wider = lengths[index]
-        left, right = wider
-        batches[-1].append(index)
-    return batches
-
-
-@dataclass(frozen=True)
-class _Share:
-    tokens: int
-    rows: tuple[int, ...]
-
-
-def deal_rows(lengths: Sequence[int], indices: Iterable[int], num_shares: int) -> list[list[int]]:
-    """Share ``indices`` out so that all shares have about equally many tokens (largest differencing method:
-    Karmarkar and Karp 1982, for many shares Michiels et al. 2003). Two never differ by more than the
-    longest row.
-
-    Partial deals, of one row each at first, are merged two by two, those first whose shares differ most:
-    the largest share of one is put together with the smallest of the other.
-
-    Args:
-        lengths: tokens of every row.
-        indices: rows to deal, indices into ``lengths``.
-    """
-    # A deal is its shares from the largest to the smallest, without those that have no tokens yet.
-    order = sorted(indices, key=lambda i: (-lengths[i], i))
-    deals = [(-lengths[i], number, [_Share(lengths[i], (i,))]) for number, i in enumerate(order)]
-    heapq.heapify(deals)
-    while len(deals) > 1:
-        (_, number, one), (_, _, other) = heapq.heappop(deals), heapq.heappop(deals)
-        shares = _merge(one, other, num_shares)
-        smallest = shares[-1].tokens if len(shares) == num_shares else 0
-        heapq.heappush(deals, (smallest - shares[0].tokens, number, shares))
-    dealt = [list(share.rows) for _, _, shares in deals for share in shares]
-    return dealt + [[] for _ in range(num_shares - len(dealt))]
-
-
-def _merge(one: list[_Share], other: list[_Share], num_shares: int) -> list[_Share]:
-    """Merge two deals: share i of the one with share num_shares - 1 - i of the other."""
-    untouched = one[: num_shares - len(other)]
-    smallest = one[num_shares - len(other) :]
-    facing = other[::-1]
-    together = [_Share(a.tokens + b.tokens, a.rows + b.rows) for a, b in zip(smallest, facing, strict=False)]
-    shares = untouched + together + facing[len(smallest) :]
-    return sorted(shares, key=lambda share: -share.tokens)
-
-
-def split(lengths: Sequence[int], indices: Sequence[int], token_budget: int, packed: bool) -> list[list[int]]:
-    """Split ``indices`` into as few batches as the budget allows.
-
-    Args:
-        lengths: tokens of every row.
-        indices: rows to split, indices into ``lengths``.
-        token_budget: tokens of a batch, padding included; a single row may exceed it.
-    """
-    if not packed:
-        return budgeted([(0, length) for length in lengths], indices, token_budget)
-    at_least = -(-sum(lengths[i] for i in indices) // token_budget)
-
-    def fits(num_batches: int) -> bool:
-        batches = deal_rows(lengths, indices, num_batches)
-        return all(len(batch) == 1 or sum(lengths[i] for i in batch) <= token_budget for batch in batches)
-
-    if not indices:
-        return []
-    return deal_rows(lengths, indices, _smallest(at_least, len(indices), fits))
-
-
-def split_into(
-    lengths: Sequence[int], indices: Sequence[int], token_budget: int, num_batches: int, packed: bool
-) -> list[list[int]]:
-    """Split ``indices`` into ``num_batches`` batches within the budget, of about equal size; fewer only if
-    there are fewer rows.
-
-    Args:
-        num_batches: at least as many as :func:`split` makes.
-    """
-    if packed:
-        return [batch for batch in deal_rows(lengths, indices, num_batches) if batch]
-
-    def fits(budget: int) -> bool:
-        return len(split(lengths, indices, budget, packed=False)) <= num_batches
-
-    batches = split(lengths, indices, _smallest(1, token_budget, fits), packed=False)
-    while len(batches) < min(num_batches, len(indices)):
-        largest = batches.pop(max(range(len(batches)), key=lambda i: len(batches[i])))
-        half = len(largest) // 2
-        batches += [largest[:half], largest[half:]]
-    return batches
-
-
-def _smallest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """Find the smallest number from ``low`` to ``high`` that fits, by exponential and then binary search. All
-    larger ones must fit too."""
-    step = 1
-    while low + step <= high and not fits(low + step - 1):  # it is expected to be near ``low``
-        low, step = low + step, 2 * step
-    return min(high, low + bisect_left(range(low, min(high, low + step - 1)), True, key=fits))
-
-
-# tensors
 
 
 def micro_batches(
@@ -274,11 +158,14 @@ def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -
         starts = [0, *torch.tensor([row.length for row in chosen]).cumsum(0).tolist()]
         is_real = torch.ones_like(input_ids, dtype=torch.bool)
     else:
-        input_ids = torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+        input_ids = pad_sequence(lines, batch_first=True)
         position_ids = torch.arange(longest).repeat(len(chosen), 1)
         starts = [longest * i for i in range(len(chosen))]
         is_real = position_ids < torch.tensor([[row.length] for row in chosen])
-    width = max(1, *(len(row.response) for row in chosen))
+    width, routes = max(1, *(len(row.response) for row in chosen)), None
+    if all(row.routes is not None for row in chosen):
+        routed = [_routed(row) for row in chosen]
+        routes = torch.cat(routed)[None] if packed else pad_sequence(routed, True, -1)
     places = list(zip(starts, chosen, strict=False))
     predictors = [start + len(row.prompt) - 1 + torch.arange(len(row.response)) for start, row in places]
     cells = [width * i + torch.arange(len(row.response)) for i, row in enumerate(chosen)]
@@ -293,11 +180,19 @@ def collate(rows: Sequence[Row], indices: Sequence[int], packed: bool = False) -
         is_real=is_real,
         num_tokens=sum(row.length for row in chosen),
         is_packed=packed,
+        routes=routes,
     )
 
 
 def _ids(tokens: Tokens) -> Tensor:
     return torch.as_tensor(tokens, dtype=torch.long)
+
+
+def _routed(row: Row, start: int = 0) -> Tensor:
+    """Return the experts of a row's tokens from ``start`` on, [length - start, layers x top_k]."""
+    assert row.routes is not None
+    known = torch.from_numpy(row.routes[start:].astype(np.int16))
+    return torch.nn.functional.pad(known, (0, 0, 0, 1), value=-1)
 
 
 # one prompt, several responses
@@ -316,7 +211,7 @@ def shared_lines(rows: Sequence[Row], indices: Iterable[int], token_budget: int)
     """
     by_prompt: dict[bytes, list[int]] = {}
     for i in sorted(indices, key=lambda i: (rows[i].length, i)):
-        by_prompt.setdefault(np.asarray(rows[i].prompt, np.int64).tobytes(), []).append(i)
+        by_prompt.setdefault(_read_alike(rows[i]), []).append(i)
     lines: dict[int, list[int]] = {}
     for group in by_prompt.values():
         line: list[int] = []
@@ -328,6 +223,12 @@ def shared_lines(rows: Sequence[Row], indices: Iterable[int], token_budget: int)
                 lines[i] = line
             line.append(i)
     return lines
+
+
+def _read_alike(row: Row) -> bytes:
+    """Return what rows have in common whose prompts go through a model once: also the prompt's experts."""
+    routes = b"" if row.routes is None else row.routes[: len(row.prompt) - 1].tobytes()
+    return np.asarray(row.prompt, np.int64).tobytes() + routes
 
 
 def line_length(rows: Sequence[Row], line: Sequence[int]) -> int:
@@ -358,8 +259,8 @@ def collate_shared(rows: Sequence[Row], lines: Sequence[Sequence[int]]) -> Micro
         parts.append(torch.cat([torch.zeros(len(before), dtype=torch.long), of_answers]))
         starts += [(number, len(before) + sum(sizes[:k])) for k in range(len(line))]
     chosen = [rows[i] for line in lines for i in line]
-    input_ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    part_of = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=-1)
+    input_ids = pad_sequence(ids, batch_first=True)
+    part_of = pad_sequence(parts, batch_first=True, padding_value=-1)
     longest, width = input_ids.shape[1], max(1, *(len(row.response) for row in chosen))
     answered = [
         (longest * line + column, len(row.response))
@@ -368,7 +269,7 @@ def collate_shared(rows: Sequence[Row], lines: Sequence[Sequence[int]]) -> Micro
     return MicroBatch(
         rows=torch.tensor([i for line in lines for i in line]),
         input_ids=input_ids,
-        position_ids=torch.nn.utils.rnn.pad_sequence(places, batch_first=True),
+        position_ids=pad_sequence(places, batch_first=True),
         predictors=torch.cat([start + torch.arange(length) for start, length in answered]),
         cells=torch.cat([width * k + torch.arange(length) for k, (_, length) in enumerate(answered)]),
         num_response_columns=width,
@@ -377,7 +278,20 @@ def collate_shared(rows: Sequence[Row], lines: Sequence[Sequence[int]]) -> Micro
         num_tokens=sum(map(len, ids)),
         is_packed=False,
         sees=_seen(part_of),
+        routes=_routed_lines(rows, lines),
     )
+
+
+def _routed_lines(rows: Sequence[Row], lines: Sequence[Sequence[int]]) -> Tensor | None:
+    """Return the experts of the tokens of shared lines; None where rows have none."""
+    found = []
+    for line in lines:
+        first, last = rows[line[0]].routes, len(rows[line[0]].prompt) - 1
+        if first is None:
+            return None
+        before = torch.from_numpy(first[:last].astype(np.int16))
+        found.append(torch.cat([before, *(_routed(rows[i], last) for i in line)]))
+    return pad_sequence(found, True, -1)
 
 
 def _seen(parts: Tensor) -> Tensor:

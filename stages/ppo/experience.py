@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from pipeline.run.schemas import (
+    ROUTED_EXPERTS,
     STEP_REWARDS,
     TEACHER_LOGPROBS,
+    TEACHER_TOP_LOGPROBS,
+    TEACHER_TOP_TOKENS,
     TEACHER_WEIGHT,
     FinishReason,
     Validity,
@@ -22,6 +26,7 @@ from pipeline.run.schemas import (
 )
 from stages.context import Context, UserError
 from stages.files import columns
+from stages.files.routes import Routes, routes_in
 from stages.ppo.batching import Row
 from stages.ppo.math.shaping import ShapingInput
 from stages.training import check_has_responses, read_pair_in_batches
@@ -74,6 +79,10 @@ class Experience:
     """[N] index of each response's prompt."""
     rewarded: RewardedRows
     """The iteration's samples that have a reward; a selection of rows keeps all of them."""
+    teacher_top_tokens: Tensor | None = None
+    """[N, T, k] ids that each response's teacher finds most probable (algorithm.distillation.top_k)."""
+    teacher_top_log_probs: Tensor | None = None
+    """[N, T, k] their log-probabilities."""
     step_rewards: Tensor | None = None
     """[N, T] rewards of steps, at the last token of each; NaN at other tokens. None where no component gives
     any."""
@@ -111,6 +120,8 @@ class Experience:
             reference_log_probs=given(self.reference_log_probs),
             teacher_log_probs=given(self.teacher_log_probs),
             teacher_weights=given(self.teacher_weights),
+            teacher_top_tokens=given(self.teacher_top_tokens),
+            teacher_top_log_probs=given(self.teacher_top_log_probs),
             step_rewards=given(self.step_rewards),
             teaching=given(self.teaching),
         )
@@ -189,6 +200,7 @@ class _Part:
 
 _WHY_NONE = "rules abstained from all of them, models could take none, or prompts were refused"
 _MASK, _ROLLOUT, _REFERENCE = "response_mask", "rollout_logprobs", "reference_logprobs"
+TOP_COLUMNS = (TEACHER_TOP_TOKENS, TEACHER_TOP_LOGPROBS)
 _FOR_METRICS = ("finish_reason", "num_turns")
 _WITH_REWARD = pa.array([one for one in Validity if one.has_reward], pa.string())
 
@@ -207,6 +219,9 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
         return table[name] if is_all else table[name].filter(counting)
 
     prompts, tokens = (columns.lists(kept(responses, name)) for name in ("prompt_tokens", "response_tokens"))
+    routes: list[Routes | None] = [None] * len(tokens)
+    if ROUTED_EXPERTS in responses.column_names:
+        routes = [routed.copy() for routed in routes_in(kept(responses, ROUTED_EXPERTS))]
     matrices = {name: padded(kept(responses, name)) for name in (_MASK, _ROLLOUT)}
     width = matrices[_MASK].shape[1]  # the longest response may have no teacher
     if not (reference := kept(rewards, _REFERENCE)).null_count:
@@ -214,6 +229,8 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
     if TEACHER_LOGPROBS in rewards.column_names:
         matrices[TEACHER_LOGPROBS] = padded(kept(rewards, TEACHER_LOGPROBS), width)
         matrices[TEACHER_WEIGHT] = torch.tensor(kept(rewards, TEACHER_WEIGHT).to_numpy()[:, None]).float()
+    for name in TOP_COLUMNS if TEACHER_TOP_TOKENS in rewards.column_names else ():
+        matrices[name] = padded_top(kept(rewards, name), kept(rewards, TEACHER_LOGPROBS), width)
     if STEP_REWARDS in rewards.column_names:
         matrices[STEP_REWARDS] = padded(kept(rewards, STEP_REWARDS), width)
     others = pc.invert(sampled)
@@ -222,7 +239,7 @@ def _part_of(responses: pa.Table, rewards: pa.Table) -> _Part:
         counts=validity_counts(rewards),
         prompt_ids=kept(responses, "prompt_id").to_pylist(),
         samples=kept(responses, "sample_index").to_pylist(),
-        rows=[Row(prompt, response) for prompt, response in zip(prompts, tokens, strict=True)],
+        rows=list(map(Row, prompts, tokens, routes)),
         matrices=matrices,
         outcome=_outcome_of(responses, rewards, counting),
         greedy_ids=responses["prompt_id"].filter(others).to_pylist(),
@@ -245,6 +262,7 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
     def given(name: str) -> Tensor | None:
         return _stacked(parts, name) if all(name in part.matrices for part in parts) else None
 
+    top_tokens, top_log_probs = (_top_of(parts, name) for name in TOP_COLUMNS)
     return Experience(
         rows=[row for part in parts for row in part.rows],
         prompt_ids=ids,
@@ -258,6 +276,8 @@ def _joined(parts: Sequence[_Part], shards: Sequence[int]) -> Experience:
         outcome=_together([part.outcome for part in parts]),
         greedy=_greedy_of(parts, ids),
         groups=_groups_of(ids),
+        teacher_top_tokens=top_tokens,
+        teacher_top_log_probs=top_log_probs,
         step_rewards=given(STEP_REWARDS),
         rewarded=RewardedRows(
             outcome=_together([part.rewarded for part in parts]),
@@ -304,10 +324,36 @@ def _together(outcomes: Sequence[ShapingInput]) -> ShapingInput:
     return ShapingInput(torch.cat(scores), torch.cat(lengths), torch.cat(ended))
 
 
+_DTYPES: dict[pa.DataType, Any] = {pa.bool_(): np.bool_, pa.int32(): np.int32}
+"""NumPy types of columns; those of others are float32."""
+
+
+def padded_top(column: pa.ChunkedArray, of_tokens: pa.ChunkedArray, width: int) -> Tensor:
+    """Return [rows, width * k] of a column with k values where ``of_tokens`` has one; k is 0 without any."""
+    k = int(columns.lengths(column).sum()) // max(1, int(columns.lengths(of_tokens).sum()))
+    return padded(column, width * k)
+
+
+def by_token(matrix: Tensor, longest: int, k: int) -> Tensor:
+    """Return [N, T, k] of a matrix [N, t * k] of at most T tokens, with zeros after a row's end."""
+    whole = torch.nn.functional.pad(matrix, (0, longest * k - matrix.shape[1]))
+    return whole.view(len(matrix), longest, k)
+
+
+def _top_of(parts: Sequence[_Part], name: str) -> Tensor | None:
+    """Put one column of the likeliest tokens together; k is 0 in parts that no teacher is for."""
+    if not all(name in part.matrices for part in parts):
+        return None
+    widths = [part.matrices[_MASK].shape[1] for part in parts]
+    sizes = (part.matrices[name].shape[1] for part in parts)
+    k = max(size // max(1, width) for size, width in zip(sizes, widths, strict=True))
+    return by_token(_stacked(parts, name), max(widths), k)
+
+
 def padded(column: pa.ChunkedArray, width: int = 0) -> Tensor:
     """Return [rows, longest] of a column of lists, at least ``width`` wide, with zeros after a row's end."""
     lengths, row = columns.lengths(column), 0
-    dtype = np.bool_ if pa.types.is_boolean(column.type.value_type) else np.float32
+    dtype = _DTYPES.get(column.type.value_type, np.float32)
     matrix = np.zeros((len(lengths), lengths.max(initial=width)), dtype)
     for chunk, values in zip(column.chunks, columns.values(column), strict=True):
         rows = slice(row, row + len(chunk))

@@ -14,7 +14,13 @@ from stages.ppo.routers import silenced
 
 
 def policy_outputs(
-    model: nn.Module, batch: MicroBatch, temperature: float, entropy: bool, entropy_grad: bool = False
+    model: nn.Module,
+    batch: MicroBatch,
+    temperature: float,
+    entropy: bool,
+    entropy_grad: bool = False,
+    others: Tensor | None = None,
+    top: int = 0,
 ) -> TokenOutputs:
     """Compute the log-probability of each response token under the tempered distribution, and its entropy;
     [B, R] each.
@@ -22,6 +28,8 @@ def policy_outputs(
     Args:
         entropy: whether to compute it.
         entropy_grad: whether it has a gradient.
+        others: [B, R, k] further ids for each token's place, whose log-probabilities are wanted too.
+        top: number of the most probable ids for each token's place that are wanted, in place of others.
     """
     length = batch.input_ids.shape[1]
     if batch.is_packed:
@@ -31,14 +39,16 @@ def policy_outputs(
         kept = length - batch.first_predictor
         line = batch.predictors // length
         positions = batch.predictors - (line + 1) * batch.first_predictor
-    asked = AskedTokens(positions, batch.tokens, temperature, entropy, entropy_grad)
+    further = None if others is None else others.flatten(0, 1)[batch.cells].long()
+    asked = AskedTokens(positions, batch.tokens, temperature, entropy, entropy_grad, further, top)
     places = {"input_ids": batch.input_ids, "position_ids": batch.position_ids}
     given = {**places, **seen_in(model, batch), "logits_to_keep": kept, "use_cache": False}
     if head := head_of(model, **places):
-        log_probs, entropies = head.outputs(model, given, asked)
+        found = head.outputs(model, given, asked)
     else:
-        log_probs, entropies = token_outputs(model(**given).logits.flatten(0, 1), asked)
-    return TokenOutputs(_by_row(batch, log_probs), None if entropies is None else _by_row(batch, entropies))
+        found = token_outputs(model(**given).logits.flatten(0, 1), asked)
+    by_row = [None if one is None else _by_row(batch, one) for one in found[1:]]
+    return TokenOutputs(_by_row(batch, found.log_probs), *by_row)
 
 
 def response_log_probs(model: nn.Module, batch: MicroBatch, temperature: float) -> Tensor:
@@ -64,9 +74,9 @@ def seen_in(model: nn.Module, batch: MicroBatch) -> dict[str, Any]:
 
 
 def _by_row(batch: MicroBatch, values: Tensor) -> Tensor:
-    """Scatter values [n] into a matrix [B, R]."""
-    shape = len(batch.rows), batch.num_response_columns
-    return values.new_zeros(shape).flatten().index_put((batch.cells,), values).view(shape)
+    """Scatter values [n, ...] into a matrix [B, R, ...]."""
+    shape = len(batch.rows), batch.num_response_columns, *values.shape[1:]
+    return values.new_zeros(shape).flatten(0, 1).index_put((batch.cells,), values).view(shape)
 
 
 _MOST_MASKED = 8192

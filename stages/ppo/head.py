@@ -146,7 +146,7 @@ class _HeadOutputs(torch.autograd.Function):
             measured[:, piece] = measure(logits, asked, piece)
         ctx.head, ctx.asked, ctx.shape = head, asked, hidden.shape
         ctx.save_for_backward(chosen, weight, bias, measured, logits if len(chosen) <= size else None)
-        return measured[:2].clone()
+        return measured[:-1].clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

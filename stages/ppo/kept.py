@@ -43,11 +43,11 @@ class Kept:
 
 _kept: Kept | None = None
 _in_use: Learner | None = None
-"""Learner of an update that is at work, or has failed: DeepSpeed holds on to it."""
+"""Learner of an update that is running, or has failed: DeepSpeed holds on to it."""
 
 
 def use(learner: Learner) -> None:
-    """Note that an update is at work with a learner."""
+    """Note that an update is running with a learner."""
     global _in_use
     _in_use = learner
 

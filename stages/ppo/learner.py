@@ -24,7 +24,7 @@ from stages.ppo.forward import (
     scatter_rows,
 )
 from stages.ppo.math.losses import Counts
-from stages.ppo.math.shaping import RunningMoments, flat_groups
+from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.minibatches import (
     MiniBatch,
     all_minibatches,
@@ -34,7 +34,7 @@ from stages.ppo.minibatches import (
 )
 from stages.ppo.sharing import can_share
 from stages.ppo.state.learned import Learned, StepDecision
-from stages.ppo.targets import Targets, TargetScores, make_targets, shape, teaching_rows
+from stages.ppo.targets import Targets, TargetScores, flat_rows, make_targets, shape, teaching_rows
 from stages.ppo.trainer import Trainer
 from stages.ppo.training import Learner, Steps, accumulate, say, train
 
@@ -118,8 +118,8 @@ def update(
     experience, scores = _shaped(config, experience, moments)
     if not len(experience):
         return Update(experience, scores, None, Steps(), total, 1.0)
-    # 2. mini-batches of the first epoch, over which old log-probabilities and values are computed, of the
-    # responses that have a gradient
+    learner.replay.check(experience.rows)
+    # 2. mini-batches of the first epoch, of responses with a gradient: for old log-probabilities and values
     teaching = None if learner.routers else teaching_rows(config, experience, scores)
     experience = replace(experience, teaching=teaching, shares_prompts=shares_prompts(learner))
     experience, first_epoch = begin_epochs(config, experience, iteration, num_shares)
@@ -164,7 +164,7 @@ def _shaped(
     scores = shape(config, experience, moments)
     if not config.algorithm.shaping.filter_groups:
         return experience, scores
-    kept = (~flat_groups(scores.shaped, experience.groups)).nonzero().flatten()
+    kept = (~flat_rows(experience, scores.shaped)).nonzero().flatten()
     return experience.select(kept.tolist()), scores.select(kept)
 
 
@@ -234,7 +234,12 @@ def log_probs_before(
         say("one step an iteration, and nothing before it needs old log-probabilities: the step gives them")
         return None
     temperature, policy = config.rollout.temperature, learner.policy.engine
-    return per_token(experience, minibatches, lambda b: response_log_probs(policy, b, temperature))
+
+    def forward(batch: MicroBatch) -> Tensor:
+        with learner.replay.of(batch):
+            return response_log_probs(policy, batch, temperature)
+
+    return per_token(experience, minibatches, forward)
 
 
 def with_first_steps(

@@ -184,6 +184,8 @@ def step_metrics(steps: Steps) -> dict[str, float]:
         metrics["policy/learning_rate"] = steps.rate
     if total["router_loss"]:
         metrics["policy/router_loss"] = total["router_loss"] / len(steps.sums)
+    if total["replayed"]:
+        metrics["policy/replayed_differ"] = total["replayed_differ"] / total["replayed"]
     if steps.critic_norms:
         metrics["value/loss"] = total["value_loss"] / len(steps.sums)
         metrics["value/clip_fraction"] = per_token["value_clip"]

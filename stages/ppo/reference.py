@@ -43,9 +43,9 @@ def with_reference(context: Context, experience: Experience, iteration: int) -> 
 
 def is_policy(context: Context, iteration: int) -> bool:
     """Whether the reference is what the policy is before an iteration's first step, and the policy computes
-    its log-probabilities over the very same micro-batches."""
+    its log-probabilities over the very same micro-batches. A reference chooses experts of its own."""
     config = context.config
-    if iteration > 1 or config.algorithm.shaping.filter_groups:
+    if iteration > 1 or config.algorithm.shaping.filter_groups or config.algorithm.router_replay:
         return False
     given = context.source(config.model.reference or config.model.policy)
     return given.resolve() == context.policy_files(0).base.resolve()

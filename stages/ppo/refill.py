@@ -19,16 +19,26 @@ from pipeline.config.schema import Config
 from pipeline.run.commits import FileEntry
 from pipeline.run.paths import CARRIED_PART
 from pipeline.run.plan import policy_maker
-from pipeline.run.schemas import CARRIED, STEP_REWARDS, TEACHER_LOGPROBS, TEACHER_WEIGHT, conform
+from pipeline.run.schemas import (
+    CARRIED,
+    ROUTED_EXPERTS,
+    STEP_REWARDS,
+    TEACHER_LOGPROBS,
+    TEACHER_TOP_LOGPROBS,
+    TEACHER_TOP_TOKENS,
+    TEACHER_WEIGHT,
+    conform,
+)
 from pipeline.run.shards import write_shard
 from stages import ranks
 from stages.context import Context
 from stages.files import columns
+from stages.files.routes import Routes, routes_column, routes_in
 from stages.ppo.batching import Row
-from stages.ppo.experience import Experience, RewardedRows, padded, read_experience
-from stages.ppo.math.shaping import RunningMoments, ShapingInput, flat_groups
+from stages.ppo.experience import TOP_COLUMNS, Experience, RewardedRows, by_token, padded, read_experience
+from stages.ppo.math.shaping import RunningMoments, ShapingInput
 from stages.ppo.state.learned import state_after
-from stages.ppo.targets import shape
+from stages.ppo.targets import flat_rows, shape
 from stages.ppo.training import say
 
 
@@ -91,7 +101,7 @@ def refilled(config: Config, candidates: Candidates, iteration: int, moments: Ru
     """
     given, wanted, carry = candidates.experience, config.data.prompts_per_iteration, config.rollout.carry
     own_scores = given.outcome.scores[torch.tensor(candidates.origins, dtype=torch.long) == iteration]
-    spread = with_spread(shape(config, given, moments).shaped, given.groups)
+    spread = with_spread(given, shape(config, given, moments).shaped)
     of_group = dict(zip(given.groups.tolist(), candidates.origins, strict=True))
     picked = pick({group: of_group[group] for group in spread}, iteration, wanted, carry)
     taken, spare = (candidates.select(rows_of(given, groups)) for groups in (picked.taken, picked.spare))
@@ -111,10 +121,11 @@ def refilled(config: Config, candidates: Candidates, iteration: int, moments: Ru
     return Intake(taken.experience, own_scores, spare if carry else None, metrics)
 
 
-def with_spread(scores: Tensor, groups: Tensor) -> list[int]:
-    """Return the numbers of the groups of two rows or more that do not all have the same score, ascending."""
+def with_spread(experience: Experience, scores: Tensor) -> list[int]:
+    """Return the numbers of the groups of two rows or more from which something is learned, ascending."""
+    groups = experience.groups
     has_others = torch.bincount(groups)[groups] > 1
-    return torch.unique(groups[~flat_groups(scores, groups) & has_others]).tolist()
+    return torch.unique(groups[~flat_rows(experience, scores) & has_others]).tolist()
 
 
 def pick(origins: Mapping[int, int], iteration: int, wanted: int, carry: int) -> Pick:
@@ -157,6 +168,8 @@ def joined(first: Candidates, second: Candidates) -> Candidates:
         reference_log_probs=below_if_given(one.reference_log_probs, other.reference_log_probs),
         teacher_log_probs=below_if_given(one.teacher_log_probs, other.teacher_log_probs),
         teacher_weights=below_if_given(one.teacher_weights, other.teacher_weights),
+        teacher_top_tokens=below_if_given(one.teacher_top_tokens, other.teacher_top_tokens),
+        teacher_top_log_probs=below_if_given(one.teacher_top_log_probs, other.teacher_top_log_probs),
         step_rewards=below_if_given(one.step_rewards, other.step_rewards),
         outcome=one.outcome.followed_by(other.outcome),
         groups=torch.cat([one.groups, other.groups + number]),
@@ -165,10 +178,13 @@ def joined(first: Candidates, second: Candidates) -> Candidates:
 
 
 def below(upper: Tensor, lower: Tensor) -> Tensor:
-    """Return the rows of both matrices, [N, T] of the wider one, with zeros after the narrower one's."""
-    width = max(upper.shape[1], lower.shape[1])
-    parts = [torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in (upper, lower)]
-    return torch.cat(parts)
+    """Return the rows of both matrices, [N, T] of the wider one, with zeros after the narrower one's; of
+    [N, T, k] both may be wider."""
+    widths = torch.tensor([upper.shape, lower.shape]).amax(dim=0).tolist()[1:]
+    found = upper.new_zeros(len(upper) + len(lower), *widths)
+    for part, rows in ((upper, slice(0, len(upper))), (lower, slice(len(upper), None))):
+        found[(rows, *map(slice, part.shape[1:]))] = part
+    return found
 
 
 def below_if_given(upper: Tensor | None, lower: Tensor | None) -> Tensor | None:
@@ -212,7 +228,7 @@ def table_of(candidates: Candidates) -> pa.Table:
     def cut(matrix: Tensor | None) -> list[object]:
         if matrix is None:
             return [None] * len(given)
-        return [row[:length].numpy() for row, length in zip(matrix, lengths, strict=True)]
+        return [row[:length].flatten().numpy() for row, length in zip(matrix, lengths, strict=True)]
 
     weights = given.teacher_weights
     rows = {
@@ -231,7 +247,17 @@ def table_of(candidates: Candidates) -> pa.Table:
         TEACHER_WEIGHT: [None] * len(given) if weights is None else weights.squeeze(1).tolist(),
         STEP_REWARDS: cut(given.step_rewards),
     }
-    return conform(rows, CARRIED)
+    tops = {
+        TEACHER_TOP_TOKENS: (given.teacher_top_tokens, pa.int32()),
+        TEACHER_TOP_LOGPROBS: (given.teacher_top_log_probs, pa.float32()),
+    }
+    further = {
+        name: pa.array(cut(top), pa.list_(kind)) for name, (top, kind) in tops.items() if top is not None
+    }
+    routes = [row.routes for row in given.rows]
+    if any(one is not None for one in routes):
+        further[ROUTED_EXPERTS] = routes_column(routes)
+    return conform(rows, CARRIED, extra=pa.table(further))
 
 
 def candidates_of(table: pa.Table, rewarded: RewardedRows) -> Candidates:
@@ -244,17 +270,23 @@ def candidates_of(table: pa.Table, rewarded: RewardedRows) -> Candidates:
     prompts, responses = (columns.lists(table[name]) for name in ("prompt_tokens", "response_tokens"))
     prompt_ids, weights = table["prompt_id"].to_pylist(), table[TEACHER_WEIGHT]
     keys = list(zip(origins, prompt_ids, strict=True))
+    routes: list[Routes | None] = [None] * len(origins)
+    if ROUTED_EXPERTS in table.column_names:
+        routes = [*routes_in(table[ROUTED_EXPERTS])]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    mask, (top_tokens, top_log_probs) = padded(table["response_mask"]), _tops_of(table)
     experience = Experience(
-        rows=[Row(prompt, response) for prompt, response in zip(prompts, responses, strict=True)],
+        rows=list(map(Row, prompts, responses, routes)),
         prompt_ids=prompt_ids,
         samples=table["sample_index"].to_pylist(),
         shards=table["shard"].to_pylist(),
-        mask=padded(table["response_mask"]),
+        mask=mask,
         rollout_log_probs=padded(table["rollout_logprobs"]),
         reference_log_probs=_padded_if_given(table["reference_logprobs"]),
         teacher_log_probs=_padded_if_given(table[TEACHER_LOGPROBS]),
         teacher_weights=None if weights.null_count else torch.tensor(weights.to_numpy()[:, None]).float(),
+        teacher_top_tokens=top_tokens,
+        teacher_top_log_probs=top_log_probs,
         step_rewards=_padded_if_given(table[STEP_REWARDS]),
         outcome=ShapingInput(
             scores=torch.tensor(table["reward"].to_pylist(), dtype=torch.float32),
@@ -266,6 +298,19 @@ def candidates_of(table: pa.Table, rewarded: RewardedRows) -> Candidates:
         rewarded=rewarded,
     )
     return Candidates(experience, origins)
+
+
+def _tops_of(table: pa.Table) -> tuple[Tensor | None, Tensor | None]:
+    """Return [N, T, k] of the columns of the likeliest tokens; None where a table has rows, and not these
+    columns."""
+    if not table.num_rows:
+        return torch.zeros(0, 0, 0, dtype=torch.int32), torch.zeros(0, 0, 0)
+    if TEACHER_TOP_TOKENS not in table.column_names:
+        return None, None
+    lengths = columns.lengths(table["response_tokens"])
+    k = int(columns.lengths(table[TEACHER_TOP_TOKENS]).sum()) // int(lengths.sum())
+    tokens, log_probs = (by_token(padded(table[name]), int(lengths.max()), k) for name in TOP_COLUMNS)
+    return tokens, log_probs
 
 
 def _padded_if_given(column: pa.ChunkedArray) -> Tensor | None:

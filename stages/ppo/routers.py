@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils.output_capturing import OutputRecorder
 
 from pipeline.config.model_files import ROUTER_LOGITS
 from pipeline.config.schema import ModelConfig
 from stages.context import UserError
 from stages.models.loading import without_weights
+from stages.models.routing import routers_in
 from stages.ppo.batching import MicroBatch
 from stages.ppo.math.routing import balance_loss
 
@@ -76,7 +76,7 @@ def routers_of(model: PreTrainedModel, coef: float | None) -> Routers | None:
         coef = own if getattr(settings, ROUTER_LOGITS, False) and own else 0.0
     if coef == 0:
         return None
-    modules, top_k = tuple(_routers_in(model)), getattr(settings, "num_experts_per_tok", None)
+    modules, top_k = tuple(routers_in(model)), getattr(settings, "num_experts_per_tok", None)
     if own is None or not modules or not top_k:
         what = "has no experts" if not modules else f"has no loss of its routers ({_WEIGHT}) in transformers"
         raise UserError(f"{_KEY}={coef}: {type(model).__name__} {what}; leave it out, or give 0")
@@ -88,22 +88,6 @@ def check_routers(model: ModelConfig, coef: float | None) -> None:
     UserError."""
     if coef:
         routers_of(without_weights(model), coef)
-
-
-def _routers_in(model: PreTrainedModel) -> Iterator[tuple[nn.Module, int]]:
-    recorders = [one for part in model.modules() for one in _recorders_of(part)]
-    for name, module in model.named_modules():
-        for one in recorders:
-            is_named = one.layer_name is None or f".{one.layer_name.strip('.')}." in f".{name}."
-            if one.target_class and isinstance(module, one.target_class) and is_named:
-                yield module, one.index
-                break
-
-
-def _recorders_of(part: nn.Module) -> list[OutputRecorder]:
-    """Return what a part of a model says of its routers; the whole model and its decoder say the same."""
-    given = (getattr(part, "_can_record_outputs", None) or {}).get("router_logits", ())
-    return [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, OutputRecorder)]
 
 
 def silenced(model: nn.Module) -> dict[str, bool]:

@@ -34,7 +34,7 @@ from stages.ppo.math.advantages import (
 from stages.ppo.math.kl import kl_per_token
 from stages.ppo.math.masked import masked_whiten
 from stages.ppo.math.mismatch import importance_weights
-from stages.ppo.math.shaping import RunningMoments, shaped_scores
+from stages.ppo.math.shaping import RunningMoments, flat_groups, shaped_scores
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class Targets:
     """Teachers' log-probabilities, for a KL to them in the loss; None without one."""
     teacher_weights: Tensor | None = None
     """[N, 1] coefficient of that KL."""
+    teacher_top_tokens: Tensor | None = None
+    """[N, T, k] ids that the KL is over (algorithm.distillation.top_k); None where it is estimated."""
+    teacher_top_log_probs: Tensor | None = None
+    """[N, T, k] the teacher's log-probabilities of them."""
 
     def to(self, device: torch.device) -> "Targets":
         """Return all of it on a device, from which micro-batches take their rows without waiting."""
@@ -96,12 +100,32 @@ def token_rewards(
         assert old_log_probs is not None
         penalty = kl_per_token(old_log_probs, experience.reference_log_probs, kl.per_token)
         rewards = torch.where(mask, -kl_coef * penalty, 0.0)
+    return _with_scores(experience, scores, rewards)
+
+
+def _with_scores(experience: Experience, scores: Tensor, rewards: Tensor) -> Tensor:
+    """Return rewards of tokens [N, T], plus the scores [N] at their tokens."""
+    mask, steps = experience.mask, experience.step_rewards
     at_last = last_tokens(mask)
-    if experience.step_rewards is None:
+    if steps is None:
         return torch.where(at_last, rewards + scores.unsqueeze(1), rewards)
-    steps = experience.step_rewards
     rewards = torch.where(mask & ~steps.isnan(), rewards + steps, rewards)
     return torch.where(at_last, rewards + (scores - experience.outcome.scores).unsqueeze(1), rewards)
+
+
+def flat_rows(experience: Experience, scores: Tensor) -> Tensor:
+    """Return [N] true for the rows of groups from which a group estimator learns nothing: all rows have the
+    same score, or where steps have rewards, all steps of them the same reward.
+
+    Args:
+        scores: [N] shaped scores.
+    """
+    ends = step_ends(experience, scores)
+    if ends is None:
+        return flat_groups(scores, experience.groups)
+    rewards = _with_scores(experience, scores, torch.zeros_like(experience.rollout_log_probs))
+    steps = reward_steps(rewards, ends, experience.mask)
+    return flat_groups(steps.rewards, experience.groups, steps.rows)
 
 
 def last_tokens(mask: Tensor) -> Tensor:
@@ -154,6 +178,8 @@ def make_targets(
         kl_coef=kl_coef,
         teacher_log_probs=experience.teacher_log_probs if is_in_loss else None,
         teacher_weights=experience.teacher_weights if is_in_loss else None,
+        teacher_top_tokens=experience.teacher_top_tokens if is_in_loss else None,
+        teacher_top_log_probs=experience.teacher_top_log_probs if is_in_loss else None,
     )
 
 

@@ -7,19 +7,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pipeline.config.algorithm import DistillationConfig, OldLogProbs
+from pipeline.config.algorithm import OldLogProbs
 from pipeline.config.schema import Config
 from stages import ranks
 from stages.context import NumericalError
 from stages.logs import log
 from stages.models.devices import device
+from stages.models.routing import routing_of
 from stages.ppo.batching import MicroBatch
+from stages.ppo.distillation import asked_of, teacher_loss
 from stages.ppo.experience import Experience
 from stages.ppo.forward import gather_rows, policy_outputs, response_values, scatter_rows
 from stages.ppo.math.kl import kl_loss_per_token
 from stages.ppo.math.losses import Counts, aggregate, policy_loss, value_loss
 from stages.ppo.math.masked import masked_sum
 from stages.ppo.minibatches import MiniBatch, StepPosition, all_minibatches
+from stages.ppo.replay import Replay
 from stages.ppo.routers import Routers, routers_of
 from stages.ppo.state.learned import StepDecision
 from stages.ppo.targets import Targets
@@ -45,6 +48,11 @@ class Learner:
         """Routers of the policy, where their loss is a part of the policy's."""
         return routers_of(self.policy.model, self.config.algorithm.router_aux_loss_coef)
 
+    @cached_property
+    def replay(self) -> Replay:
+        """Routers of the policy, where it goes through the experts of its rollouts."""
+        return Replay(routing_of(self.policy.model) if self.config.algorithm.router_replay else None)
+
     @property
     def trained(self) -> tuple[Trainer, ...]:
         """Those that take steps."""
@@ -64,6 +72,8 @@ SUMMED = (
     "policy_loss",
     "value_loss",
     "router_loss",
+    "replayed",
+    "replayed_differ",
     "entropy",
     "ratio",
     "approx_kl",
@@ -87,18 +97,15 @@ class MiniBatchStats:
     """Losses, in order: name, micro-batch, and [B] the sum over each row's tokens."""
 
     def add(self, name: str, values: Tensor, mask: Tensor) -> None:
-        self._add(name, masked_sum(values.detach().double(), mask))
+        self.add_sum(name, masked_sum(values.detach().double(), mask))
 
     def add_loss(self, name: str, batch: MicroBatch, loss: Tensor, per_token: Tensor, mask: Tensor) -> None:
         """Add ``loss``, the aggregate of ``per_token`` [B, R]."""
         self.losses.append((name, batch, torch.where(mask, per_token, 0.0).sum(dim=1).detach()))
-        self._add(f"{name}_loss", loss.detach().double())
+        self.add_sum(f"{name}_loss", loss.detach().double())
 
-    def add_router_loss(self, loss: Tensor) -> None:
-        """Add a micro-batch's share of the loss of routers, before its weight."""
-        self._add("router_loss", loss.detach().double())
-
-    def _add(self, name: str, value: Tensor) -> None:
+    def add_sum(self, name: str, value: Tensor) -> None:
+        """Add a sum over a micro-batch."""
         assert name in SUMMED, name
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
@@ -196,8 +203,9 @@ def accumulate(
         on_device = micro.to(device())
         if learner.trains_policy:
             on_device.count_pass()
-            loss = routed_part(learner, targets, on_device, counts, tally, log_probs, tokens)
-            learner.policy.backward(loss, is_last, batch.num_shares)
+            with learner.replay.of(on_device, tally.add_sum):  # also what the backward pass computes again
+                loss = routed_part(learner, targets, on_device, counts, tally, log_probs, tokens)
+                learner.policy.backward(loss, is_last, batch.num_shares)
         if learner.critic:
             on_device.count_pass()
             loss = critic_part(learner, targets, on_device, counts, tally)
@@ -223,7 +231,7 @@ def routed_part(
     if batch.is_dummy:
         return loss
     balance = learner.routers.loss(logits, batch) * (batch.num_tokens / tokens)
-    tally.add_router_loss(balance)
+    tally.add_sum("router_loss", balance.detach().double())
     return loss + learner.routers.coef * balance
 
 
@@ -243,9 +251,9 @@ def policy_part(
 ) -> Tensor:
     """Compute the policy loss of one micro-batch, as its share of the mini-batch's loss; its
     log-probabilities are written into ``found`` [N, T], and are the old ones where there are no others."""
-    algorithm = learner.config.algorithm
+    algorithm, asked = learner.config.algorithm, asked_of(targets, batch)
     temperature, has_bonus = learner.config.rollout.temperature, algorithm.entropy_coef > 0
-    outputs = policy_outputs(learner.policy.engine, batch, temperature, entropy=True, entropy_grad=has_bonus)
+    outputs = policy_outputs(learner.policy.engine, batch, temperature, True, has_bonus, asked)
     log_probs, entropy = outputs.log_probs, outputs.entropy
     if batch.is_dummy:
         return no_loss(log_probs)
@@ -265,7 +273,7 @@ def policy_part(
         per_token = per_token + targets.kl_coef * kl
         tally.add("kl_loss", kl, mask)
     if targets.teacher_log_probs is not None:
-        per_token = per_token + teacher_loss(algorithm.distillation, targets, batch, log_probs)
+        per_token = per_token + teacher_loss(algorithm.distillation, targets, batch, outputs)
     with torch.no_grad():
         tally.add("entropy", entropy, mask)
         tally.add("ratio", result.ratio, mask)
@@ -278,18 +286,6 @@ def policy_part(
     loss = aggregate(per_token, mask, algorithm.loss_aggregation, counts)
     tally.add_loss("policy", batch, loss, per_token, mask)
     return loss
-
-
-def teacher_loss(given: DistillationConfig, targets: Targets, batch: MicroBatch, log_probs: Tensor) -> Tensor:
-    """Compute KL(policy || teacher) times its weight, of each token of a micro-batch, [B, R]; 0 for responses
-    without a teacher."""
-    assert targets.teacher_log_probs is not None
-    assert targets.teacher_weights is not None
-    weights = targets.teacher_weights[batch.rows]
-    # Another model computed them: in the backward pass 0 times NaN is NaN.
-    is_taught = gather_rows(targets.mask, batch) & (weights > 0)
-    teacher = torch.where(is_taught, gather_rows(targets.teacher_log_probs, batch), log_probs.detach())
-    return weights * kl_loss_per_token(log_probs, teacher, given.per_token, given.straight_through)
 
 
 def critic_part(

@@ -60,7 +60,7 @@ WRITE, HELD_UP = "seconds/state/write", "seconds/state/held_up"
 _seconds: dict[str, float] = {}
 """Numbers for the next update's record."""
 _newest: _Job | None = None
-"""The job at work, or the last one."""
+"""The running job, or the last one."""
 _at_end: Callable[[], None] | None = None
 
 
@@ -100,7 +100,7 @@ def hear_of_end(act: Callable[[], None]) -> None:
 
 
 def wait(seconds: float | None = None) -> bool:
-    """Wait until the job at work has ended, but no longer than ``seconds``. Returns whether none is left."""
+    """Wait until the running job has ended, but no longer than ``seconds``. Returns whether none is left."""
     thread = _newest.thread if _newest else None
     if thread is not None:
         thread.join(seconds)
@@ -108,7 +108,7 @@ def wait(seconds: float | None = None) -> bool:
 
 
 def finish() -> None:
-    """Wait for the job at work, as long as its label says. Raises TimeoutError."""
+    """Wait for the running job, as long as its label says. Raises TimeoutError."""
     label = at_work()
     if label is not None and not wait(label.patience):
         raise TimeoutError(f"{_state(label)} was not written within {label.patience:.0f} s")
@@ -142,7 +142,7 @@ def newest(root: Path) -> int:
 
 
 def leave() -> None:
-    """Wait for the job at work before the process leaves, as long as it says."""
+    """Wait for the running job before the process leaves, as long as it says."""
     label = at_work()
     if label is None:
         return
@@ -155,7 +155,7 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def before_termination() -> Iterator[None]:
-    """Have SIGTERM, in this block, end the process only when the job at work has ended (:func:`leave`)."""
+    """Have SIGTERM, in this block, end the process only when the running job has ended (:func:`leave`)."""
     if threading.current_thread() is not threading.main_thread() or at_work() is None:
         yield
         return

@@ -1,35 +1,26 @@
 """Scores of each reward component for a table of responses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config.engine_rules import vllm_in
-from pipeline.config.engines import Engine
 from pipeline.config.reward import Component, NormalizationConfig, RewardModelConfig, RuleConfig
-from pipeline.data.chat import refusals
-from pipeline.data.prompts import Prompt, read_prompts, summarize
-from pipeline.data.rendering import prompt_text
-from pipeline.data.tokens import affixes_of, text_ids
+from pipeline.data.prompts import read_prompts, summarize
 from pipeline.plugins.called import why_no_score
 from pipeline.run.schemas import RESERVED_COLUMNS
 from pipeline.run.tasks import PREPARE, Stage
 from stages.context import Context, NumericalError, UserError
-from stages.engines import Wanted, engine, make_scorer
-from stages.engines.base import Scorer, problem_of
-from stages.generation.chat import messages_json, tools_json
 from stages.logs import log
-from stages.models.tokenizers import policy_ends, same_tokenizer, tokenizer_of
-from stages.process.kept import kept_value
+from stages.models.tokenizers import policy_ends, tokenizer_of
 from stages.rewards.failed import rows_judged
-from stages.rewards.rows import conversation_ids, name_of, texts_with_special_tokens, tokenized_conversations
+from stages.rewards.models import RewardModel
+from stages.rewards.rows import name_of, texts_with_special_tokens
 from stages.rewards.rules import rule_scores
-from stages.rewards.steps import stepped
+from stages.rewards.step_models import StepModel
+from stages.rewards.steps import SteppedScore, stepped
 from stages.rewards.validity import Score
 
 
@@ -46,11 +37,11 @@ def component_scores(
     chosen = context.config.reward.components if components is None else components
     for name, component in chosen.items():
         if isinstance(component, RewardModelConfig):
-            model = RewardModel(context, component)
+            model = reward_model(context, component)
             with context.computing():
                 raw = model.score(rows)
             mean, std = normalization_of(context, name, component.normalization)
-            scores[name] = [None if score is None else (score - mean) / std for score in raw]
+            scores[name] = [normalized(score, mean, std) for score in raw]
             metrics[f"truncated/{name}"] = float(model.num_truncated)
             metrics[f"unscored/{name}"] = float(model.num_unscored)
             del model  # the next component's may need its memory
@@ -78,9 +69,21 @@ def load_component(context: Context, components: Mapping[str, Component]) -> str
     """Load the first of these that is a reward model. Returns its engine; None: none is."""
     for component in components.values():
         if isinstance(component, RewardModelConfig):
-            RewardModel(context, component)
+            reward_model(context, component)
             return component.engine or context.config.reward.engine
     return None
+
+
+def reward_model(context: Context, config: RewardModelConfig) -> RewardModel:
+    """Load the model of a component."""
+    return StepModel(context, config) if config.steps else RewardModel(context, config)
+
+
+def normalized(score: Score, mean: float, std: float) -> Score:
+    """Return a raw score, or each step of it, normalised."""
+    if isinstance(score, SteppedScore):
+        return SteppedScore.of([None if step is None else (step - mean) / std for step in score.steps])
+    return None if score is None else (score - mean) / std
 
 
 def check_finite(name: str, scores: Sequence[Score], rows: pa.Table) -> None:
@@ -89,102 +92,6 @@ def check_finite(name: str, scores: Sequence[Score], rows: pa.Table) -> None:
     for index, score in enumerate(scores):
         if score is not None and (why := why_no_score(score)):
             raise NumericalError(f"{name} gives {score} {why} for {name_of(rows, index)}")
-
-
-class RewardModel:
-    """A reward model with its own tokenizer and chat template."""
-
-    def __init__(self, context: Context, config: RewardModelConfig) -> None:
-        context.source(config.path)
-        self._config = config
-        self._rendering = context.rendering
-        self._context = context
-        self._tokenizer = tokenizer_of(context, config.path)
-        self._affixes = affixes_of(self._tokenizer)
-        self._shares_tokens = shares_tokens(context, config.path)
-        name, fingerprint = config.engine or context.config.reward.engine, context.fingerprint_of(config.path)
-        whole, vllm = context.config, None
-        if name == Engine.VLLM:
-            vllm = vllm_in(whole, "reward", context.task.job_kind)
-            whole = replace(whole, reward=replace(whole.reward, vllm=vllm))
-        wanted = Wanted("scorer", context.attempt, (config.path, whole), (fingerprint,), name, vllm)
-        self._scorer: Scorer = engine(wanted, lambda: make_scorer(whole, name, config.path))
-        self._limit = self._scorer.limits.context
-        self.num_truncated = 0
-        """Sequences that were cut to fit the reward model's context: behind the tokens that begin a text."""
-        self.num_unscored = 0
-        """Rows that this model has not scored."""
-
-    def score(self, rows: pa.Table) -> list[Score]:
-        """Return raw scores, one per row of a rollout table. 0 for a row without a response, None for one
-        that this model cannot take; both are counted."""
-        has_response = pc.greater(pc.list_value_length(rows["response_tokens"]), 0)
-        scored = rows.filter(has_response)
-        sequences = self._cut(self._sequences(scored))
-        problems = [problem_of(sequence, self._scorer.limits, new_tokens=0) for sequence in sequences]
-        self.num_unscored = rows.num_rows - problems.count(None)
-        if unfit := [i for i, problem in enumerate(problems) if problem]:
-            first = f"the first of them {name_of(scored, unfit[0])}: {problems[unfit[0]]}"
-            log.warning(f"{self._config.path} cannot score {len(unfit)} rows, {first}")
-        fitting = [sequence for sequence, problem in zip(sequences, problems, strict=True) if not problem]
-        found = iter(self._scorer.score(fitting))
-        scores = iter([None if problem else next(found) for problem in problems])
-        return [next(scores) if is_scored else 0.0 for is_scored in has_response.to_pylist()]
-
-    def _sequences(self, rows: pa.Table) -> list[list[int]]:
-        """Return this model's ids of each row."""
-        if self._shares_tokens:
-            columns = rows["prompt_tokens"].to_pylist(), rows["response_tokens"].to_pylist()
-            return [p + r for p, r in zip(*columns, strict=True)]
-        own = self._rendering.without_arguments()
-        return tokenized_conversations(self._tokenizer, rows, f"reward model {self._config.path}", own)
-
-    def score_texts(self, prompts: Sequence[Prompt], responses: list[str]) -> list[float]:
-        """Return raw scores of texts (prompts and responses), over the tokens that a rollout of them has."""
-        tokens = []
-        for index, texts in enumerate(zip(prompts, responses, strict=True)):
-            try:
-                tokens.append(self._sample_ids(*texts))
-            except refusals() as error:
-                raise UserError(
-                    f"the chat template of {self._config.path} refuses reference sample {index}: {error}"
-                ) from error
-        if not all(tokens):
-            raise UserError(f"the tokenizer of {self._config.path} gives no token for a response")
-        return self._scorer.score(self._cut(tokens))
-
-    def _sample_ids(self, prompt: Prompt, response: str) -> list[int]:
-        if self._shares_tokens:
-            return self._as_rolled_out(prompt, response)
-        own = self._rendering.without_arguments()
-        if isinstance(prompt.prompt, str):
-            return conversation_ids(self._tokenizer, own, prompt.prompt, None, response)
-        messages, tools = messages_json(prompt.prompt), tools_json(prompt.tools)
-        return conversation_ids(self._tokenizer, own, "", messages, response, tools=tools)
-
-    def _as_rolled_out(self, prompt: Prompt, response: str) -> list[int]:
-        """Return the policy's own ids: prompt, response and the token that ends it."""
-        is_chat = not isinstance(prompt.prompt, str)
-        text, affixes = prompt_text(prompt, self._tokenizer, self._rendering), self._affixes
-        made = partial(text_ids, self._tokenizer, ends=False, affixes=affixes)
-        (begun,), (written,) = made([text], special=not is_chat), made([response], special=False)
-        end = policy_ends(self._context).of_answer(is_chat)
-        return [*begun, *written, *(() if end is None else (end,))]
-
-    def _cut(self, sequences: list[list[int]]) -> list[list[int]]:
-        self.num_truncated = sum(len(sequence) > self._limit for sequence in sequences)
-        return [self._affixes.cut(sequence, self._limit) for sequence in sequences]
-
-
-def shares_tokens(context: Context, directory: str) -> bool:
-    """Whether the tokenizer of a reward model is the policy's own."""
-    policy = context.config.model.policy
-    key = (directory, *map(context.fingerprint_of, (directory, policy)), context.config.model)
-
-    def compare() -> bool:
-        return same_tokenizer(tokenizer_of(context, directory), tokenizer_of(context, policy))
-
-    return bool(kept_value(f"shares_tokens {directory}", key, compare))
 
 
 def normalization_of(context: Context, name: str, config: NormalizationConfig | None) -> tuple[float, float]:

@@ -5,6 +5,7 @@ Registered as ``reasoning_gym``; needs the extra ``reasoning-gym``. No text that
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 try:
@@ -51,8 +52,11 @@ class ReasoningGym:
                 "give each data set of composite a component of its own: data.environment.components.NAME "
                 "with source=reasoning_gym, arguments.dataset=... and weight=..."
             )
-        if dataset not in DATASETS:
-            raise ValueError(f"no data set {dataset!r}; there are: {', '.join(sorted(DATASETS))}")
+        if not isinstance(dataset, str) or dataset not in DATASETS:
+            near = "".join(
+                f" (did you mean {one!r}?)" for one in get_close_matches(str(dataset), DATASETS, n=1)
+            )
+            raise ValueError(f"no data set {dataset!r}{near}; there are: {', '.join(sorted(DATASETS))}")
         if system is not None and not chat:
             raise ValueError("system is a chat message, and chat is false; leave one of them out")
         self._dataset, self._settings = dataset, settings

@@ -19,7 +19,7 @@ from stages.models.devices import device
 from stages.models.hidden import hide_unknown_ids
 from stages.models.loading import load_causal_lm
 from stages.ppo.batching import Row, micro_batches
-from stages.ppo.forward import response_log_probs
+from stages.ppo.forward import policy_outputs
 from stages.ppo.sharing import can_share
 
 
@@ -64,15 +64,17 @@ def _loaded(config: Config, files: PolicyFiles) -> PreTrainedModel:
 def reference_log_probs(context: Context, rows: pa.Table) -> pa.ListArray:
     """Compute the log-probability of each response token under the reference: :func:`log_probs_of` all that
     was sampled."""
-    return log_probs_of(context, rows, load_reference(context), np.array(is_sampled(rows), dtype=bool))
+    found, *_ = log_probs_of(context, rows, load_reference(context), np.array(is_sampled(rows), dtype=bool))
+    return found
 
 
 @torch.inference_mode()
 def log_probs_of(
-    context: Context, rows: pa.Table, kept: Reference, wanted: npt.NDArray[np.bool_]
-) -> pa.ListArray:
+    context: Context, rows: pa.Table, kept: Reference, wanted: npt.NDArray[np.bool_], top_k: int | None = None
+) -> list[pa.ListArray]:
     """Compute the log-probability of each response token under a model, sampling temperature included; a
-    column of float32.
+    column of float32. With ``top_k`` also, of each token's place, that many ids that are most probable there,
+    and their log-probabilities: columns of int32 and float32, with so many values a token.
 
     Args:
         wanted: [rows] true for the responses to compute; the others have null.
@@ -81,14 +83,23 @@ def log_probs_of(
     prompts, responses = (columns.lists(rows[name]) for name in ("prompt_tokens", "response_tokens"))
     sequences = [Row(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
     offsets = np.cumsum([0, *np.where(wanted, columns.lengths(rows["response_tokens"]), 0)])
-    found = np.empty(offsets[-1], np.float32)
+    found, top = np.empty(offsets[-1], np.float32), top_k or 0
+    top_ids, top_found = np.empty((len(found), top), np.int32), np.empty((len(found), top), np.float32)
     # A prompt that the engine refused has no response, and may be one that this model cannot take either.
     written = np.flatnonzero(np.diff(offsets)).tolist()
     with context.computing():
         shared = config.rollout.samples_per_prompt > 1 and can_share(kept.model)
         for batch in micro_batches(sequences, written, config.reward.tokens_per_batch, shared=shared):
             batch.count_pass()
-            log_probs = response_log_probs(kept.model, batch.to(device()), config.rollout.temperature)
-            for index, line in zip(batch.rows.tolist(), log_probs.cpu().numpy(), strict=True):
-                found[offsets[index] : offsets[index + 1]] = line[: len(responses[index])]
-    return columns.column_of(found, offsets, ~wanted)
+            outputs = policy_outputs(
+                kept.model, batch.to(device()), config.rollout.temperature, entropy=False, top=top
+            )
+            pairs = [(found, outputs.log_probs), (top_ids, outputs.top), (top_found, outputs.others)]
+            for flat, matrix in pairs[: 3 if top else 1]:
+                assert matrix is not None, "it was asked for"
+                for index, line in zip(batch.rows.tolist(), matrix.cpu().numpy(), strict=True):
+                    flat[offsets[index] : offsets[index + 1]] = line[: len(responses[index])]
+    made = [columns.column_of(found, offsets, ~wanted)]
+    if top:
+        made += [columns.column_of(flat.flatten(), offsets * top, ~wanted) for flat in (top_ids, top_found)]
+    return made

@@ -103,7 +103,26 @@ def conversation_ids(
     *,
     tools: str | None = None,
 ) -> list[int]:
-    """Return the ids of a conversation, by a reward model's own template and tokenizer.
+    """Return the ids of a conversation, by a reward model's own template and tokenizer. For arguments see
+    :func:`conversation_text`."""
+    text, special = conversation_text(
+        tokenizer, rendering, prompt, messages, response, following, tools=tools
+    )
+    return token_ids(tokenizer, text, special=special)
+
+
+def conversation_text(
+    tokenizer: "PreTrainedTokenizerBase",
+    rendering: Rendering,
+    prompt: str,
+    messages: str | None,
+    response: str,
+    following: str | None = None,
+    *,
+    tools: str | None = None,
+) -> tuple[str, bool]:
+    """Return the text of a conversation, by a reward model's own template, and whether what its tokenizer
+    puts around texts belongs to it.
 
     Args:
         rendering: what the template is given besides messages and tools.
@@ -112,13 +131,12 @@ def conversation_ids(
         tools: the prompt's tools, as JSON. Default: none.
     """
     if messages is None:
-        return token_ids(tokenizer, prompt + response, special=True)
+        return prompt + response, True
     answer = json.loads(following) if following else [{"role": "assistant", "content": response}]
     conversation = [*json.loads(messages), *answer]
     if tokenizer.chat_template:
-        text = rendering.text(tokenizer, conversation, json.loads(tools) if tools else None)
-        return token_ids(tokenizer, text, special=False)
-    return token_ids(tokenizer, "\n".join(message["content"] or "" for message in conversation), special=True)
+        return rendering.text(tokenizer, conversation, json.loads(tools) if tools else None), False
+    return "\n".join(message["content"] or "" for message in conversation), True
 
 
 def token_ids(tokenizer: "PreTrainedTokenizerBase", text: str, special: bool) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from pipeline.config.reward import Component, RuleConfig, StepUnit, prefill_of
+from pipeline.config.reward import Component, RemoteConfig, RuleConfig, StepUnit, prefill_of
 from pipeline.data.tokens import written_text
 from pipeline.plugins.called import Steps
 from pipeline.run.schemas import component_column, steps_column
@@ -34,7 +34,7 @@ class SteppedScore(float):
 
 def gives_steps(component: Component) -> bool:
     """Whether a component gives rewards of steps."""
-    return isinstance(component, RuleConfig) and component.steps is not None
+    return not isinstance(component, RemoteConfig) and component.steps is not None
 
 
 def stepped(
@@ -80,12 +80,16 @@ Raises ValueError in words that follow the response's name."""
 
 def turn_ends(steps: Steps, ids: Sequence[int], mask: Sequence[bool], prompt: str) -> list[int]:
     """Return the last token of each turn of the policy. An :data:`EndsOf`."""
-    ends = [
-        i for i, (one, following) in enumerate(itertools.pairwise([*mask, False])) if one and not following
-    ]
+    ends = last_of_turns(mask)
     if len(ends) != len(steps):
         raise ValueError(f"{len(steps)} steps, and it has {len(ends)} turns; give one number for each turn")
     return ends
+
+
+def last_of_turns(mask: Sequence[bool]) -> list[int]:
+    """Return the last token of each turn of the policy."""
+    turns = itertools.pairwise([*mask, False])
+    return [i for i, (one, following) in enumerate(turns) if one and not following]
 
 
 def character_ends(context: Context, rule: RuleConfig) -> EndsOf:
@@ -104,10 +108,20 @@ def character_ends(context: Context, rule: RuleConfig) -> EndsOf:
             raise ValueError(
                 f"a step up to character {beyond[0]}, and its text has {length}; give at most that"
             )
-        counts = range(1, len(ids) + 1)
-        return [bisect_left(counts, end, key=characters) for end, _ in steps]
+        return tokens_of([end for end, _ in steps], characters, len(ids))
 
     return ends_of
+
+
+def tokens_of(ends: Sequence[int], characters: Callable[[int], int], num_tokens: int) -> list[int]:
+    """Return the first token with which a response has as many characters.
+
+    Args:
+        ends: numbers of characters.
+        characters: characters of the first tokens, by their number.
+    """
+    counts = range(1, num_tokens + 1)
+    return [bisect_left(counts, end, key=characters) for end in ends]
 
 
 def step_rewards(

@@ -3,7 +3,7 @@
 import pyarrow as pa
 
 from pipeline.data.band import Standing, mean_rewards, standing_after
-from pipeline.data.sampler import NONE, Deal, Indices, Portion, deal, deal_by_weight, portions
+from pipeline.data.sampler import NONE, Deal, Indices, Portion, deal_portions, portions
 from pipeline.run.commits import FileEntry
 from pipeline.run.paths import BAND_PART
 from pipeline.run.plan import policy_maker
@@ -16,27 +16,15 @@ from stages.context import Context
 def dealt_to(task: Task, context: Context) -> Deal:
     """Return the prompts of a shard: of all, or by the weights of their files, without those that data.band
     leaves out."""
-    config, data = context.config, context.config.data
-    num_shards, seed, left_out = config.rollout.num_shards, config.seed, left_out_of(task, context)
-    if not data.weights:
-        return deal(
-            context.read(PREPARE).rows,
-            iteration=task.iteration,
-            prompts_per_iteration=config.prompts_per_rollout,
-            num_shards=num_shards,
-            shard=task.shard,
-            seed=seed,
-            shuffle=data.shuffles_epochs,
-            left_out=left_out,
-        )
-    return deal_by_weight(
+    config = context.config
+    return deal_portions(
         portions_of(context),
         iteration=task.iteration,
-        num_shards=num_shards,
+        num_shards=config.rollout.num_shards,
         shard=task.shard,
-        seed=seed,
-        shuffle=data.shuffles_epochs,
-        left_out=left_out,
+        seed=config.seed,
+        shuffle=config.data.shuffles_epochs,
+        left_out=left_out_of(task, context),
     )
 
 

@@ -26,6 +26,7 @@ from pipeline.data.checks import (
 )
 from pipeline.data.curriculum import curriculum_order
 from pipeline.data.enough import SETS_MERGE, check_sets, check_usable
+from pipeline.data.fit import check_top_k
 from pipeline.data.prompts import Rejected, made_prompts, write_rejected
 from pipeline.data.rendering import scoring_templates
 from pipeline.data.summary import counts, length_metrics, lines, num_masked
@@ -97,6 +98,7 @@ def checked_files(context: Context, rules: Sequence[OpenRule], rejected: Path) -
     the file ``rejected``. Raises PromptError, PluginError."""
     config, rendering = context.config, context.rendering
     tokenizer = tried_tokenizer(config, "model.policy", config.model.policy)
+    check_top_k(config, tokenizer)
     templates = scoring_templates(
         config, rendering, partial(tried_tokenizer, config), partial(same_tokenizer, tokenizer)
     )

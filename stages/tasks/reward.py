@@ -25,7 +25,7 @@ from pipeline.run.schemas import (
     conform,
     environment_of,
     is_sampled,
-    teacher_column,
+    teacher_columns,
     validity_counts,
     version_of,
 )
@@ -53,7 +53,7 @@ def run(task: Task, context: Context) -> StageResult:
         from stages.rewards.reference import reference_log_probs  # torch, which rules alone do not need
 
         reference = reference_log_probs(context, rows)
-    extra = combined(reward.teachers, {name: teachers[name] for name in reward.teachers})
+    extra = combined(reward.teachers, teachers)
     table = reward_table(context.config, rows, scores, reference, extra)
     output = write_shard(context.paths, context.files.data(context.attempt), table)
     metrics["responses"] = float(pc.sum(is_sampled(rows)).as_py())
@@ -114,8 +114,8 @@ def validity_metrics(rewards: pa.Table) -> dict[str, float]:
 
 
 def pool_scores(context: Context) -> tuple[dict[str, list[Score]], dict[str, pa.ChunkedArray]]:
-    """Return one score per row of this task's rollout shard, by component that has a pool, and what the
-    teachers that have one gave."""
+    """Return one score per row of this task's rollout shard, by component that has a pool, and the columns of
+    teachers that have one."""
     scores: dict[str, list[Score]] = {}
     teachers: dict[str, pa.ChunkedArray] = {}
     for pool in context.config.reward.pools:
@@ -123,7 +123,9 @@ def pool_scores(context: Context) -> tuple[dict[str, list[Score]], dict[str, pa.
         table = context.table(task, SCORE)
         for name in context.config.reward.components_of(pool):
             scores[name] = scores_in(table, name)
-        teachers |= {name: table[teacher_column(name)] for name in context.config.reward.teachers_of(pool)}
+        for name in context.config.reward.teachers_of(pool):
+            top_k = context.config.algorithm.distillation.top_k
+            teachers |= {column: table[column] for column in teacher_columns(name, top_k)}
     return scores, teachers
 
 

@@ -11,7 +11,6 @@ from pipeline.run.schemas import (
     component_column,
     conform,
     is_sampled,
-    teacher_column,
     version_of,
 )
 from pipeline.run.shards import write_shard
@@ -53,10 +52,10 @@ def score_table(
     teachers: Mapping[str, pa.Array],
     with_steps: Collection[str] = (),
 ) -> pa.Table:
-    """Return each component's scores, the steps of those that give some, and what each teacher gives, beside
+    """Return each component's scores, the steps of those that give some, and the columns of teachers, beside
     the names of the responses, row by row."""
     columns = {component_column(name): pa.array(values, pa.float64()) for name, values in scores.items()}
     columns |= step_columns({name: scores[name] for name in with_steps})
-    columns |= {teacher_column(name): values for name, values in teachers.items()}
+    columns |= teachers
     names = {column: rows[column].combine_chunks() for column in ("prompt_id", "sample_index")}
     return conform(names, SCORE, extra=pa.table(columns))

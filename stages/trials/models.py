@@ -17,13 +17,14 @@ from pipeline.config.algorithm import Estimator
 from pipeline.config.model_classes import why_unknown
 from pipeline.config.model_files import BadModel, Tensor, read_header, read_json, read_tensors
 from pipeline.config.model_rules import Use, UsedModel, used_models
+from pipeline.config.reward import RewardModelConfig
 from pipeline.config.schema import Config
 from pipeline.config.trainable import quantisation_of
 from pipeline.config.update import Precision, TrainingEngine
 from stages.context import UserError
 from stages.logs import log
 from stages.models.numerics import choose_accelerator
-from stages.models.tokenizers import load_tokenizer
+from stages.models.tokenizers import check_step_token, load_tokenizer
 
 _EXPONENTS: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
@@ -127,6 +128,20 @@ def tokenizer_problems(config: Config) -> Iterator[UserError]:
             tried_tokenizer(config, key, str(directory))
         except UserError as error:
             yield error
+    if not config.model.tokenizer:
+        yield from _step_token_problems(config)
+
+
+def _step_token_problems(config: Config) -> Iterator[UserError]:
+    """Yield why models cannot be given the tokens that end steps."""
+    for name, component in config.reward.components.items():
+        if isinstance(component, RewardModelConfig) and component.step_token:
+            key = f"reward.components.{name}"
+            try:
+                tokenizer = tried_tokenizer(config, f"{key}.path", component.path)
+                check_step_token(tokenizer, f"{key}.step_token", component.step_token)
+            except UserError as error:
+                yield error
 
 
 def number_problems(config: Config, most: int | None = None) -> Iterator[UserError]:
@@ -213,14 +228,15 @@ def _check_quantiser(model: UsedModel, settings: Mapping[str, Any]) -> None:
 
 def _load_without_weights(model: UsedModel, trust: bool) -> None:
     choose_accelerator()  # before transformers imports DeepSpeed
-    from stages.models.loading import WITHOUT_WEIGHTS, load_causal_lm, load_reward_model
+    from stages.models.loading import WITHOUT_WEIGHTS, load_causal_lm, load_reward_model, load_step_model
     from stages.ppo.critics import load_critic
 
     match model.use:
         case Use.CRITIC:
             load_critic(model.directory, Precision.FP32, trust, device_map=WITHOUT_WEIGHTS)
         case Use.REWARD:
-            load_reward_model(model.directory, Precision.FP32, trust, WITHOUT_WEIGHTS)
+            load = load_step_model if model.step_score else load_reward_model
+            load(model.directory, Precision.FP32, trust, WITHOUT_WEIGHTS)
         case Use.POLICY | Use.REFERENCE | Use.TEACHER:
             load_causal_lm(model.directory, Precision.FP32, trust, WITHOUT_WEIGHTS)
 

@@ -85,7 +85,7 @@ def test_a_card_whose_peak_is_known_gives_seconds_by_a_share_that_is_named(tmp_p
     assert "update 28% (assumed, not measured)" in finding.measured
     hours = found.stages["rollout"] * config.iterations * config.rollout.num_shards / 3600
     assert finding.numbers["rollout_gpu_hours"] == pytest.approx(hours)
-    assert f"GPU-hours of the run at work: rollout {hours:.3g}, " in finding.measured
+    assert f"GPU-hours of computing: rollout {hours:.3g}, " in finding.measured
     speed = ok("speed-training", "", **{f"{PREFIX}NVIDIA A100-SXM4-80GB/{Corrected.UPDATE_FLOPS}": 156e12})
     rehearsal_record.keep_record("here", [("Rehearsal", speed)])
     measured, finding = check_seconds(config, LENGTHS)

@@ -3,7 +3,7 @@
 import re
 
 from pipeline.checks.cluster import OPTIONAL, PROGRAMS
-from pipeline.checks.disk import states_kept
+from pipeline.checks.disk import most_kept
 from pipeline.config.scheduler import SlurmConfig
 from pipeline.config.update import UpdateConfig
 from pipeline.metrics.learning_advice import RATIO_ERROR
@@ -28,7 +28,7 @@ def test_the_pages_name_the_ratio_that_advice_tolerates():
 
 def test_the_page_on_disk_space_counts_what_is_there_by_default():
     update = UpdateConfig()
-    kept = states_kept(100, update.keep_last, update.keep_every)
+    kept = most_kept(100, update.keep_last, update.keep_every, update.save_every).states
     text = page("docs/howto/disk_space.md")
     assert f"`update.keep_last={update.keep_last}`" in text
     one, all_ = 7 * 2 * (2 + 12), 7 * 2 * (2 + 12) * kept

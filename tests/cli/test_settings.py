@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from pipeline.run.lease import hold
 from pipeline.run.paths import RunPaths
 from pipeline.run.twofold import why_spoilt
 from tests.support import tiny
-from tests.support.changed import REFUSED
+from tests.support.changed import REFUSED, fork_words
 from tests.support.tables import sample
 from tests.support.toyworld import Luck, World, is_driver, make_world, trials
 
@@ -139,8 +138,7 @@ def test_what_results_depend_on_is_refused_with_a_fork_command_that_works(
     assert "nothing was changed" in done.stderr
     after = {path: path.stat().st_mtime_ns for path in changed_run.rglob("*") if "locks" not in path.parts}
     assert after == before
-    (line,) = (line for line in done.stderr.splitlines() if "slurm-ppo fork" in line)
-    words = shlex.split(line.partition(": slurm-ppo ")[2])
+    words = fork_words(done.stderr)
     new = Path(words[2])
     try:
         made = slurm_ppo(*words)

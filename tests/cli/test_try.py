@@ -74,6 +74,10 @@ def test_where_run_would_be_refused_it_is_too_and_nothing_is_touched(
 
 
 def test_a_task_that_fails_is_named_with_the_end_of_its_log(slurm_ppo, inputs, tmp_path):
+    """And what a try has left here that was killed, which no later one takes away."""
+    left = tmp_path / "run-try-0a1b2c"
+    left.mkdir()
+    (left / "weights").write_bytes(b"0" * 2048)
     (tmp_path / "strict.py").write_text(
         "def empty(responses, **more):\n    return [{'': 0.0}[r] for r in responses]\n"
     )
@@ -82,7 +86,9 @@ def test_a_task_that_fails_is_named_with_the_end_of_its_log(slurm_ppo, inputs, t
     assert done.returncode == 1, done.stderr
     assert "failed: iteration 1 reward shard 0, attempt 1 (error)" in done.stderr
     assert "its folder is removed; --keep leaves it, with all logs" in done.stderr
-    assert not list(tmp_path.glob("run*"))
+    told = f"left of a try that was kept or killed: 2.0 KiB; if none is running: rm -r {left}"
+    assert told in done.stderr
+    assert list(tmp_path.glob("run*")) == [left]
 
 
 # --- set-ups that cannot work ---

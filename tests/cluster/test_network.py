@@ -298,7 +298,7 @@ def test_the_lease_goes_from_machine_to_machine(there, room):
     there("acquire_or_none:=lambda: next(iter([lease.acquire(locks)]), None)")
     with hold(locks):
         there.begin("lease.acquire(locks)")
-        with pytest.raises(AssertionError, match=r"LeaseHeld.*a driver is at work on this run"):
+        with pytest.raises(AssertionError, match=r"LeaseHeld.*a driver is active on this run"):
             there.end()
     there("held:=lease.acquire(locks)")  # at once: it does not remember the lease as it was
     with pytest.raises(LeaseHeld):

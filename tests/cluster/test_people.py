@@ -111,7 +111,7 @@ def test_costs_are_in_the_row_and_in_status(runs):
     costs = json.loads(runs.ask("status", runs.good, "--cost", "--json").stdout)["cost"]["iterations"]["1"]
     for stage in ("rollout", "reward", "update"):  # whole jobs, so with what came after their last tasks
         held, jobs = costs[stage]["gpu_hours"], costs[stage]["attempts"]
-        assert held / 3 < row[f"slurm/gpu_hours/{stage}"] < held + jobs / 3600, stage
+        assert held / 60 < row[f"slurm/gpu_hours/{stage}"] < held + jobs / 3600, stage
     done = runs.ask("status", runs.good, "--cost")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^reward +2 +0\.\d\d +0\.\d\d ", done.stdout, re.MULTILINE), done.stdout

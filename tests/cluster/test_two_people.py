@@ -12,7 +12,7 @@ PAIRS = (
     ("submit", "clean --yes"),
     ("cancel", "clean --yes"),
 )
-REASONS = ("at work on this run", "are in the queue", "another driver took", "sent a heartbeat")
+REASONS = ("active on this run", "are in the queue", "another driver took", "sent a heartbeat")
 """Words of a refusal that say what goes on."""
 
 

@@ -102,7 +102,7 @@ def memory_of_a_gpu(ground: Ground) -> Iterator[Failed]:
 def cache_of_vllm(ground: Ground) -> Iterator[Failed]:
     """Of real models, as vLLM takes no other; all but the rollout is light."""
     rest = [word for word in light.WORDS if not word.startswith("rollout.")]
-    of_vllm = ("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.5")
+    of_vllm = ("rollout.engine=vllm", "rollout.vllm.gpu_memory_utilization=0.85")
     run = ground.run(*rest, *of_vllm, make="make_real_run")
     run = fails(with_hooks(run, PLAIN_VLLM="1"))
     yield Failed(run, r"slurm-ppo resume \S+ rollout.vllm.gpu_memory_utilization=0.95", False)

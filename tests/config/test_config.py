@@ -74,7 +74,7 @@ MISTAKES = [
     ("algorithm.gate_positive=2", ["algorithm.gate_positive=2.0", "algorithm.policy_loss=ppo", "sapo"]),
     ("algorithm.dual_clip=1", ["algorithm.dual_clip", "got 1", "greater than 1"]),
     ("data.shuffle=perhaps", ["data.shuffle", "'perhaps'", "valid boolean"]),
-    ("data.prompts=''", ["data.prompts", "''", "at least 1 character"]),
+    ("data.prompts=''", ["data.prompts: write FILE, or data.prompts.NAME", "''"]),
     ("name='a b'", ["name", "'a b'", "letters, digits"]),
     ("reward.components.rm.weight=null", ["reward.components.rm.weight", "None", "valid number"]),
     ("rollout.engine=vlm", ["rollout.engine", "'vlm'", "transformers, vllm, or module:function"]),
@@ -129,6 +129,34 @@ MISTAKES = [
         "reward.components.rm.normalization={mean:0,std:1,reference_samples:tests/support/tiny.py}",
         ["rm.normalization.reference_samples", "tiny.py", "not both"],
     ),
+    ("reward.components.rm.separator=x", ["rm.separator=x", "rm.steps=separator, and that is null"]),
+    ("reward.components.rm.step_score=probability", ["rm.step_score", "rm.steps=turns or separator"]),
+    (
+        "reward.components.rm={kind: model, path: INPUTS/reward_model, steps: turns, step_token: x, "
+        "engine: transformers}",
+        ["rm.step_token=x", "rm.steps=separator, and that is turns", "leave this out"],
+    ),
+    (
+        "reward.components.rm={kind: model, path: INPUTS/reward_model, steps: turns, engine: vllm}",
+        ["rm.steps=turns", "vllm gives a score for a whole response", "set reward.components.rm.engine"],
+    ),
+    (
+        "reward.components.rm={kind: model, path: INPUTS/reward_model, steps: turns, engine: transformers, "
+        "normalization: {reference_samples: tests/support/tiny.py}}",
+        ["rm.normalization.reference_samples", "scores of whole responses", "give mean and std"],
+    ),
+    (
+        "reward.components.rm={kind: model, path: INPUTS/policy, steps: turns, engine: transformers}",
+        ["rm.path", "is a LlamaForCausalLM", "ForSequenceClassification"],
+    ),
+    (
+        "reward.components.x={kind: rule, function: 'a:b', steps: separator}",
+        ["reward.components.x.steps", "'separator'", "turns", "characters"],
+    ),
+    (
+        "reward.components.x={kind: rule, function: 'a:b', separator: x}",
+        ["reward.components.x.separator", "unknown key"],
+    ),
     ("algorithm.kl.straight_through=true", ["algorithm.kl.straight_through", "algorithm.kl.placement=loss"]),
     (
         "algorithm.kl={placement: loss, estimator: k1}",
@@ -146,7 +174,10 @@ MISTAKES = [
     ("evaluate.command='echo \\'{policy}'", ["evaluate.command", "No closing quotation"]),
     ("evaluate.best=eval/acc", ["evaluate.best=eval/acc", "evaluate.command"]),
     ("evaluate.best=reward/mean", ["evaluate.best=reward/mean", "evaluate/NAME/reward", "eval/NAME"]),
-    ("data.heldout={reward: INPUTS/heldout.jsonl}", ["data.heldout=reward", "name of a metric"]),
+    (
+        "data.heldout={reward: INPUTS/heldout.jsonl}",
+        ["data.heldout=reward", "evaluate/reward is another metric"],
+    ),
     ("data.heldout.easy=absent.jsonl", ["data.heldout.easy", "absent.jsonl", "no such file"]),
     ("data.heldout=[a]", ["data.heldout", "['a']", "data.heldout.NAME=FILE"]),
     ("data.heldout.easy=null", ["data.heldout", "easy is None"]),

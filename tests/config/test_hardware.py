@@ -112,8 +112,8 @@ DECIDED = {
 
 MICRO_BATCHES = {
     "GPUs": ((), facts(), 2048),
-    "no GPUs": ((), facts(update=NONE), 512),
-    "torch for CPUs": ((), facts(is_cpu_torch=True), 512),
+    "no GPUs": ((), facts(update=NONE), 384),
+    "torch for CPUs": ((), facts(is_cpu_torch=True), 384),
     "it is said": (("update.tokens_per_micro_batch=1000",), facts(update=NONE), 1000),
 }
 
@@ -227,7 +227,7 @@ def test_where_vllm_cannot_generate_transformers_does_and_the_line_says_why(unde
         ),
         (
             facts(NONE, NONE, NONE),
-            "auto: rollout.engine=transformers, update.precision=fp32, update.tokens_per_micro_batch=512 "
+            "auto: rollout.engine=transformers, update.precision=fp32, update.tokens_per_micro_batch=384 "
             "(no GPUs asked for), "
             "rollout.precision=fp32, reward.precision=fp32 (as update.precision), update.zero_stage=0 (fp32)",
         ),
@@ -400,7 +400,7 @@ def test_the_user_is_told_which_words_are_legal(inputs, tmp_path):
 
 def test_commands_say_the_line_and_a_resumed_run_decides_nothing(inputs, tmp_path, slurm_ppo):
     words = tiny.overrides(inputs, tmp_path / "run", "scheduler.gpus=0")
-    decided = "update.precision=fp32, update.tokens_per_micro_batch=512 (scheduler.gpus=0)"
+    decided = "update.precision=fp32, update.tokens_per_micro_batch=384 (scheduler.gpus=0)"
     shown = slurm_ppo("config", *words)
     assert decided in shown.stderr
     assert "precision: fp32" in shown.stdout

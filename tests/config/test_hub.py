@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.hub import Kind, cache_of, located, why_not_cached, with_blobs
+from pipeline.config.hub import Kind, cache_of, located, way_to_have, with_blobs
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure
 from tests.support import tiny
@@ -85,9 +85,33 @@ def test_a_folder_of_the_users_goes_before_the_cache_and_a_wrong_name_in_one_is_
     (tmp_path / "acme" / "tiny").mkdir(parents=True)
     assert located("acme/tiny", Kind.MODEL) == str(tmp_path / "acme/tiny")
     assert located("acme/tyni", Kind.MODEL) == str(tmp_path / "acme/tyni")
-    assert why_not_cached(str(tmp_path / "acme/tyni"), Kind.MODEL) == ""
+    assert way_to_have(str(tmp_path / "acme/tyni"), Kind.MODEL) == ""
     assert located("acme/judge@v2", Kind.MODEL) == str(hub / "models--acme--judge/snapshots/77")
     assert located("acme/judge@77", Kind.MODEL) == str(hub / "models--acme--judge/snapshots/77")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["experiment=quickstart"], "slurm-ppo quickstart"),
+        (
+            ["--config-dir", "examples/arithmetic", "experiment=arithmetic"],
+            "python examples/arithmetic/make_model.py --out .cache/arithmetic/policy",
+        ),
+        (
+            ["--config-dir", "examples/calculator", "experiment=calculator"],
+            "python examples/calculator/make_calculator.py --out .cache/calculator",
+        ),
+    ],
+)
+def test_an_example_before_its_files_are_made_names_what_makes_them(words, command, slurm_ppo, tmp_path):
+    (tmp_path / "examples").symlink_to(Path("examples").absolute())
+    done = slurm_ppo("validate", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if "model.policy=" in line)
+    assert line.endswith(f"no such directory, made by: {command}"), done.stderr
+    documented = [*Path("docs").rglob("*.md"), *Path("examples").rglob("README.md"), Path("README.md")]
+    assert any(command in page.read_text() for page in documented)
 
 
 def test_jobs_must_see_the_blobs_too(hub):

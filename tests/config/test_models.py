@@ -21,7 +21,7 @@ from pipeline.config.model_classes import classes_of_tasks, table
 from pipeline.config.model_files import BadModel, read_header
 from pipeline.config.model_rules import model_notes
 from pipeline.config.resolve import resolve
-from pipeline.config.reward import RewardModelConfig
+from pipeline.config.reward import ModelSteps, RewardModelConfig, StepScore
 from pipeline.config.schema import Config
 from tests.support import light, tiny
 from tests.support.composed import composed_of
@@ -273,6 +273,45 @@ def test_a_model_that_cannot_work_is_one_line(headers, config, tmp_path, name):
     assert line.startswith(f"{key}={folder}: ")
     assert said in line
     assert len(line) <= 300
+
+
+TOKENS = ["LlamaForTokenClassification"]
+STEP_MODELS = {
+    "one output": (settings(), StepScore.LOGIT, None),
+    "of tokens": (settings(architectures=TOKENS), StepScore.PROBABILITY, None),
+    "two as logits": (
+        settings(id2label={"0": "a", "1": "b"}),
+        StepScore.LOGIT,
+        "has 2 outputs; set reward.components.rm.step_score=probability, or give a model with 1",
+    ),
+    "three": (
+        settings(id2label={"0": "a", "1": "b", "2": "c"}),
+        StepScore.PROBABILITY,
+        "has 3 outputs; a probability is made of 1 or 2: the second is that of a right step",
+    ),
+    "pooled": (
+        weights(classifier__dense__weight=(4, 4), classifier__out_proj__weight=(1, 4)),
+        StepScore.LOGIT,
+        "has no head that scores each token (score.weight), only one for whole sequences; give a "
+        "token-classification model, or leave reward.components.rm.steps out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(STEP_MODELS))
+def test_a_model_of_steps_has_a_head_that_scores_each_token(headers, config, tmp_path, name):
+    change, how, said = STEP_MODELS[name]
+    folder = tmp_path / "model"
+    shutil.copytree(headers / "reward_model", folder)
+    change(folder)
+    rm = RewardModelConfig(path=str(folder), steps=ModelSteps.TURNS, step_score=how)
+    given = dataclasses.replace(config, reward=dataclasses.replace(config.reward, components={"rm": rm}))
+    if said is None:
+        resolve(given)
+        return
+    with pytest.raises(ConfigError) as refused:
+        resolve(given)
+    assert str(refused.value) == f"{R}={folder}: {said}"
 
 
 def renamed_token(folder: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import resolve
+from tests.support import tiny
 from tests.support.composed import composed_of
 from tests.support.tables import sample
 
@@ -51,6 +52,16 @@ REFUSED = [
         "all prompts would be left out; set it to false",
     ),
     ((*ALONE, "data.heldout=/dev/null", "evaluate.every=1"), "add a component with weight 0, or set it to 0"),
+    ((*ALONE, "algorithm.distillation.top_k=4"), "needs algorithm.distillation.placement=loss"),
+    (
+        (*ALONE, LOSS, "algorithm.distillation={top_k: 4, estimator: k2}"),
+        "is for an estimate, and top_k needs none; leave one of them out",
+    ),
+    ((*ALONE, LOSS, "algorithm.distillation.top_k=100000"), r"tokens; legal: 1 to \d+"),
+    (
+        (*ALONE, LOSS, "algorithm.distillation.top_k=4", "reward.teachers.b.path=${model.policy}"),
+        "a response may have one teacher, and teacher teaches all of them; give reward.teachers.teacher.only",
+    ),
     ((LOSS,), "there is no teacher; give reward.teachers.NAME.path=DIR, or leave it out"),
     (
         ("algorithm.kl.sync_every=2", "algorithm.kl.coef=0", "algorithm.kl.reference_in=reward"),
@@ -94,3 +105,17 @@ def test_a_teacher_whose_context_is_too_short_is_refused(inputs, tmp_path, teach
     (teacher / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ConfigError, match=r"has positions for 32 tokens, and model\.context_length=64"):
         config(inputs, tmp_path, *ALONE, f"reward.teachers.teacher.path={teacher}")
+
+
+def test_more_likely_tokens_than_the_policy_s_tokenizer_has_are_refused_before_the_run(
+    inputs, slurm_ppo, tmp_path
+):
+    padded = tiny.make_policy(tmp_path / "padded", vocab_size=512)
+    words = (*ALONE, LOSS, "algorithm.distillation.top_k=300", f"reward.teachers.teacher.path={padded}")
+    given = tiny.overrides(inputs, tmp_path / "run", *words, f"model.policy={padded}", "model.tokenizer=null")
+    done = slurm_ppo("validate", *given)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "top_k" in line]
+    assert (
+        "algorithm.distillation.top_k=300: the policy writes 258 of its 512 tokens; legal: 1 to 258" in line
+    )

@@ -1,5 +1,6 @@
 """Prompts that scored too low or too high are left out of the next epochs (data.band)."""
 
+import dataclasses
 import shutil
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.schema import BandConfig
-from pipeline.data.band import Standing, outside, standing_after
+from pipeline.config.reward import RewardConfig
+from pipeline.config.schema import BandConfig, Config, DataConfig, ModelConfig
+from pipeline.data.band import Standing, band_warnings, outside, standing_after
 from pipeline.data.sampler import deal, portions
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
@@ -19,7 +21,7 @@ from pipeline.run.shards import read_shard
 from pipeline.run.tasks import Stage, Task
 from tests.support import tiny
 from tests.support.damage import flip_bit
-from tests.support.killing import hooked
+from tests.support.killing import run_killed_once
 from tests.support.light import write_jsonl
 from tests.support.tables import sample
 
@@ -75,14 +77,17 @@ def assert_same(run_dir, other):
     for iteration in ITERATIONS:
         assert dealt(run_dir, iteration) == dealt(other, iteration)
         assert band_of(run_dir, iteration) == band_of(other, iteration)
+    last = f"policy/{len(ITERATIONS):05d}/model.safetensors"
+    assert (run_dir / last).read_bytes() == (other / last).read_bytes()
 
 
 @pytest.fixture(scope="module")
 def whole(inputs, slurm_ppo, room):
-    """An undisturbed run, which tests copy and must not change."""
-    done = slurm_ppo("run", *words(inputs, room, room / "whole"), cwd=room)
+    """A run that nothing has disturbed: tests copy it and must not change it."""
+    run_dir = room / "whole"
+    done = slurm_ppo("run", *words(inputs, room, run_dir), cwd=room)
     assert done.returncode == 0, done.stderr
-    return room / "whole"
+    return run_dir
 
 
 def test_an_epoch_leaves_out_the_too_hard_and_the_too_easy_and_the_one_after_tries_them_again(whole):
@@ -112,13 +117,8 @@ POINTS = [
 def test_killed_and_resumed_the_same_prompts_are_dealt(
     point, inputs, room, whole, slurm_ppo, environment, tmp_path
 ):
-    run_dir = tmp_path / "run"
-    hooks = hooked(environment, tmp_path, point)
-    slurm_ppo("run", *words(inputs, room, run_dir), cwd=room, env=hooks)
-    assert list(tmp_path.glob("killed-*")), "the hook never fired"
-    done = slurm_ppo("resume", run_dir, cwd=room)
-    assert done.returncode == 0, done.stderr
-    assert_same(run_dir, whole)
+    run_killed_once(slurm_ppo, words(inputs, room, tmp_path / "run"), point, environment, room, tmp_path)
+    assert_same(tmp_path / "run", whole)
 
 
 DAMAGES = ["bit", "absent", "back"]
@@ -158,11 +158,28 @@ def test_with_older_policies_and_in_a_fork_an_epoch_goes_by_what_is_committed_th
     assert len(band_of(fork, 5)) == 4
 
 
-def test_a_band_upside_down_is_refused(inputs, room, slurm_ppo, tmp_path):
-    given = words(inputs, room, tmp_path / "run", "data.band.lowest=0.95")
-    done = slurm_ppo("validate", *given, cwd=room)
+def test_a_band_upside_down_is_refused_and_one_that_comes_too_late_is_said(inputs, room, slurm_ppo, tmp_path):
+    given = words(inputs, room, tmp_path / "run", "iterations=3")
+    done = slurm_ppo("validate", *given, "data.band.lowest=0.95", cwd=room)
     assert done.returncode == 2
     assert "data.band.lowest=0.95: must be at most data.band.highest=0.9" in done.stderr
+    done = slurm_ppo("validate", *given, cwd=room)
+    assert done.returncode == 0, done.stderr
+    assert "warning: data.band leaves no prompt out: the first epoch, which has all, takes 3 " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "counts", "longest"),
+    [({}, {"a": 9, "b": 3}, 3), ({"weights": {"a": 3, "b": 1}}, {"a": 9, "b": 5}, 3), ({}, {"": 19}, 4)],
+)
+def test_a_run_is_too_short_for_a_band_up_to_the_shortest_epoch_of_its_files(more, counts, longest):
+    for iterations in (longest, longest + 1):
+        data = DataConfig(prompts_per_iteration=4, band=BandConfig(lowest=0.1), **more)
+        model, reward = ModelConfig(policy="p"), RewardConfig(components={})
+        config = Config(model=model, reward=reward, data=data, iterations=iterations)
+        assert bool(list(band_warnings(config, counts))) == (iterations == longest)
+        without = dataclasses.replace(config, data=dataclasses.replace(data, band=BandConfig()))
+        assert not list(band_warnings(without, counts))
 
 
 # --- the arithmetic ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pipeline.config.issue import ConfigError
 from pipeline.config.resolve import configure
 from pipeline.config.shares import divided, mixed
 from pipeline.data.curriculum import curriculum_order
-from pipeline.data.sampler import deal_by_weight, portions
+from pipeline.data.sampler import deal_portions, portions
 from pipeline.run.commits import read_record
 from pipeline.run.directory import load_run
 from pipeline.run.schemas import PROMPTS, ROLLOUT
@@ -69,7 +69,7 @@ def test_every_iteration_has_each_files_share_and_no_prompt_twice(files, iterati
     counts, shares, how = files
     known = portions(counts, shares)
     deals = [
-        deal_by_weight(known, iteration=iteration, shard=shard, **how) for shard in range(how["num_shards"])
+        deal_portions(known, iteration=iteration, shard=shard, **how) for shard in range(how["num_shards"])
     ]
     dealt = [index for one in deals for index in one.indices]
     whose = [name for name, number in counts for _ in range(number)]
@@ -85,7 +85,7 @@ def test_an_epoch_of_a_file_has_each_of_its_prompts_once_at_most(files, epoch):
     turns, how = number // share, how | {"num_shards": 1}
     dealt = []
     for iteration in range(1 + epoch * turns, 1 + (epoch + 1) * turns):
-        deal = deal_by_weight(portions(counts, shares), iteration=iteration, shard=0, **how)
+        deal = deal_portions(portions(counts, shares), iteration=iteration, shard=0, **how)
         assert deal.epochs[name] == epoch
         assert deal.epoch == min(deal.epochs.values())
         dealt += [index for index in deal.indices if index < number]
@@ -235,8 +235,8 @@ def test_validate_says_what_is_wrong_with_a_file_in_one_line(name, inputs, files
 
 
 SETTINGS = {
-    "data.weights={sums: 1, words: 0}": "data.weights.words: Input should be greater than 0 (got 0)",
-    "data.weights={sums: 1, words: -1}": "data.weights.words: Input should be greater than 0 (got -1)",
+    "data.weights={sums: 1, words: 0}": "data.weights.words: Input should be greater than or equal",
+    "data.weights={sums: 1, words: -1}": "data.weights.words: Input should be greater than or equal",
     "data.weights={sums: 1, words: 1e300}": "data.weights.words: Input should be less than or equal",
     "data.weights={sums: 1}": "data.weights.words=null: each file needs a weight, and this one has none",
     "data.weights={sums: 1, words: 1, wrods: 1}": "data.weights.wrods=1.0: names no file of data.prompts",

@@ -79,6 +79,7 @@ def test_each_setting_of_a_script_of_trl_is_answered_with_ours():
     page = (documented.DOCS / "howto/coming_from.md").read_text()
     (given,) = re.findall(r"`GRPOConfig\(([^`]*)\)`", page)
     names = [*re.findall(r"(\w+)=", given), "max_steps", "output_dir", "num_iterations", "logging_steps"]
+    names += ["min_p", "repetition_penalty", "lora_dropout"]
     assert {"beta", "num_generations", "gradient_accumulation_steps"} <= set(names)
     answers = {name: mistake_in_key(name, {}) for name in names}
     assert [name for name, found in answers.items() if not found or "here" not in found.text] == []

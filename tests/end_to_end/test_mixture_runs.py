@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -17,11 +18,12 @@ from tests.support.killing import hooked
 from tests.support.tables import sample
 
 GRPO = ("algorithm=grpo", "rollout.samples_per_prompt=4", "data.prompts_per_iteration=4")
+REPLAY = "algorithm.router_replay=true"
 OF_EXPERTS = "+update.lora={rank: 4, target_modules: [q_proj], target_parameters: [gate_up_proj, down_proj]}"
 CASES = {
-    "routers": ("qwen3_moe", {"output_router_logits": True, "router_aux_loss_coef": 0.1}, ()),
+    "routers": ("qwen3_moe", {"output_router_logits": True, "router_aux_loss_coef": 0.1}, (REPLAY,)),
     "a bias": ("deepseek_v3", {"output_router_logits": True}, ("update.zero_stage=2",)),
-    "adapters": ("gpt_oss", {}, (OF_EXPERTS, "algorithm.router_aux_loss_coef=0.1")),
+    "adapters": ("gpt_oss", {}, (OF_EXPERTS, "algorithm.router_aux_loss_coef=0.1", REPLAY)),
 }
 
 
@@ -56,3 +58,7 @@ def test_a_mixture_of_experts_is_trained_through_kills(case, mixture, slurm_ppo,
     assert [row["policy/ratio_error_first"] for row in rows] == [0, 0]
     assert all(row["mismatch/max"] < 1e-5 for row in rows), "the engine generates with what was trained"
     assert all(("policy/router_loss" in row) == (case != "a bias") for row in rows)
+    assert all(("policy/replayed_differ" in row) == (REPLAY in more) for row in rows)
+    (shard, *_) = sorted((tmp_path / "straight").glob("iterations/*/rollout/*.arrow"))
+    with pa.ipc.open_file(shard) as file:
+        assert ("routed_experts" in file.schema.names) == (REPLAY in more)

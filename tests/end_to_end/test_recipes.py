@@ -3,21 +3,11 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from tests.support import ROOT, tiny
-from tests.support.processes import script
+from tests.support.recipes import RECIPES, make_gsm8k, make_helpfulness, make_qwen
 
-RECIPES = ROOT / "examples/recipes"
 EXPERIMENTS = [path.stem for path in sorted((RECIPES / "experiment").glob("*.yaml"))]
-TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-SOLUTION = "She has 3 + 4 = <<3+4=7>>7 apples.\n#### 1,007"
 SMALL = (
     "iterations=1",
     "data.prompts_per_iteration=4",
@@ -35,39 +25,14 @@ CARDS = tuple(
 """What the partitions have, as no sinfo is asked."""
 
 
-def make_qwen(folder: Path) -> None:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    tokenizer = tiny.byte_tokenizer(SPECIALS, TEMPLATE)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ends = {"bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0}
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=2048, **sizes, **ends
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> Path:
     """A folder with models and data where the recipes look for them."""
     folder = tmp_path_factory.mktemp("recipes")
     for size in ("0.5B", "1.5B", "7B"):
         make_qwen(folder / f"models/Qwen2.5-{size}-Instruct")
-    tiny.make_reward_model(folder / "models/reward-model", chat_template=TEMPLATE)
-    dataset = folder / "data/openai-gsm8k/main"
-    dataset.mkdir(parents=True)
-    for split, count in (("train", 300), ("test", 8)):
-        columns = {
-            "question": [f"How many are {i} apples?" for i in range(count)],
-            "answer": [SOLUTION] * count,
-        }
-        pq.write_table(pa.table(columns), dataset / f"{split}-00000-of-00001.parquet")
-    made = script(RECIPES / "gsm8k.py", dataset.parent, "--out", folder / "data/gsm8k")
-    assert made.code == 0, made.log
-    chats = [{"prompt": [{"role": "user", "content": f"Help me with {i}."}]} for i in range(300)]
-    (folder / "data/helpfulness").mkdir()
-    (folder / "data/helpfulness/prompts.jsonl").write_text("".join(json.dumps(c) + "\n" for c in chats))
+    make_gsm8k(folder)
+    make_helpfulness(folder)
     return folder
 
 
@@ -92,7 +57,7 @@ def test_a_recipe_is_sound_and_is_planned_on_two_partitions(experiment, workplac
     there = ("scheduler=two_partitions", "rollout.engine=transformers", *CARDS)
     done = slurm_ppo("plan", *words, *there, cwd=workplace)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "GPU-hours of the run at work: rollout " in done.stdout
+    assert "GPU-hours of computing: rollout " in done.stdout
 
 
 def test_an_iteration_of_gsm8k(workplace, slurm_ppo):

@@ -1,9 +1,11 @@
 """Prompts whose samples all score the same are replaced, and spare ones wait: through the command line."""
 
+import functools
+import itertools
 import json
 import re
 import shutil
-import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from pipeline.run.schemas import CARRIED
 from pipeline.run.shards import read_shard
 from tests.support import tiny
 from tests.support.damage import flip_bit
-from tests.support.killing import hooked
+from tests.support.killing import run_killed_once
 from tests.support.tables import LONG, sample
 
 ITERATIONS, WANTED = 4, 2
@@ -42,6 +44,8 @@ SETTINGS = (
     "update.minibatches=1",
     f"iterations={ITERATIONS}",
 )
+BANDED = {False: (), True: ("data.limit=8", "data.band={lowest: 0.45, highest: 0.55}")}
+"""An epoch is two iterations, and the second one leaves prompts out."""
 _TIMING = ("seconds/", "tokens_per_second/", "model_tokens_per_second/", "memory_gib/")
 
 
@@ -57,11 +61,23 @@ def words(models: Path, run_dir: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(models, slurm_ppo, room) -> Path:
-    """An undisturbed run, which tests copy and must not change."""
-    done = slurm_ppo("run", *words(models, room / "whole"), cwd=room)
-    assert done.returncode == 0, done.stderr
-    return room / "whole"
+def undisturbed(models, slurm_ppo, room) -> Callable[[bool], Path]:
+    """Undisturbed runs, with and without a band, which tests copy and must not change."""
+
+    @functools.cache
+    def make(is_banded: bool) -> Path:
+        run_dir = room / f"whole-{is_banded}"
+        done = slurm_ppo("run", *words(models, run_dir, *BANDED[is_banded]), cwd=room)
+        assert done.returncode == 0, done.stderr
+        assert any(row.get("epoch_left_out") for row in rows_of(run_dir)) is is_banded
+        return run_dir
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def whole(undisturbed) -> Path:
+    return undisturbed(False)
 
 
 def rows_of(run_dir: Path) -> list[dict[str, float]]:
@@ -119,19 +135,16 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize("point", sample(POINTS, 1 / len(POINTS)))
+CASES = list(itertools.product(POINTS, BANDED))
+
+
+@pytest.mark.parametrize(("point", "is_banded"), sample(CASES, 1 / len(CASES)))
 def test_killed_anywhere_the_run_learns_from_the_same_groups(
-    point, models, whole, room, slurm_ppo, environment, tmp_path
+    point, is_banded, models, undisturbed, room, slurm_ppo, environment, tmp_path
 ):
-    run_dir = tmp_path / "run"
-    hooks = hooked(environment, tmp_path, point)
-    done = slurm_ppo("run", *words(models, run_dir), cwd=room, env=hooks)
-    assert list(tmp_path.glob("killed-*")), "the hook never fired"
-    if point.startswith("driver"):
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        done = slurm_ppo("resume", run_dir, cwd=room)
-    assert done.returncode == 0, done.stderr
-    assert_same_end(run_dir, whole)
+    given = words(models, tmp_path / "run", *BANDED[is_banded])
+    run_killed_once(slurm_ppo, given, point, environment, room, tmp_path)
+    assert_same_end(tmp_path / "run", undisturbed(is_banded))
 
 
 def copy(run_dir: Path, target: Path) -> Path:

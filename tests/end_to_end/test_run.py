@@ -52,6 +52,7 @@ def test_every_described_metric_of_this_configuration_is_written(complete_real_r
         "refill/",
         "policy/is_warmup",
         "policy/router_loss",  # mixtures of experts
+        "policy/replayed_differ",
         "data/prompts/",  # several files of prompts
         "epoch/",
         "epoch_left_out",  # data.band

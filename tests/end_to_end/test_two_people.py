@@ -36,7 +36,7 @@ PAIRS = [
 ]
 
 
-REFUSED = ("a driver is at work on this run", "another driver", "so it cannot go back to")
+REFUSED = ("a driver is active on this run", "another driver", "so it cannot go back to")
 """What who is late may be told: the last where the other has gone further back."""
 
 

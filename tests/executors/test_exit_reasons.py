@@ -383,8 +383,22 @@ def test_what_was_cancelled_with_all_jobs_of_the_run_did_not_fail(state, tmp_pat
         return ended.failure.kind
 
     assert kind(Control(3, emptied=2)) is FailureKind.CANCELLED
-    assert kind(Control(3, emptied=1)) is kind(Control(3)) is KINDS[state]
+    assert kind(Control(3, withdrawn=1)) is kind(Control(3, emptied=1)) is kind(Control(3)) is KINDS[state]
     file = paths.task(TASK).failure(attempt.number)
     file.parent.mkdir(parents=True)
     file.write_text('{"kind": "error", "message": "a bug"}')
     assert kind(Control(3, emptied=2)) is FailureKind.ERROR
+
+
+@pytest.mark.parametrize("seen", [{}, {("7", 1): element(SlurmState.CANCELLED)}])
+def test_what_waited_at_the_end_of_the_run_and_was_cancelled_did_not_fail(seen, tmp_path, monkeypatch):
+    """Slurm may have forgotten it since. What ran, and ended otherwise, is judged as ever."""
+    monkeypatch.setattr("pipeline.executors.slurm.exit_reasons.read_ended", lambda *_: {})
+    paths, attempt = RunPaths(tmp_path), replace(gone(), invocation=2)
+
+    def kind(seen: dict, control: Control) -> FailureKind:
+        return explain(paths, [attempt], seen, control, Accounts())[0].failure.kind
+
+    assert kind(seen, Control(2, withdrawn=2)) is FailureKind.CANCELLED
+    assert kind(seen, Control(2, withdrawn=1)) is FailureKind.KILLED
+    assert kind({("7", 1): element(SlurmState.FAILED)}, Control(2, withdrawn=2)) is FailureKind.KILLED

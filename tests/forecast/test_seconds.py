@@ -53,6 +53,11 @@ def test_twice_the_tokens_take_twice_as_long_but_for_what_lies_between_stages():
     assert found.iteration == 2 * 32.0 + 3.0
 
 
+def test_stages_that_overlapped_do_so_again_in_proportion():
+    found = by_earlier(CONFIG, work_of(CONFIG, 60.0, 140.0), replace(earlier(), iteration=24.0))
+    assert found.iteration == pytest.approx(2 * 24.0)
+
+
 def test_more_epochs_lengthen_the_update_alone():
     more = replace(CONFIG, update=UpdateConfig(epochs=2 * CONFIG.update.epochs))
     found = by_earlier(more, work_of(more, 30.0, 70.0), earlier())

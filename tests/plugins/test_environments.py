@@ -279,7 +279,7 @@ def validate(inputs, tmp_path, module, slurm_ppo) -> Callable[..., tuple[int, st
 def test_validate_makes_a_few_tasks_and_scores_them(validate, module):
     code, said = validate("Different")
     assert code == 0, said
-    assert f"environment sums: {module}:Different, makes 24 tasks and 6 held-out ones\n" in said
+    assert f"environment sums: {module}:Different, is asked for 24 tasks and 6 held-out ones\n" in said
     assert (
         "data.environment.size: 20 usable rows of environments; all rows can be used; looked at 20 of 24"
         in said

@@ -65,7 +65,7 @@ def test_prompts_and_answers_are_as_the_arguments_say():
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ({"dataset": "basic_aritmetic"}, "no data set 'basic_aritmetic'; there are: .*basic_arithmetic"),
+        ({"dataset": "basic_aritmetic"}, "no data set 'basic_aritmetic' .did you mean 'basic_arithmetic'"),
         (
             {"dataset": "basic_arithmetic", "max_term": 2},
             "'basic_arithmetic' refuses its settings: .*max_term",

@@ -233,8 +233,8 @@ def test_a_run_that_is_at_work_is_left_alone(whole, tmp_path, slurm_ppo):
         alone = slurm_ppo("clean", run.paths.root, "--yes")
         both = slurm_ppo("clean", tmp_path / "runs", "--yes", "--only", "logs")
     assert alone.returncode == 2
-    assert "a driver is at work on this run" in alone.stderr
+    assert "a driver is active on this run" in alone.stderr
     assert both.returncode == 0
-    assert f"{run.paths.root} is left alone: a driver is at work" in both.stdout
+    assert f"{run.paths.root} is left alone: a driver is active" in both.stdout
     assert any(run.paths.log_root.iterdir())
     assert not any(path.is_file() for path in (tmp_path / "runs/two/logs").rglob("*"))

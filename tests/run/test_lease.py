@@ -155,7 +155,7 @@ def test_who_waits_for_long_is_told_what_for(tmp_path, monkeypatch):
     with pytest.raises(LeaseHeld), hold(tmp_path, 0.8, told.append):
         pass
     assert len(told) == 1
-    assert told[0].startswith("waiting up to 1 s: a driver is at work on this run: host node17")
+    assert told[0].startswith("waiting up to 1 s: a driver is active on this run: host node17")
 
 
 def test_a_released_lease_is_free(tmp_path):

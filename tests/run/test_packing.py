@@ -29,8 +29,11 @@ from pipeline.run.directory import Run, load_run
 from pipeline.run.identity import RunError
 from pipeline.run.packed import archives
 from pipeline.run.packing import pack, pack_old, unpack
+from pipeline.run.paths import BAND_PART, CARRIED_PART, PASSED_ON
 from pipeline.run.plan import policy_maker
 from pipeline.run.records import Frontier, Records, find_frontier
+from pipeline.run.schemas import BAND, CARRIED, conform
+from pipeline.run.shards import read_shard, write_shard
 from pipeline.run.superseded import remove_losers
 from pipeline.run.tasks import PREPARE, Stage, Task
 from pipeline.status.log_files import parse_choice
@@ -46,6 +49,18 @@ from tests.support.tables import sample
 NEWEST, SHARDS = 6, 3
 
 
+def commit_update(run: Run, iteration: int) -> None:
+    """Commit an update that passes tables on, which have as many rows as its number."""
+    update, columns = policy_maker(iteration), {"prompt_index": range(iteration), "epoch": [0] * iteration}
+    scored = {"mean_reward": [0.5] * iteration, "is_out": [False] * iteration}
+    tables = {BAND_PART: conform({**columns, **scored}, BAND), CARRIED_PART: CARRIED.empty_table()}
+    outputs = tuple(
+        write_shard(run.paths, run.paths.task(update).data("one", part), table)
+        for part, table in tables.items()
+    )
+    publish(run.paths, reportrun.record(update, outputs))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """Six of seven iterations, with real shards and with logs, of which the newest two stay as files."""
@@ -57,7 +72,7 @@ def made(tmp_path_factory) -> Path:
         for shard in range(SHARDS):
             responses = [f"{iteration} {shard} {i}" for i in range(3)]
             reportrun.commit_shard(run, iteration, shard, responses=responses, rewards=[0.0, 1.0, 2.0])
-        publish(run.paths, reportrun.record(policy_maker(iteration)))
+        commit_update(run, iteration)
         for task in run.plan.tasks(iteration):
             log = run.paths.task(task).log(1)
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -92,6 +107,8 @@ def check_all_reads(run: Run, original: Path) -> None:
             verify_outputs(run.paths, require_record(run.paths, task))
             assert read_record(run.paths, task) == read_record(before.paths, task)
         assert read_samples(run, iteration).rows == read_samples(before, iteration).rows != ()
+        update = require_record(run.paths, policy_maker(iteration))
+        assert read_shard(run.paths, update, BAND, BAND_PART).num_rows == iteration
     records = Records(run.paths)
     tasks = [task for i in range(1, NEWEST + 1) for task in run.plan.tasks(i)]
     records.refresh(tasks)
@@ -113,7 +130,7 @@ def test_old_iterations_become_an_archive_each_that_everybody_reads(run, made):
     for iteration in (5, 6):
         kept = {name: data for name, data in before.items() if f"/{iteration:05d}" in name}
         assert kept == {name: data for name, data in files(run).items() if f"/{iteration:05d}" in name}
-        assert len(kept) == 2 * 2 * SHARDS + 2 * SHARDS + 2
+        assert len(kept) == 2 * 2 * SHARDS + 2 * SHARDS + 2 + len(PASSED_ON)
     check_all_reads(run, made)
     assert read_status(run).iterations_done == NEWEST
     assert {line.split(":")[0] for line in every_task(run)} >= {"iteration 7 update"}
@@ -176,7 +193,7 @@ def test_one_as_file_is_too_few(inputs, tmp_path):
         resolve(composed_of(inputs, tmp_path / "run", "update.keep_shards_last=1"))
 
 
-# --- killed, full, spoilt, two at once ---
+# --- killed, full, corrupt, two at once ---
 
 
 STEPS = ("fsync", "link", "unlink", "rename", "rmdir", "open")
@@ -217,7 +234,7 @@ def test_a_full_disk_leaves_the_files_and_is_told_until_it_is_over(run, made, mo
     check_all_reads(run, made)
 
 
-def test_a_shard_that_is_spoilt_is_not_packed_and_is_named(run):
+def test_a_shard_that_is_corrupt_is_not_packed_and_is_named(run):
     path = next(run.paths.task(Task(2, Stage.REWARD)).folder.glob("shard-00001.*.arrow"))
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     before = {name: data for name, data in files(run).items() if "/00002" in name}
@@ -226,6 +243,18 @@ def test_a_shard_that_is_spoilt_is_not_packed_and_is_named(run):
     assert path.name in said
     assert {name: data for name, data in files(run).items() if "/00002" in name} == before
     assert archives(run.paths, 3)[1].exists()
+
+
+def test_a_table_that_an_update_passed_on_is_compared_before_it_is_packed_and_may_be_gone(run):
+    bad, gone = (next(run.paths.task(policy_maker(i)).folder.glob("*.band.*")) for i in (2, 3))
+    bad.write_bytes(bad.read_bytes()[:-1] + b"\0")
+    gone.unlink()
+    (said,) = pack_old(run, NEWEST)
+    assert said.startswith("iteration 2 is not packed: iteration 2 update is corrupt: ")
+    assert bad.name in said
+    assert [archives(run.paths, i)[1].exists() for i in range(1, 5)] == [True, False, True, True]
+    with pytest.raises(CorruptData, match=rf"{gone.name} is gone"):
+        check_sizes(run.paths, require_record(run.paths, policy_maker(3)))
 
 
 def test_what_the_disk_does_not_give_back_as_it_was_written_is_not_believed(run, monkeypatch):
@@ -279,7 +308,7 @@ def test_every_task_of_an_archive_without_its_end_is_named_as_corrupt(run):
     path = archives(run.paths, 3)[1]
     path.write_bytes(path.read_bytes()[:-100])
     named = [line for line in every_task(run) if "00003/update/shards.zip cannot be read" in line]
-    assert len(named) == 2 * SHARDS
+    assert len(named) == 2 * SHARDS + 1
 
 
 def test_what_failed_shows_the_end_of_its_packed_log(run):
@@ -329,6 +358,9 @@ def test_going_back_to_an_update_of_a_packed_iteration_makes_its_shards_files_ag
     assert files(run, "iterations/00003/rollout", "iterations/00003/reward") == before
     assert find_frontier(run.plan, run.paths) == Frontier(2, 0)
     assert not list(run.paths.task(policy_maker(3)).folder.iterdir())
+    assert len(list((folder / "iterations/00003/update").glob("*.arrow"))) == len(PASSED_ON)
+    update = require_record(run.paths, policy_maker(2))
+    assert read_shard(run.paths, update, BAND, BAND_PART).num_rows == 2, "which the update reads"
     assert (folder / "iterations/00004/update/shards.zip").exists()
     assert Records(run.paths).get(Task(4, Stage.ROLLOUT)) is None
 
@@ -350,7 +382,7 @@ def test_going_back_to_a_rollout_moves_the_archive_aside(run):
     assert read_samples(run, 1).rows
 
 
-def test_where_the_archive_is_spoilt_the_way_out_is_named_and_works(run):
+def test_where_the_archive_is_corrupt_the_way_out_is_named_and_works(run):
     list(pack_old(run, NEWEST))
     path = archives(run.paths, 3)[1]
     data = bytearray(path.read_bytes())

@@ -129,13 +129,13 @@ def test_a_copy_of_a_run_that_is_at_work_is_refused_at_once(original, tmp_path, 
         done = slurm_ppo("resume", copy)
         assert time.monotonic() - begun < 5
         assert done.returncode == 2, done.stderr
-        assert f"{copy} is a copy of {original}, which is at work (a driver holds its lease)" in done.stderr
+        assert f"{copy} is a copy of {original}, which is active (a driver holds its lease)" in done.stderr
         assert f"slurm-ppo fork {original}@ITERATION NEW_RUN" in done.stderr
         assert done.stderr.endswith("nothing was changed\n")
         assert id_of(copy) == "0123456789ab"
         shown = " ".join(slurm_ppo("status", copy).stdout.split())
         assert f"a copy of {original}" in shown
-        assert "a driver is at work" not in shown
+        assert "a driver is active" not in shown
     assert as_own(load_run(copy)).identity.id != "0123456789ab"
 
 
@@ -171,7 +171,7 @@ def test_jobs_of_a_run_on_slurm_are_not_those_of_its_copy(submitted):
     for act in (lambda: driver_job(copy), lambda: sync(run, 1.0, None, print)):
         with pytest.raises(RunError, match="is a copy"):
             act()
-    with pytest.raises(RunError, match=r"is at work \(\d+ of its jobs are in the queue\)"):
+    with pytest.raises(RunError, match=r"is active \(\d+ of its jobs are in the queue\)"):
         as_own(run)
     assert live(world) == jobs
     assert not read_control(run.paths).cancelled

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.ppo.batching import Row, budgeted, collate, deal_rows, micro_batches, split, split_into
+from stages.ppo.batching import Row, collate, micro_batches
+from stages.ppo.splitting import budgeted, deal_rows, split, split_into
 
 ids = st.integers(1, 9)
 rows_of_tokens = st.lists(

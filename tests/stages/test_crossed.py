@@ -37,7 +37,8 @@ from stages.models.tokenizers import policy_ends, stop_ids_of
 from stages.ppo.batching import Row, collate
 from stages.ppo.forward import response_log_probs
 from stages.ppo.lora import load_policy
-from stages.rewards.components import RewardModel, Score, component_scores
+from stages.rewards.components import Score, component_scores
+from stages.rewards.models import RewardModel
 from stages.rewards.reference import reference_log_probs
 from stages.rewards.rows import rule_inputs
 from stages.tasks.prepare import prompt_table

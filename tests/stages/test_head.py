@@ -49,11 +49,16 @@ def learned(model: nn.Module, batch: MicroBatch, is_whole: bool = False) -> dict
     if is_whole:
         head._HEADS[model] = None
     model.zero_grad()
-    found = policy_outputs(model, batch, 0.7, entropy=True, entropy_grad=True)
+    shape = (len(batch.rows), batch.num_response_columns, 3)
+    ids = torch.arange(shape[0] * shape[1] * 3).view(shape) * 7 % (VOCABULARY - 3) + 1
+    found = policy_outputs(model, batch, 0.7, entropy=True, entropy_grad=True, others=ids)
+    further = found.others.clamp(min=-100)  # of ids that are hidden
     weights = torch.linspace(-1, 2, found.log_probs.numel()).view_as(found.log_probs)
-    (weights * found.log_probs - 0.1 * found.entropy).sum().backward()
+    of_others = further.exp().square().sum(dim=2)
+    (weights * (found.log_probs + of_others) - 0.1 * found.entropy).sum().backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return {"log_probs": found.log_probs.detach(), "entropy": found.entropy.detach()} | gradients
+    outputs = {"log_probs": found.log_probs, "entropy": found.entropy, "others": further}
+    return {name: one.detach() for name, one in outputs.items()} | gradients
 
 
 def largest_error(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:

@@ -34,6 +34,7 @@ KINDS = {
     "rollouts": (*GROUPS, "algorithm.old_log_probs=rollout"),
     "taught": GROUPS,
     "taught in the loss": (*ROWS, "algorithm.distillation.placement=loss"),
+    "taught by the likeliest": (*ROWS, "algorithm.distillation={placement: loss, top_k: 3}"),
     "steps": GROUPS,
     "lambdas": (*ROWS, "algorithm.critic_lam=1", "algorithm.lam_alpha=0.5"),
     "warmup": (*ROWS, "algorithm.critic_warmup=1"),
@@ -41,7 +42,7 @@ KINDS = {
 }
 """What is compared and weighed. Teachers have some of the responses; lambdas have rewards of steps too; after
 a warmup comes an iteration of policy and critic; a mixture's routers have a loss of each micro-batch."""
-STEPPED, TAUGHT = ("steps", "lambdas"), ("taught", "taught in the loss")
+STEPPED, TAUGHT = ("steps", "lambdas"), ("taught", "taught in the loss", "taught by the likeliest")
 OTHERS = [
     (0, "four", False),
     *itertools.product(ZERO_STAGES[1:], ("four", "all"), [False]),
@@ -96,6 +97,10 @@ def given_to(kind: str) -> Experience:
     if kind in TAUGHT:
         weights = torch.arange(16).remainder(3).unsqueeze(1) / 2
         given = dataclasses.replace(given, teacher_log_probs=noise - 5, teacher_weights=weights)
+    if kind == "taught by the likeliest":
+        ids = torch.arange(noise.numel() * 3, dtype=torch.int32).view(*noise.shape, 3) % 258
+        likely = (noise / 4 - 2).unsqueeze(2).expand(-1, -1, 3).contiguous()
+        given = dataclasses.replace(given, teacher_top_tokens=ids, teacher_top_log_probs=likely)
     if kind in STEPPED:
         steps = torch.where(given.mask & (noise > 0.5), noise, torch.nan)
         given = with_scores(dataclasses.replace(given, step_rewards=steps), steps.nan_to_num().sum(dim=1))

@@ -112,16 +112,21 @@ def some_deaths() -> list[Death]:
         Death(2, "bf16-zero3", 1000, 3, Kill("policy committed", alone=True)),
         Death(1, "m2po", 1000, 3, Kill("a step taken")),
         Death(2, "rollouts", 1000, 3, Kill("policy committed")),
+        Death(1, "teacher", 1000, 3, Kill("a step taken")),
+        Death(1, "warmup", 3, 3, Kill("half the counters")),
     ]
     saved_by_others = [
         Death(1, "overflow", 1000, 3, Kill("a step taken"), Kill("settled")),
         Death(1, "stopped", 1000, 2, Kill("half a file"), leaves=True),
     ]
-    return [*sample(saved_by_others, 1 / 2, key=str), *sample(others, 1 / 7, key=str)]
+    return [*sample(saved_by_others, 1 / 2, key=str), *sample(others, 1 / 10, key=str)]
 
 
 DEATHS = all_deaths() if IS_SOAK else some_deaths()
-OF_ONE = ("lora", "no-critic", "skipped", "fp32-zero0", "m2po", "rollouts")
+OF_ONE = (
+    *("lora", "no-critic", "skipped", "fp32-zero0", "m2po", "rollouts"),
+    *("teacher", "warmup"),
+)
 STAYING = list(
     itertools.product((1, 2), CASES)
     if IS_SOAK

@@ -26,7 +26,8 @@ from pipeline.config.algorithm import (
     LossAggregation,
     PolicyLossName,
 )
-from stages.ppo.logits import AskedTokens, token_outputs
+from stages.ppo.distillation import teacher_loss
+from stages.ppo.logits import AskedTokens, TokenOutputs, token_outputs
 from stages.ppo.math.advantages import (
     gae,
     grpo,
@@ -41,7 +42,6 @@ from stages.ppo.math.masked import masked_mean, masked_var, masked_whiten
 from stages.ppo.math.mismatch import importance_weights, mismatch_metrics
 from stages.ppo.math.shaping import RunningMoments, overlong_penalty
 from stages.ppo.targets import TargetScores, estimate, teacher_advantages, token_rewards
-from stages.ppo.training import teacher_loss
 from tests.support import ROOT
 
 FOLDER = ROOT / "tests/golden"
@@ -433,7 +433,10 @@ def test_a_teacher_in_the_advantage_and_in_the_loss(precision, more, name, mode,
     plain = more.advantages if with_rewards else torch.zeros_like(more.advantages)
     suffix = f"{'_with-rewards' if with_rewards else ''}_{mode}"
     given = SimpleNamespace(
-        mask=mask, teacher_log_probs=more.teacher, teacher_weights=torch.full((len(mask), 1), weight)
+        mask=mask,
+        teacher_log_probs=more.teacher,
+        teacher_weights=torch.full((len(mask), 1), weight),
+        teacher_top_log_probs=None,
     )
     advantages = plain + teacher_advantages(given, more.old)
     check_taught(
@@ -450,7 +453,7 @@ def check_taught(precision, new, old, advantages, mask, mode, expected, teacher=
     per_token = policy_loss(new, old, advantages, CLIPS["symmetric"]).loss
     if teacher is not None:
         whole = SimpleNamespace(rows=torch.arange(len(mask)), num_response_columns=mask.shape[1])
-        per_token = per_token + teacher_loss(*teacher, whole, new)
+        per_token = per_token + teacher_loss(*teacher, whole, TokenOutputs(new, None))
     loss = aggregate(per_token, mask, mode, Counts.of(mask, scale=mask.shape[1]))
     precision.check(loss.detach(), expected["loss"])
     precision.check(torch.autograd.grad(loss, new)[0], expected["gradient"])

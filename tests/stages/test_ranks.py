@@ -85,6 +85,11 @@ PARTS = {
         *("reward.teachers.teacher.path={policy}", "algorithm.distillation.placement=loss"),
         *("algorithm.critic_warmup=1", "iterations=3"),
     ),
+    "likeliest": (
+        *("algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=2"),
+        *("rollout.oversample=2", "algorithm.shaping.filter_groups=true", "algorithm.correction.level=token"),
+        *("reward.teachers.teacher.path={policy}", "algorithm.distillation={placement: loss, top_k: 3}"),
+    ),
     "routers": (
         *(*OF_GROUPS, "algorithm.router_aux_loss_coef=0.1", "model.context_length=64"),
         *("update.tokens_per_micro_batch=1", "update.minibatches=8"),
@@ -171,7 +176,7 @@ def test_two_ranks_learn_what_one_learns_with_any_part(models, tmp_path, part, z
         expected, found = updated(one, 1, iteration), updated(two, 2, iteration)
         assert found.metrics.get("policy/ratio_error_first", 0) == 0
         assert_close(two, found, one, expected)
-    if part == "refill":
+    if part in ("refill", "likeliest"):
         assert [found.metrics[f"refill/{name}"] for name in ("taken", "carried", "flat")] == [2, 1, 3]
 
 

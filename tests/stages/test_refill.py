@@ -20,6 +20,7 @@ from pipeline.run.schemas import CARRIED
 from pipeline.run.shards import write_shard
 from pipeline.run.tasks import PREPARE, Stage, Task
 from stages.context import Context
+from stages.ppo.experience import Experience
 from stages.ppo.math.shaping import RunningMoments
 from stages.ppo.refill import (
     Candidates,
@@ -119,8 +120,11 @@ def test_what_is_still_missing_makes_a_smaller_update_down_to_none(config):
     assert table_of(none.spare).num_rows == 0
 
 
-def test_a_group_that_waited_is_what_it_was_to_the_bit(config):
+@pytest.mark.parametrize("top_k", [None, 2])
+def test_a_group_that_waited_is_what_it_was_to_the_bit(top_k):
     given = candidates(MIXED * 4, 1)
+    if top_k:
+        given = dataclasses.replace(given, experience=with_likeliest(given.experience, top_k))
     again = candidates_of(table_of(given), given.experience.rewarded)
     assert names(again) == names(given)
     for field in dataclasses.fields(given.experience):
@@ -132,6 +136,13 @@ def test_a_group_that_waited_is_what_it_was_to_the_bit(config):
             assert tokens[0] == tokens[1]
     assert torch.equal(again.experience.outcome.scores, given.experience.outcome.scores)
     assert torch.equal(again.experience.outcome.has_ended, given.experience.outcome.has_ended)
+
+
+def with_likeliest(given: Experience, top_k: int) -> Experience:
+    """Teachers' likeliest tokens at each place, zeros after a response's end."""
+    numbers = torch.arange(given.mask.numel() * top_k, dtype=torch.int32).view(*given.mask.shape, top_k)
+    ids = torch.where(given.mask.unsqueeze(2), numbers + 1, 0)
+    return dataclasses.replace(given, teacher_top_tokens=ids, teacher_top_log_probs=-ids.float())
 
 
 # --- files: updates of one run, whatever its shards ---

@@ -24,7 +24,6 @@ from stages.context import Context, NumericalError, UserError
 from stages.engines import kept, release_all
 from stages.engines.base import Scorer, SequenceLimits
 from stages.engines.vllm_arguments import scorer_arguments
-from stages.rewards import components
 from stages.rewards.components import component_scores
 from stages.rewards.reference import load_reference
 from stages.tasks.reward import reward_table
@@ -71,7 +70,7 @@ def made_with(monkeypatch) -> Iterator[list[float | None]]:
 
     monkeypatch.setattr(Context, "source", lambda self, given: Path(given))  # no record of prepare is here
     monkeypatch.setattr(Context, "fingerprint_of", lambda self, directory: directory)
-    monkeypatch.setattr(components, "make_scorer", make_scorer)
+    monkeypatch.setattr("stages.rewards.models.make_scorer", make_scorer)
     monkeypatch.setattr(kept, "has_gpu", lambda: True)
     yield shares
     release_all()

@@ -24,7 +24,8 @@ from stages.ppo.math.advantages import (
     rloo,
     without_own,
 )
-from stages.ppo.targets import TargetScores, estimate, last_tokens, step_ends, token_rewards
+from stages.ppo.refill import with_spread
+from stages.ppo.targets import TargetScores, estimate, flat_rows, last_tokens, step_ends, token_rewards
 from stages.rewards.components import component_scores
 from stages.rewards.steps import SteppedScore, scores_in, step_columns, step_rewards
 from stages.tasks.reward import reward_table
@@ -157,6 +158,35 @@ def test_group_estimators_of_a_run_take_the_steps(make, estimator):
     plain = dataclasses.replace(given, step_rewards=None)
     rewards = token_rewards(config, plain, scores.shaped, None, 0.0)
     assert len(set(estimate(config, plain, rewards, scores, None)[0][0][given.mask[0]].tolist())) == 1
+
+
+def grouped_steps():
+    """Six responses to three prompts: equal sums of unlike steps, unlike sums of equal steps, and equal ones;
+    and which groups are flat."""
+    given = experience(rows=6, samples=2, with_kl=False)
+    steps = torch.full_like(given.rollout_log_probs, math.nan)
+    steps[0, 1], steps[1, 0], steps[1, 2] = 1.0, 0.5, 0.5
+    steps[2, 1], steps[3, 0], steps[3, 2] = 0.5, 0.5, 0.5
+    steps[4, 0], steps[5, 2] = 0.25, 0.25
+    outcome = dataclasses.replace(given.outcome, scores=steps.nan_to_num().sum(dim=1))
+    return dataclasses.replace(given, outcome=outcome, step_rewards=steps), [False, True, True]
+
+
+@pytest.mark.parametrize("estimator", [Estimator.GRPO, Estimator.RLOO])
+def test_a_group_is_flat_where_its_estimator_finds_nothing_to_learn(make, estimator):
+    """Also for rollout.oversample, which takes the groups that are not."""
+    given, flat = grouped_steps()
+    words = ("rollout.samples_per_prompt=2", "data.prompts_per_iteration=4")
+    config = make(f"algorithm.estimator={estimator}", *words).config
+    scores = TargetScores(given.outcome.scores, None)
+    rewards = token_rewards(config, given, scores.shaped, None, 0.0)
+    found = estimate(config, given, rewards, scores, None)[0]
+    learns = [bool(found[2 * group : 2 * group + 2].any()) for group in range(3)]
+    assert learns == [not one for one in flat]
+    assert flat_rows(given, scores.shaped)[::2].tolist() == flat
+    assert with_spread(given, scores.shaped) == [0]
+    sums = dataclasses.replace(given, step_rewards=None)
+    assert flat_rows(sums, scores.shaped)[::2].tolist() == [True, False, True]
 
 
 def test_reinforce_baseline_is_whitened_over_tokens(make):

@@ -165,7 +165,7 @@ TEXT = """\
 /runs/a b: running, 1/3 iterations
 in the queue: 5 running, 20 waiting
 estimated finish: known once an iteration is done
-driver jobs: 46 when jobs end, 61 at work
+driver jobs: 46 when jobs end, 61 running
 
 iter  stage    done  running  waiting  failed     waited      ran  again
    2  rollout  9/16        4        2       1  1 h 6 min  1 d 1 h      4

@@ -1,5 +1,7 @@
 """Settings of a run that goes on: those that may change, and those that its results depend on."""
 
+import shlex
+
 _SLURM = """
 scheduler.update.partition=long
 scheduler.update.partition=[a,b]
@@ -87,3 +89,9 @@ scheduler.update.gpus=0
 """
 REFUSED = [("local", word) for word in _FROZEN.split("\n") if word]
 """Scheduler of a run, and a word that only a fork can have."""
+
+
+def fork_words(refusal: str) -> list[str]:
+    """Words behind ``slurm-ppo`` of the fork that a refusal names; the third is the new run."""
+    (line,) = (line for line in refusal.splitlines() if "slurm-ppo fork" in line)
+    return shlex.split(line.partition(": slurm-ppo ")[2])

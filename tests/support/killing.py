@@ -3,8 +3,10 @@
 import itertools
 import json
 import os
-from collections.abc import Callable, Collection, Iterable
+import signal
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -58,6 +60,28 @@ def hooked(environment: dict[str, str], folder: Path, point: str) -> dict[str, s
     tests/support/hooks for it, as interpreters do through PYTHONPATH."""
     marker = folder / f"killed-{point.partition(':')[0]}"
     return environment | {"KILL_AT": point, "KILL_MARKER": str(marker)}
+
+
+def run_killed_once(
+    slurm_ppo: Callable[..., CompletedProcess[str]],
+    words: Sequence[str],
+    point: str,
+    environment: dict[str, str],
+    room: Path,
+    folder: Path,
+) -> None:
+    """Make the run ``folder/run``, of which something is killed at a point, to its end.
+
+    Args:
+        words: its settings.
+        room: folder that its rules are imported from.
+    """
+    done = slurm_ppo("run", *words, cwd=room, env=hooked(environment, folder, point))
+    assert list(folder.glob("killed-*")), "the hook never fired"
+    if point.startswith("driver"):
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        done = slurm_ppo("resume", folder / "run", cwd=room)
+    assert done.returncode == 0, done.stderr
 
 
 def assert_same_end(run_dir: Path, complete_run: Path, may_lose_state: bool = False) -> None:

@@ -1,5 +1,6 @@
 """Scored responses of some iterations, committed without an engine that wrote them."""
 
+import math
 from dataclasses import replace
 
 import pyarrow as pa
@@ -15,6 +16,8 @@ from pipeline.run.schemas import (
     ROLLOUT,
     STEP_REWARDS,
     TEACHER_LOGPROBS,
+    TEACHER_TOP_LOGPROBS,
+    TEACHER_TOP_TOKENS,
     TEACHER_WEIGHT,
     version_of,
 )
@@ -69,27 +72,46 @@ def _tables(iteration: int, shard: int, config: Config) -> dict[Stage, pa.Table]
         scores = [score if shard == 0 and i < samples else 1.0 for i, score in enumerate(scores)]
     reference = noise if config.algorithm.kl.reference_in is ReferenceStage.REWARD else None
     rewards = reward_table(rollout, scores, reference_logprobs=reference, rm=scores)
-    for name, column in (_teachers(noise) if config.reward.teachers else {}).items():
+    top_k = config.algorithm.distillation.top_k
+    for name, column in (_teachers(noise, top_k) if config.reward.teachers else {}).items():
         rewards = rewards.append_column(name, column)
     if any(getattr(component, "steps", None) for component in config.reward.components.values()):
         rewards = rewards.append_column(STEP_REWARDS, _steps(noise, scores))
     return {Stage.ROLLOUT: rollout, Stage.REWARD: rewards}
 
 
-def _teachers(noise: list[list[float]]) -> dict[str, pa.Array]:
+def _teachers(noise: list[list[float]], top_k: int | None) -> dict[str, pa.Array]:
     """Columns of teachers that have all responses but every third."""
     log_probs = [[x + 0.5 for x in row] if i % 3 else None for i, row in enumerate(noise)]
     weights = [0.0, 1.0, 0.5]
-    return {
+    found = {
         TEACHER_LOGPROBS: pa.array(log_probs, pa.list_(pa.float32())),
         TEACHER_WEIGHT: pa.array([weights[i % 3] for i in range(len(noise))], pa.float64()),
     }
+    if top_k is None:
+        return found
+    ids = [
+        [(3 * t + 5 * j + i) % 258 for t in range(len(row)) for j in range(top_k)]
+        for i, row in enumerate(noise)
+    ]
+    likely = [[x / 4 - math.log(top_k) for x in row for _ in range(top_k)] for row in noise]
+    taught = [bool(i % 3) for i in range(len(noise))]
+    return found | {
+        TEACHER_TOP_TOKENS: pa.array(_where(taught, ids), pa.list_(pa.int32())),
+        TEACHER_TOP_LOGPROBS: pa.array(_where(taught, likely), pa.list_(pa.float32())),
+    }
+
+
+def _where(chosen: list[bool], rows: list[list]) -> list[list | None]:
+    return [row if is_chosen else None for is_chosen, row in zip(chosen, rows, strict=True)]
 
 
 def _steps(noise: list[list[float]], scores: list[float]) -> pa.Array:
-    """Two steps of each response, the first at its second token, whose sum is the score."""
+    """Two steps of each response, the first at its second token, whose sum is the score; of the score 1 of
+    groups without a spread both are the same."""
+    firsts = [score * (0.5 if score == 1.0 else 0.25) for score in scores]
     steps = [
-        [{1: score / 4, len(row) - 1: score * 3 / 4}.get(t) for t in range(len(row))]
-        for row, score in zip(noise, scores, strict=True)
+        [{1: first, len(row) - 1: score - first}.get(t) for t in range(len(row))]
+        for row, score, first in zip(noise, scores, firsts, strict=True)
     ]
     return pa.array(steps, pa.list_(pa.float32()))

@@ -42,6 +42,11 @@ CASES = {
         *("algorithm=grpo", "rollout.samples_per_prompt=2", "data.prompts_per_iteration=4"),
         *("algorithm.old_log_probs=rollout", "update.zero_stage=2"),
     ],
+    "teacher": [
+        *("reward.teachers.teacher.path={policy}", "algorithm.distillation={placement: loss, top_k: 3}"),
+        "update.zero_stage=1",
+    ],
+    "warmup": ["algorithm.critic_warmup=2", "update.zero_stage=1"],
 }
 """Precision and ZeRO stage, or what happens on the way."""
 OF_ANY_RANK = ("detached", "half a file", "not flushed", "between files", "slices written")
@@ -289,9 +294,10 @@ def scored_run(
     iterations: int = ITERATIONS,
 ) -> Run:
     """A run that wants its first update; its shards are those of another, if one is given."""
-    config = config_of(models, root, f"iterations={iterations}", "update.epsilon=1e-3", *CASES[case])
+    words = [word.replace("{policy}", str(models / "policy")) for word in CASES[case]]
+    config = config_of(models, root, f"iterations={iterations}", "update.epsilon=1e-3", *words)
     run = create_run(replace(config, update=replace(config.update, save_every=save_every)))
-    if given is None or config.rollout.samples_per_prompt > 1:
+    if given is None or config.rollout.samples_per_prompt > 1 or config.reward.teachers:
         return commit_scored(run)
     for part in ("data", "iterations"):
         shutil.copytree(given.paths.root / part, run.paths.root / part, dirs_exist_ok=True)

@@ -54,7 +54,7 @@ def test_a_run_that_another_command_drives_is_left_alone(root, monkeypatch, caps
     sweep, runs = make_sweep(root, RATES[:1], 1)
     with hold(runs[0].paths.locks):
         assert carry_out(Asked([str(root)]), point=sweep.names[0]) == 3
-    assert "left alone: a driver is at work on this run" in capsys.readouterr().err
+    assert "left alone: a driver is active on this run" in capsys.readouterr().err
 
 
 class Warned(Runner):

@@ -226,7 +226,7 @@ def test_ctrl_c_ends_the_runs_in_order(inputs, environment, slurm_ppo, tmp_path)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait(60) == 3
     assert refused.returncode == 2
-    assert "a driver is at work" in refused.stderr
+    assert "a driver is active" in refused.stderr
     assert all('"outcome": "interrupted"' in log.read_text() for log in logs)
     states = slurm_ppo("ls", root).stdout
     assert states.count("incomplete  ") == 2

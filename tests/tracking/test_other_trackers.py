@@ -1,25 +1,33 @@
 """TensorBoard's event files and MLflow as mirrors: each row once, whatever is killed."""
 
 import os
+import posixpath
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.checks.settings import package_problems
 from pipeline.config.compose import compose
 from pipeline.config.resolve import resolve
+from pipeline.metrics.catalogue import METRICS
 from pipeline.run import journal
 from pipeline.run.benchmarks import Measured, note_measured
 from pipeline.run.directory import Run, create_run, load_run
 from pipeline.tracking import destination
 from pipeline.tracking.destination import Destination, package_problem
 from pipeline.tracking.mirror import Once, mirror
+from pipeline.tracking.mlflow_client import metric_names
 from pipeline.tracking.tracker import MirrorProcess, behind, open_trackers
-from tests.support import tiny
+from tests.support import ROOT, tiny
 from tests.support.mirrored import append, children, driver, family, follow, kill_all, row
 from tests.support.waiting import wait_for
 
@@ -234,6 +242,97 @@ def test_mlflow_has_the_configuration_and_says_whether_the_run_failed(home, inpu
     assert found.info.run_name == run.identity.name
     assert found.data.params["update.learning_rate"] == "0.001"
     assert found.data.params["run_dir"] == str(run.paths.root)
+
+
+WRITERS = """
+import sys, time
+from pathlib import Path
+from pipeline.run.directory import load_run
+from pipeline.tracking.mlflow_client import open_mlflow
+from mlflow.store.tracking.file_store import FileStore
+
+make = FileStore.create_experiment
+def slow(*given, **named):
+    time.sleep(0.2)
+    return make(*given, **named)
+FileStore.create_experiment = slow
+open_mlflow(load_run(Path(sys.argv[1])))
+"""
+
+
+def test_runs_that_begin_at_the_same_time_have_one_experiment(
+    home, inputs, tmp_path, environment, monkeypatch
+):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    store = tmp_path / "of the group"
+    for name in "ab":
+        words = [*tiny.overrides(inputs, tmp_path / name), f"tracking.mlflow.uri='{store}'"]
+        create_run(resolve(compose([*words, "tracking=mlflow"])))
+    words = [sys.executable, "-c", WRITERS]
+    writers = [subprocess.Popen([*words, str(tmp_path / name)], env=environment, cwd=ROOT) for name in "ab"]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    found = [one for one in MlflowClient(store.as_uri()).search_experiments() if one.name == "slurm-ppo"]
+    assert len(found) == 1
+    assert len(MlflowClient(store.as_uri()).search_runs([found[0].experiment_id])) == 2
+
+
+def test_a_number_below_another_is_logged_beside_it(home, inputs, tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    run = create_run(resolve(compose([*tiny.overrides(inputs, tmp_path / "run"), "tracking=mlflow"])))
+    odd = {
+        "reward/mean/sums": 0.5,
+        "eval/../x": 1.0,
+        "eval/a+b": 2.0,
+        "eval/a:b": 3.0,
+        "eval/" + "l" * 300: 4,
+    }
+    journal.append(run.paths.metrics, row(1) | odd)
+    mirror(run, Destination.MLFLOW, Once(), print)
+    found = in_mlflow(run, run.identity.id)[1]
+    assert found == {name: pytest.approx(value) for name, value in row(1).items()} | {
+        "reward/mean.sums": 0.5,
+        "eval/_.x": 1.0,
+        "eval/a_b": 2.0,
+        "eval/a_b_2": 3.0,
+        f"eval/{'l' * 235}": 4,
+    }
+
+
+# --- names for MLflow ---
+
+
+def as_mlflow_checks(name: str) -> bool:
+    """What mlflow.utils.validation does, of 3.17."""
+    normal = posixpath.normpath(name)
+    is_path = normal == name and normal != "." and not normal.startswith(("..", "/"))
+    return bool(re.fullmatch(r"[/\w.\- ]+", name)) and is_path and len(name) <= 250
+
+
+def test_every_number_of_a_row_has_a_file_of_its_own():
+    """In a file store, of any names of components, files and stages; none is a folder of others too."""
+    words = ("rm", "sums", "rollout", "4")
+    names = {metric.name.replace("*", word) for metric in METRICS for word in words}
+    names |= {f"eval/{name}" for name in ("acc", "acc/hard", "acc/hard/1", "pass@4", "iteration")}
+    found = metric_names(names)
+    assert len(set(found.values())) == len(names)
+    assert all(map(as_mlflow_checks, found.values()))
+    folders = {
+        "/".join(one.split("/")[:count]) for one in found.values() for count in range(1, one.count("/") + 1)
+    }
+    assert not folders & set(found.values())
+    for name in ("iteration", "eval/iteration", "reward/mean", "reward/rm/mean", "evaluate/reward"):
+        assert found[name] == name
+
+
+@given(st.sets(st.text(st.sampled_from("a./@ :\n"), min_size=1, max_size=8), max_size=6))
+def test_whatever_a_number_is_named_mlflow_takes_it(names):
+    found = metric_names(names)
+    assert len(set(found.values())) == len(names)
+    assert all(map(as_mlflow_checks, found.values()))
 
 
 # --- what is missing or wrong ---

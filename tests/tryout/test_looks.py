@@ -112,6 +112,21 @@ def test_a_range_whose_ends_read_alike_is_one_time(low, high, words):
     assert in_words(SecondsRange(low, high)) == words
 
 
+def test_where_rollouts_overlap_with_updates_an_iteration_takes_its_longest_stage_at_least():
+    stale = replace(CONFIG, rollout=replace(CONFIG.rollout, staleness=1))
+    apart, beside = (outlook(tried(config=config), {}).iteration for config in (CONFIG, stale))
+    stages = outlook(tried(config=stale), {}).stages
+    assert beside == SecondsRange(max(one.seconds.low for one in stages), apart.high)
+
+
+def test_more_prompts_are_advised_only_where_an_iteration_has_more():
+    flat = [response(p, i, float(p)) for p in range(4) for i in range(4)]
+    few = replace(CONFIG, data=replace(CONFIG.data, prompts_per_iteration=4))
+    (some,), (all_) = judge(tried(flat)), judge(tried(flat, few))
+    assert "try --prompts 32 looks at more" in some.advice
+    assert "--prompts" not in all_[0].advice
+
+
 # --- the small run ---
 
 
@@ -194,6 +209,12 @@ FINDINGS: dict[str, tuple[TryResult, Verdict, str, str]] = {
         Verdict.WARNING,
         "1 of 16 responses have no reward",
         "rollout.max_new_tokens",
+    ),
+    "none scored": (
+        tried([response(p, i, math.nan, components={}) for p in range(4) for i in range(4)]),
+        Verdict.PROBLEM,
+        "16 of 16 responses have no reward",
+        "another reward model",
     ),
     "memory": (
         tried(stages=(TriedStage("update", 1.0, 0.1, 0.5, 1.0, 1.0, halvings=2),)),

@@ -226,7 +226,7 @@ class Submitter:
             QueueFull, Refused: Slurm does not take it; nothing of it is left.
             Unclear: whether it was taken is unknown; the next pass looks for it by its name.
             SlurmTimeout: there was no time left to ask; nothing of it is left.
-            LeaseLost: another driver is at work.
+            LeaseLost: another driver is running.
         """
         ledger = self.ledger
         self.beat()

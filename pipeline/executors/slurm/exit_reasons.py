@@ -42,7 +42,7 @@ def explain(
 
     Args:
         seen: what the queue shows of their elements; those that it does not show are looked up in accounting.
-        control: says of which invocations all jobs were cancelled.
+        control: says of which invocations all jobs were cancelled, or those that waited.
         taken_back: tasks of which commits were taken back in this invocation.
         silenced: elements like ``4711_3`` that were cancelled since nothing was heard of them.
 
@@ -58,6 +58,7 @@ def explain(
             said=None if attempt.log else read_said(paths, attempt.task, attempt.number),
             is_taken_back=attempt.task in taken_back,
             is_emptied=0 < attempt.invocation <= control.emptied,
+            is_withdrawn=0 < attempt.invocation <= control.withdrawn,
             is_silenced=f"{attempt.job}_{attempt.index}" in silenced,
             failed_setup=_failed_setup(paths, attempt, element),
             log_end=_log_end(paths, attempt, element),

@@ -1,4 +1,4 @@
-"""KL divergence to the reference model: per-token estimators and controllers of the coefficient."""
+"""KL divergence to other models, per token, and controllers of the coefficient."""
 
 import torch
 from torch import Tensor
@@ -8,6 +8,10 @@ from pipeline.config.algorithm import KLConfig, KLController, KLEstimator
 _EXPONENT_LIMIT = 20.0
 _K3_LIMIT = 10.0
 _STEP_LIMIT = 0.2
+_LEAST = 1e-6
+"""Least probability of all tokens together that are not among the top ones: the rounding of fp32."""
+_LOWEST = -100.0
+"""A logarithm that stands for that of 0."""
 
 
 def kl_per_token(log_probs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
@@ -41,6 +45,28 @@ def kl_loss_per_token(
         return value
     k2 = kl_per_token(log_probs, reference, KLEstimator.K2)
     return value.detach() + k2 - k2.detach()
+
+
+def top_kl(log_probs: Tensor, teacher: Tensor) -> Tensor:
+    """Compute KL(policy || teacher) of distributions in which all tokens but some count as one.
+
+    sum over these of p (log p - log q), and r (log r - log s) of what is left: r = 1 - sum p, s = 1 - sum q.
+    It is at most the KL of the whole distributions (log-sum inequality), and equal where k is the vocabulary.
+    The KL is that of arXiv 2306.13649 (reverse, on the policy's own responses). No sample enters, so its
+    gradient is exact. r and s are at least 1e-6.
+
+    Args:
+        log_probs: [..., k] the policy's, of the k tokens that the teacher finds most probable.
+        teacher: [..., k] the teacher's, of the same.
+
+    Returns:
+        [...].
+    """
+    mine, theirs = (given.double().clamp(min=_LOWEST) for given in (log_probs, teacher))
+    probability = mine.exp()
+    rest, of_teacher = ((1 - p.sum(dim=-1)).clamp(min=_LEAST) for p in (probability, theirs.exp()))
+    found = (probability * (mine - theirs)).sum(dim=-1) + rest * (rest.log() - of_teacher.log())
+    return found.to(log_probs.dtype)
 
 
 def next_kl_coef(coef: float, kl: float, num_responses: int, config: KLConfig) -> float:

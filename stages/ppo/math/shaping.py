@@ -93,10 +93,17 @@ def overlong_penalty(lengths: Tensor, max_new_tokens: int, buffer: int, penalty:
     return penalty * (beyond / buffer).clamp(0.0, 1.0)
 
 
-def flat_groups(scores: Tensor, groups: Tensor) -> Tensor:
+def flat_groups(scores: Tensor, groups: Tensor, rows: Tensor | None = None) -> Tensor:
     """Return [N] true where all scores of the row's group, of two rows or more, are equal: a group estimator
-    learns nothing from it. ``groups`` [N] holds the index of each row's prompt."""
-    highest = torch.full_like(scores, -torch.inf).scatter_reduce(0, groups, scores, "amax")
-    lowest = torch.full_like(scores, torch.inf).scatter_reduce(0, groups, scores, "amin")
-    count = torch.zeros_like(scores).index_add(0, groups, torch.ones_like(scores))
-    return ((highest == lowest) & (count > 1))[groups]
+    learns nothing from it.
+
+    Args:
+        scores: [N], or [S] of the steps of all rows.
+        groups: [N] index of each row's prompt.
+        rows: [S] row of each step; None where each row has one score.
+    """
+    of, number = groups if rows is None else groups[rows], len(groups)
+    highest = scores.new_full((number,), -torch.inf).scatter_reduce(0, of, scores, "amax")
+    lowest = scores.new_full((number,), torch.inf).scatter_reduce(0, of, scores, "amin")
+    has_others = torch.bincount(groups, minlength=number) > 1
+    return ((highest <= lowest) & has_others)[groups]  # a group without a step has less than any number
