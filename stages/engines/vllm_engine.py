@@ -45,7 +45,10 @@ class VllmEngine:
     def _forget(self) -> bool:
         """Throw away what was computed for prompts. Returns whether nothing is left."""
         with self._started.errors():
-            return bool(self._engine.reset_prefix_cache())
+            is_empty = bool(self._engine.reset_prefix_cache())
+        if is_empty:
+            self._call("give_back_cache")
+        return is_empty
 
     def load(self, directory: str) -> None:
         """Replace the model's weights; what was computed with the old ones is thrown away."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from stages.engines.vllm_adapters import count_adapted, pack_shared, shared_weights
 from stages.models.hidden import hide_in_vllm
+from stages.process.heap import give_back_pages
 
 PATH = f"{__name__}.WorkerExtension"
 """Name of the class for vLLM's ``worker_extension_cls``."""
@@ -24,6 +25,7 @@ class WorkerExtension:
 
     if TYPE_CHECKING:
         vllm_config: Any
+        model_runner: Any
 
         def get_model(self) -> nn.Module: ...
 
@@ -40,6 +42,14 @@ class WorkerExtension:
     def num_adapted_weights(self) -> int:
         """Return how many weights an adapter changes."""
         return count_adapted(self.get_model())
+
+    def give_back_cache(self) -> None:
+        """Give the pages of a key-value cache that holds nothing back, where it lies in the host's memory:
+        vLLM goes through all its blocks, one after the other, and keeps what it has touched once."""
+        for cache in self.model_runner.kv_caches:
+            if isinstance(cache, torch.Tensor) and cache.is_cpu:
+                held = cache.untyped_storage()
+                give_back_pages(held.data_ptr(), held.nbytes())
 
     def forget_peak_memory(self) -> None:
         """Let the peak of GPU memory be that from now on."""

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -406,6 +407,21 @@ def test_our_engines_count_what_goes_through_the_model(config, generator):
         assert size == found.tokens < found.positions
     else:
         assert found == PassedTokens()
+
+
+@pytest.mark.parametrize("config", ["vllm"], indirect=True)
+def test_vllm_gives_the_memory_of_its_cache_back_with_each_task(config, generator):
+    asked, sampling = requests(12), Sampling()
+    engine = generator._engine._engine
+    used = partial(
+        engine.collective_rpc, lambda worker: sum(map(torch.count_nonzero, worker.model_runner.kv_caches))
+    )
+    stream = iter(generator.stream(asked, sampling))
+    first = next(stream)
+    assert sum(used()) > 0
+    expected = first | {i: one for part in stream for i, one in part.items()}
+    assert sum(used()) == 0, "a page that was given back reads as zeros"
+    assert generator.generate(asked, sampling) == [expected[i] for i in range(12)]
 
 
 def test_nothing_asked_is_nothing_answered(generator):
