@@ -179,6 +179,7 @@ def test_a_cluster_that_does_not_answer_is_told_and_the_disk_shown(runs, slurm_p
         "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2\nexit 1\n"
     )
     squeue.chmod(0o755)
+    runs.wait_until(runs.bad, "failed")
     # an answer of some seconds ago would do, where somebody has got one
     nobody_asked = {"PATH": f"{tmp_path}:{environment['PATH']}", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     shown = slurm_ppo("status", runs.bad, env=environment | nobody_asked)
