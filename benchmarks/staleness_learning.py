@@ -40,6 +40,7 @@ class Example:
     inputs: str
     words: tuple[str, ...]
     by_algorithm: dict[str, tuple[str, ...]]
+    """With rates at which it learns enough to be compared."""
 
 
 EXAMPLES = {
@@ -53,7 +54,10 @@ EXAMPLES = {
         ("examples/calculator/make_calculator.py",),
         ".cache/calculator",
         ("--config-dir", "examples/calculator", "experiment=calculator"),
-        {"PPO": ("algorithm=ppo", "algorithm.kl.coef=0"), "GRPO": ()},
+        {
+            "PPO": ("algorithm=ppo", "algorithm.kl.coef=0", "update.learning_rate=3e-4"),
+            "GRPO": ("update.learning_rate=1e-3",),
+        },
     ),
 }
 
