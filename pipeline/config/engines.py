@@ -47,7 +47,8 @@ class VllmConfig:
     """Share of a GPU's memory for weights, activations and the key-value cache. Default: 0.9; for a reward
     model beside which its tasks compute the reference or a teacher 0.6, so that both can stay loaded."""
     kv_cache_gib: PositiveFloat | None = None
-    """GiB for the key-value cache. Default: what gpu_memory_utilization leaves; 1 on a CPU."""
+    """GiB for the key-value cache. Default: what gpu_memory_utilization leaves; 1 on a CPU, of which a task
+    takes what it uses, and gives it back when it ends."""
     max_model_len: PositiveInt | None = None
     """Longest sequence in tokens. Default: model.context_length for generation, what the model has positions
     for when scoring."""
