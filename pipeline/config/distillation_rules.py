@@ -16,6 +16,8 @@ _OF_ESTIMATE = ("estimator", "straight_through")
 _OF_LOSS = (*_OF_ESTIMATE, "top_k")
 _OF_RESPONSES = frozenset({PolicyLossName.GSPO, PolicyLossName.GMPO})
 """Losses with one ratio for a response, which a token's own advantage cannot move apart from the others."""
+_MOST_NUMBERS = 2**31 - 1
+"""Of all lists of an Arrow column, whose offsets are of 32 bits."""
 
 
 def has_teachers_in(config: Config, placement: DistillationPlacement) -> bool:
@@ -56,12 +58,25 @@ def _placement_problems(config: Config) -> Iterator[ConfigIssue]:
         why = "is for an estimate, and top_k needs none; leave one of them out"
         yield from _given(config, _OF_ESTIMATE, why)
         yield from _shared_response_problems(config)
+        yield from _column_problems(config, given.top_k)
     elif given.per_token is KLEstimator.K1 and not given.straight_through:
         why = (
             "its gradient in the loss is zero on average, so nothing would be learned; leave it out for k3, "
             "or give algorithm.distillation.straight_through=true too"
         )
         yield ConfigIssue.at(config, "algorithm.distillation.estimator", why)
+
+
+def _column_problems(config: Config, top_k: int) -> Iterator[ConfigIssue]:
+    """Yield more numbers than a column of a shard can have."""
+    rollout = config.rollout
+    tokens = -(-config.responses_per_iteration // rollout.num_shards) * rollout.max_new_tokens
+    if tokens * top_k > _MOST_NUMBERS:
+        why = (
+            f"a shard of {tokens} response tokens has more than 2^31 of the teacher's numbers; legal: 1 to "
+            f"{_MOST_NUMBERS // tokens}, or more shards (rollout.num_shards)"
+        )
+        yield ConfigIssue.at(config, "algorithm.distillation.top_k", why)
 
 
 def _shared_response_problems(config: Config) -> Iterator[ConfigIssue]:

@@ -13,12 +13,19 @@ REPLAYED = (
 )
 """Kinds of models (model_type of config.json) whose routers are known."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_k")
 _KEY = "algorithm.router_replay"
 
 
 def num_experts_in(settings: Mapping[str, Any]) -> int:
     """Return the number of experts that a layer's router chooses from; 0 where config.json names none."""
     given = (settings.get(name) for name in _EXPERTS)
+    return next((number for number in given if isinstance(number, int) and number > 0), 0)
+
+
+def experts_per_token_in(settings: Mapping[str, Any]) -> int:
+    """Return the number of experts that a token goes through in a layer; 0 where config.json names none."""
+    given = (settings.get(name) for name in _PER_TOKEN)
     return next((number for number in given if isinstance(number, int) and number > 0), 0)
 
 

@@ -6,7 +6,6 @@ Facts are of mlflow-skinny 3.17.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pipeline.metrics.catalogue import describe
+from pipeline.run.alone import alone_in
 from pipeline.run.directory import Run
 from pipeline.run.journal import Row
 from pipeline.tracking.client import recorded_config
@@ -28,8 +28,8 @@ _ID = "slurm_ppo.id"
 _MOST_NUMBERS, _MOST_PARAMS, _LONGEST = 1000, 100, 6000
 """Numbers and parameters that MLflow takes at once, and characters of a parameter."""
 _NOT_IN_NAMES, _NO_WORD, _LONGEST_NAME = re.compile(r"[^\w.\- ]"), re.compile(r"^(\.+|$)"), 240
-_LOCK = ".slurm-ppo.lock"
-"""File in a file store's folder that is locked while an experiment or a run is made there."""
+_PATIENCE = 60.0
+"""Seconds for which others that make an experiment or a run in a file store are waited for."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,14 @@ def _experiment_of(client: Any, name: str) -> str:
 @contextlib.contextmanager
 def _one_at_a_time(uri: str) -> Iterator[None]:
     """Wait for other processes that make something in a file store, which would give two experiments one
-    name. A filesystem without locks has none."""
+    name. Raises TimeoutError."""
     address = urlsplit(uri)
     if address.scheme != "file":
         yield
         return
     folder = Path(unquote(address.path))
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("a") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with alone_in(folder, _PATIENCE):
         yield
 
 

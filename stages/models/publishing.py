@@ -65,22 +65,6 @@ def published(directory: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def alone_in(folder: Path, wait: Callable[[], None]) -> Iterator[None]:
-    """Let one process of this machine at a time into the block; ``wait`` is called where another is in it."""
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # this filesystem has no locks
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                wait()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-@contextmanager
 def scratch_beside(directory: Path) -> Iterator[Path]:
     """Give a folder beside a directory that is to be made, and remove it in the end. One that a killed call
     has left is removed by a later call."""

@@ -133,5 +133,6 @@ def scatter_rows(target: Tensor, batch: MicroBatch, values: Tensor) -> None:
 
 
 def gather_rows(source: Tensor, batch: MicroBatch) -> Tensor:
-    """Return the micro-batch's rows [B, R] of a [N, T] matrix on the same device."""
-    return source[batch.rows, : batch.num_response_columns]
+    """Return the micro-batch's rows [B, R] of a [N, T] matrix, on the micro-batch's device."""
+    rows = source[batch.rows.to(source.device), : batch.num_response_columns]
+    return rows.to(batch.rows.device)

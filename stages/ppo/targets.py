@@ -78,8 +78,11 @@ class Targets:
     """[N, T, k] the teacher's log-probabilities of them."""
 
     def to(self, device: torch.device) -> "Targets":
-        """Return all of it on a device, from which micro-batches take their rows without waiting."""
-        return replace(self, **tensors_on(device, self))
+        """Return it on a device, from which micro-batches take their rows without waiting; but what has k
+        numbers a token stays where it is."""
+        moved = tensors_on(device, self)
+        stays = ("teacher_top_tokens", "teacher_top_log_probs")
+        return replace(self, **{name: one for name, one in moved.items() if name not in stays})
 
 
 def shape(config: Config, experience: Experience, moments: RunningMoments) -> TargetScores:

@@ -37,13 +37,18 @@ class ReadText:
     """For each of them, the response's token at which the step ends."""
     num_tokens: int = 0
     """Tokens of the response."""
+    problem: str = ""
+    """Reason why it cannot be scored; empty where none is known."""
 
     def cut(self, affixes: Affixes, limit: int) -> "ReadText":
         """Return the last of it, behind the ids that begin a text: at most ``limit`` in all."""
         ids = affixes.cut(self.ids, limit)
         shift, head = len(self.ids) - len(ids), affixes.num_leading(ids)
         places = (place - shift for place in self.places)
-        return replace(self, ids=ids, places=tuple(p if p >= head else -1 for p in places))
+        kept = replace(self, ids=ids, places=tuple(p if p >= head else -1 for p in places))
+        if kept.places and kept.places[0] < 0:
+            return replace(kept, problem=f"its steps do not fit into a context of {limit}")
+        return kept
 
 
 class RewardModel:
@@ -141,9 +146,7 @@ class RewardModel:
 
     def _problem(self, reading: ReadText) -> str | None:
         """Return why the model cannot score what is left of a row, if it cannot."""
-        if reading.places and reading.places[0] < 0:
-            return f"its steps do not fit into a context of {self._limits.context}"
-        return problem_of(reading.ids, self._limits, new_tokens=0)
+        return reading.problem or problem_of(reading.ids, self._limits, new_tokens=0)
 
 
 def shares_tokens(context: Context, directory: str) -> bool:

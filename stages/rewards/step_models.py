@@ -128,15 +128,18 @@ class StepModel(RewardModel):
         ]
 
     def _readings(self, rows: pa.Table) -> list[ReadText]:
+        """Return what the model reads of each row. A text whose steps cannot be told is what the policy
+        happened to write; raises UserError where that is so of all, which is the template's or the model's
+        doing."""
         found = []
-        given = zip(rows.select(_COLUMNS).to_pylist(), tools_of(rows), strict=True)
-        for index, (row, tools) in enumerate(given):
+        for row, tools in zip(rows.select(_COLUMNS).to_pylist(), tools_of(rows), strict=True):
             try:
                 found.append(self._reading(row, tools))
             except ValueError as error:
-                key = f"reward model {self._config.path}"
-                way_out = "change its template, or leave its steps out"
-                raise UserError(f"{key}: {name_of(rows, index)}: {error}; {way_out}") from error
+                found.append(ReadText([], problem=str(error)))
+        if found and all(one.problem for one in found):
+            first = f"reward model {self._config.path}: {name_of(rows, 0)}: {found[0].problem}"
+            raise UserError(f"{first}; change its template, or leave its steps out")
         return found
 
     def _reading(self, row: dict[str, Any], tools: str | None) -> ReadText:
@@ -182,6 +185,8 @@ class StepModel(RewardModel):
         plain, ends = unmarked(text, mark, following)
         ids, starts = text_starts(self._tokenizer, plain, special=special, affixes=self._affixes)
         places = [bisect_left(starts, end) - 1 for end in ends]
+        if min(places, default=0) < 0:
+            raise ValueError("a step has no token that ends it")
         if any(ids[place] != self._token_id for place in places if token is not None):
             raise ValueError(f"step_token {token} is read as part of other tokens")
         return ids, places if len(places) == len(steps) else [*places, len(ids) - 1]

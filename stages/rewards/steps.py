@@ -1,5 +1,6 @@
 """Rewards of steps: at which token of a response each of them lies, and what components give together."""
 
+import functools
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -117,11 +118,13 @@ def tokens_of(ends: Sequence[int], characters: Callable[[int], int], num_tokens:
     """Return the first token with which a response has as many characters.
 
     Args:
-        ends: numbers of characters.
+        ends: numbers of characters, ascending.
         characters: characters of the first tokens, by their number.
     """
-    counts = range(1, num_tokens + 1)
-    return [bisect_left(counts, end, key=characters) for end in ends]
+    counts, known, found = range(1, num_tokens + 1), functools.cache(characters), list[int]()
+    for end in ends:
+        found.append(bisect_left(counts, end, lo=found[-1] if found else 0, key=known))
+    return found
 
 
 def step_rewards(

@@ -123,23 +123,24 @@ def tokenizer_problems(config: Config) -> Iterator[UserError]:
     only called by tasks."""
     models = (one for one in used_models(config) if one.is_ours and one.use in (Use.POLICY, Use.REWARD))
     keys = {} if config.model.tokenizer else {model.directory: model.key for model in models}
+    tokenizers = {}
     for directory, key in keys.items():
         try:
-            tried_tokenizer(config, key, str(directory))
+            tokenizers[directory] = tried_tokenizer(config, key, str(directory))
         except UserError as error:
             yield error
-    if not config.model.tokenizer:
-        yield from _step_token_problems(config)
+    yield from _step_token_problems(config, tokenizers)
 
 
-def _step_token_problems(config: Config) -> Iterator[UserError]:
-    """Yield why models cannot be given the tokens that end steps."""
+def _step_token_problems(config: Config, tokenizers: Mapping[Path, Any]) -> Iterator[UserError]:
+    """Yield why models cannot be given the tokens that end steps, by the tokenizers of their directories."""
     for name, component in config.reward.components.items():
         if isinstance(component, RewardModelConfig) and component.step_token:
-            key = f"reward.components.{name}"
+            tokenizer = tokenizers.get(Path(component.path))
             try:
-                tokenizer = tried_tokenizer(config, f"{key}.path", component.path)
-                check_step_token(tokenizer, f"{key}.step_token", component.step_token)
+                if tokenizer is not None:
+                    key = f"reward.components.{name}.step_token"
+                    check_step_token(tokenizer, key, component.step_token)
             except UserError as error:
                 yield error
 

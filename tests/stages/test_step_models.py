@@ -234,6 +234,21 @@ def test_a_response_whose_first_step_its_context_cuts_off_is_left_out(models, tm
     )
 
 
+def test_a_response_whose_steps_its_template_does_not_write_is_left_out_and_not_the_run(models, tmp_path):
+    """A policy may write anything, once in a thousand iterations too."""
+    template = TEMPLATE.replace("m.content | trim", "m.content.split('</think>')[-1] | trim")
+    model = model_in(tmp_path / "model", specials=OTHER, chat_template=template)
+    odd = "One.\n\nTwo.\n\n</think>Three.\n\n"
+    rows = responses(models, [("say", odd), ("say", "One.\n\nTwo")], [MESSAGES] * 2)
+    scores, metrics, _ = scored(models, tmp_path, model, rows)
+    assert scores[0] is None
+    assert list(places(scores[1])) == [5, 9]
+    assert metrics == {"truncated/rm": 0, "unscored/rm": 1}
+    of_all = r"prompt_id p0, sample 0: its chat template writes 1 of 3 steps; change its template, or leave"
+    with pytest.raises(UserError, match=of_all):
+        scored(models, tmp_path / "alone", model, rows.slice(0, 1))
+
+
 CODE = """
 from torch import nn
 from transformers import LlamaModel, LlamaPreTrainedModel
