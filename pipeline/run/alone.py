@@ -13,8 +13,8 @@ _REST = 0.1
 
 @contextmanager
 def alone_in(folder: Path, patience: float, wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Let one process at a time into the block; on a filesystem without locks, any. Nothing is written, so that
-    other users may come next.
+    """Let one process at a time into the block; on a filesystem without locks, any. Nothing is written, so
+    that other users may come next.
 
     Args:
         patience: seconds for which others that are in it are waited for.

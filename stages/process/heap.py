@@ -1,5 +1,5 @@
-"""Memory that a program holds and does not need: the C library's heap keeps what was freed for what is allocated
-next, and a buffer keeps what it was written with."""
+"""Memory that a program holds and does not need: the C library's heap keeps what was freed for what is
+allocated next, and a buffer keeps what it was written with."""
 
 import ctypes
 import functools
