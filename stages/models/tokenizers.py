@@ -85,6 +85,15 @@ def check_step_token(tokenizer: "PreTrainedTokenizerBase", key: str, token: str)
     return ids[0]
 
 
+def check_tells_places(tokenizer: "PreTrainedTokenizerBase", directory: str) -> None:
+    """Raise UserError where a tokenizer does not say at which characters tokens lie, as steps need it."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            f"{directory}: its tokenizer does not say where tokens lie in a text, which takes a fast one "
+            "(tokenizer.json); leave steps out, or give one"
+        )
+
+
 def load_tokenizer(directory: str | Path, model: ModelConfig) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a policy or reward model.
 

@@ -21,7 +21,7 @@ from pipeline.data.tokens import text_starts, written_text
 from stages.context import UserError
 from stages.engines import Wanted, engine
 from stages.engines.base import SequenceLimits
-from stages.models.tokenizers import check_step_token, policy_ends, tokenizer_of
+from stages.models.tokenizers import check_step_token, check_tells_places, policy_ends, tokenizer_of
 from stages.rewards.models import ReadText, RewardModel
 from stages.rewards.rows import conversation_text, name_of, tools_of
 from stages.rewards.steps import SteppedScore, at_tokens, last_of_turns, tokens_of
@@ -107,11 +107,8 @@ class StepModel(RewardModel):
         self._token_id, token = None, self._config.step_token
         if token is not None:
             self._token_id = check_step_token(self._tokenizer, f"step_token of {path}", token)
-        if not self._reads_ids and not getattr(self._tokenizer, "is_fast", False):
-            raise UserError(
-                f"{path}: its tokenizer does not say where tokens lie in a text, which takes a fast one "
-                "(tokenizer.json); leave steps out, or give one"
-            )
+        if not self._reads_ids:
+            check_tells_places(self._tokenizer, path)
         limits: SequenceLimits = self._token_scorer.limits
         return limits
 

@@ -24,7 +24,7 @@ from pipeline.config.update import Precision, TrainingEngine
 from stages.context import UserError
 from stages.logs import log
 from stages.models.numerics import choose_accelerator
-from stages.models.tokenizers import check_step_token, load_tokenizer
+from stages.models.tokenizers import check_step_token, check_tells_places, load_tokenizer, same_tokenizer
 
 _EXPONENTS: dict[str, tuple[str, int]] = {
     "F64": ("<u8", 0x7FF0_0000_0000_0000),
@@ -129,20 +129,25 @@ def tokenizer_problems(config: Config) -> Iterator[UserError]:
             tokenizers[directory] = tried_tokenizer(config, key, str(directory))
         except UserError as error:
             yield error
-    yield from _step_token_problems(config, tokenizers)
+    yield from _step_problems(config, tokenizers)
 
 
-def _step_token_problems(config: Config, tokenizers: Mapping[Path, Any]) -> Iterator[UserError]:
-    """Yield why models cannot be given the tokens that end steps, by the tokenizers of their directories."""
+def _step_problems(config: Config, tokenizers: Mapping[Path, Any]) -> Iterator[UserError]:
+    """Yield why models cannot score steps, by the tokenizers of their directories."""
+    policy = tokenizers.get(Path(config.model.policy))
     for name, component in config.reward.components.items():
-        if isinstance(component, RewardModelConfig) and component.step_token:
-            tokenizer = tokenizers.get(Path(component.path))
-            try:
-                if tokenizer is not None:
-                    key = f"reward.components.{name}.step_token"
-                    check_step_token(tokenizer, key, component.step_token)
-            except UserError as error:
-                yield error
+        if not isinstance(component, RewardModelConfig) or component.steps is None:
+            continue
+        own = tokenizers.get(Path(component.path))
+        if own is None or policy is None:
+            continue
+        try:
+            if component.step_token:
+                check_step_token(own, f"reward.components.{name}.step_token", component.step_token)
+            if component.step_token or not same_tokenizer(own, policy):
+                check_tells_places(own, component.path)
+        except UserError as error:
+            yield error
 
 
 def number_problems(config: Config, most: int | None = None) -> Iterator[UserError]:
