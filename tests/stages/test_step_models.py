@@ -13,6 +13,7 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
+    PreTrainedTokenizerFast,
 )
 
 from pipeline.config.issue import ConfigError
@@ -310,6 +311,15 @@ def test_a_step_token_of_several_tokens_and_separators_of_conversations_are_refu
     assert any(
         f"{KEY}.steps=separator: a conversation is no single text; set it to turns" in one for one in lines
     )
+
+
+def test_a_tokenizer_that_does_not_tell_where_tokens_lie_is_found_before_a_run(models, tmp_path, monkeypatch):
+    model = model_in(tmp_path / "model", specials=OTHER)
+    config = config_of(models, tmp_path / "run", f"{KEY}.path={model}", f"{KEY}.steps=separator")
+    assert not list(tokenizer_problems(config))
+    monkeypatch.setattr(PreTrainedTokenizerFast, "is_fast", False)
+    (problem,) = map(str, tokenizer_problems(config))
+    assert problem.startswith(f"{model}: its tokenizer does not say where tokens lie in a text")
 
 
 @pytest.mark.parametrize("token", [None, "#"])
