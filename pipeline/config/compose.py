@@ -320,4 +320,6 @@ def _no_option(group: str, given: str, options: Sequence[str]) -> str:
     own = {option.lower(): f"{group}={option}" for option in options}
     meant = own.get(given.lower()) or OPTIONS.get(f"{group}={given}".lower())
     text = f"{group}={given[:LONGEST_VALUE]}: no such option"
-    return f"{text}; here: {meant}" if meant else with_legal(text, given[:LONGEST_VALUE], options)
+    if meant:
+        return f"{text}; here: {meant}"
+    return f"{with_legal(text, given[:LONGEST_VALUE], options)}; files of your own: --config-dir FOLDER"

@@ -20,8 +20,11 @@ _EXAMPLES = {
     ".cache/quickstart": "slurm-ppo quickstart",
     ".cache/arithmetic": "python examples/arithmetic/make_model.py --out .cache/arithmetic/policy",
     ".cache/calculator": "python examples/calculator/make_calculator.py --out .cache/calculator",
+    "data/gsm8k": "python examples/recipes/gsm8k.py data/openai-gsm8k --out data/gsm8k",
 }
 """Folders of the examples' files, and the commands that make them."""
+_FOLDERS = ("models/", "data/")
+"""Beginnings of users' own folders, as the recipes have them; no account of the hub."""
 
 
 class Kind(StrEnum):
@@ -66,7 +69,7 @@ def way_to_have(given: str, kind: Kind) -> str:
     """Return, for what :func:`located` has left as it is, where it was looked for, and the command that
     fetches it; for what is an example's, the command that makes it; empty for any other path."""
     for folder, command in _EXAMPLES.items():
-        if f"/{folder}/" in given:
+        if f"/{folder}/" in f"/{given}/":
             return f"made by: {command}"
     name = _name_in(given)
     if name is None:
@@ -89,4 +92,5 @@ def with_blobs(path: str) -> str:
 def _name_in(given: str) -> re.Match[str] | None:
     """Return the parts of what may be a name on the hub; None for what looks like a file of the user's."""
     name = _NAME.fullmatch(given)
-    return None if name is None or _FILE.search(name["repo"]) else name
+    is_own = name is None or given.startswith(_FOLDERS) or _FILE.search(name["repo"])
+    return None if is_own else name

@@ -24,7 +24,7 @@ _WORDING = {
     "options": "the option's long name, in lower-case letters and without dashes before it",
     "time": "D-HH:MM:SS or HH:MM:SS, in quotes because YAML takes 4:00:00 for the number 14400",
     "mem": "a number with K, M, G or T behind it, such as 64G",
-    "gpus_per_node": "COUNT or TYPE:COUNT, such as 4 or a100:4",
+    "gpus_per_node": "COUNT or TYPE:COUNT, such as 4 or a100:4; null for none",
 }
 _UNKNOWN, _MISSING = "unexpected_keyword_argument", ("missing", "missing_argument")
 

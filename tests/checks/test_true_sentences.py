@@ -39,7 +39,7 @@ def test_the_page_on_disk_space_counts_what_is_there_by_default():
 def test_the_page_for_administrators_has_the_limits_of_the_code():
     text = page("docs/howto/administrators.md")
     minutes = SlurmConfig.check_minutes
-    assert f"{24 * 60 // minutes} guards, one each `scheduler.check_minutes` ({minutes})" in text
+    assert f"{24 * 60 // minutes} guards, one every `scheduler.check_minutes` ({minutes})" in text
     assert f"`scheduler.linger_max` ({SlurmConfig.linger_max:,} s" in text
     ages = (
         f"{PASS_AGE:g} s old for a pass, {PERSON_AGE:g} for `watch`, {WORKER_AGE:g} for a worker that waits"

@@ -86,6 +86,9 @@ def test_a_folder_of_the_users_goes_before_the_cache_and_a_wrong_name_in_one_is_
     assert located("acme/tiny", Kind.MODEL) == str(tmp_path / "acme/tiny")
     assert located("acme/tyni", Kind.MODEL) == str(tmp_path / "acme/tyni")
     assert way_to_have(str(tmp_path / "acme/tyni"), Kind.MODEL) == ""
+    assert located("models/tiny", Kind.MODEL) == str(tmp_path / "models/tiny"), "as recipes have it"
+    assert way_to_have("models/tiny", Kind.MODEL) == ""
+    assert "examples/recipes/gsm8k.py" in way_to_have("data/gsm8k/train.jsonl", Kind.DATASET)
     assert located("acme/judge@v2", Kind.MODEL) == str(hub / "models--acme--judge/snapshots/77")
     assert located("acme/judge@77", Kind.MODEL) == str(hub / "models--acme--judge/snapshots/77")
 
