@@ -43,6 +43,8 @@ class Example:
     """With rates at which it learns enough to be compared."""
 
 
+_LITTLE_PRACTICE = ("--dialogues", "3000")
+"""Of the calculator's policy, so that much is left to be learned."""
 EXAMPLES = {
     "quickstart": Example(
         ("-m", "stages.demo.make"),
@@ -51,12 +53,16 @@ EXAMPLES = {
         {"PPO": (), "GRPO": GROUPS},
     ),
     "calculator": Example(
-        ("examples/calculator/make_calculator.py",),
-        ".cache/calculator",
-        ("--config-dir", "examples/calculator", "experiment=calculator"),
+        ("examples/calculator/make_calculator.py", *_LITTLE_PRACTICE),
+        ".cache/calculator-3000",
+        (
+            *("--config-dir", "examples/calculator", "experiment=calculator", "evaluate.every=0"),
+            *("model.policy=.cache/calculator-3000/policy", "data.heldout=null"),
+            "data.prompts=.cache/calculator-3000/prompts.jsonl",
+        ),
         {
             "PPO": ("algorithm=ppo", "algorithm.kl.coef=0", "update.learning_rate=3e-4"),
-            "GRPO": ("update.learning_rate=1e-3",),
+            "GRPO": ("update.learning_rate=3e-4",),
         },
     ),
 }
