@@ -125,7 +125,7 @@ class StepModel(RewardModel):
         ]
 
     def _readings(self, rows: pa.Table) -> list[ReadText]:
-        """Return what the model reads of each row. A text whose steps cannot be told is what the policy
+        """Return what the model reads of each row. A text whose steps are not found is what the policy
         happened to write; raises UserError where that is so of all, which is the template's or the model's
         doing."""
         found = []

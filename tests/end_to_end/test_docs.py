@@ -170,7 +170,9 @@ def test_a_how_to_ends_with_what_to_look_at_next(page):
     assert "](" in last or "{toctree}" in last, f"{page.name} ends with: {last[:60]}"
 
 
-BENCHMARK = re.compile(r"python (?:-m benchmarks\.|benchmarks/)(\w+)")
+MEASURING = re.compile(
+    r"python (?:-m (?=benchmarks\.)|(?=benchmarks/|examples/))([\w./]+?)(?:\.py)?(?=[\s`])"
+)
 OPTION = re.compile(r"(?<=[`\s])--[a-z][\w-]*")
 
 
@@ -184,7 +186,8 @@ def test_benchmarks_that_pages_name_take_the_options_that_stand_there():
     """Options of a section are those of a benchmark or a command that it names."""
     wrong = []
     for where, section in ((page.name, part) for page in documented.pages() for part in sections(page)):
-        sources = {name: (ROOT / f"benchmarks/{name}.py").read_text() for name in BENCHMARK.findall(section)}
+        names = [name.replace(".", "/") for name in MEASURING.findall(section)]
+        sources = {name: (ROOT / f"{name}.py").read_text() for name in names}
         wrong += [f"{where}: {name}" for name, source in sources.items() if "__main__" not in source]
         spans = [span for span in re.findall(r"`([^`]+)`", section) if sources and "slurm-ppo" not in span]
         options = {option for span in spans for option in OPTION.findall(f" {span}")}
