@@ -72,10 +72,9 @@ def _column_problems(config: Config, top_k: int) -> Iterator[ConfigIssue]:
     rollout = config.rollout
     tokens = -(-config.responses_per_iteration // rollout.num_shards) * rollout.max_new_tokens
     if tokens * top_k > _MOST_NUMBERS:
-        why = (
-            f"a shard of {tokens} response tokens has more than 2^31 of the teacher's numbers; legal: 1 to "
-            f"{_MOST_NUMBERS // tokens}, or more shards (rollout.num_shards)"
-        )
+        most = _MOST_NUMBERS // tokens
+        why = f"a shard of {tokens} response tokens has more than 2^31 of the teacher's numbers; give "
+        why += f"{most} at most, or more shards (rollout.num_shards)" if most else "more rollout.num_shards"
         yield ConfigIssue.at(config, "algorithm.distillation.top_k", why)
 
 

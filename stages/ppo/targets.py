@@ -80,9 +80,12 @@ class Targets:
     def to(self, device: torch.device) -> "Targets":
         """Return it on a device, from which micro-batches take their rows without waiting; but what has k
         numbers a token stays where it is."""
-        moved = tensors_on(device, self)
-        stays = ("teacher_top_tokens", "teacher_top_log_probs")
-        return replace(self, **{name: one for name, one in moved.items() if name not in stays})
+        top = {
+            "teacher_top_tokens": self.teacher_top_tokens,
+            "teacher_top_log_probs": self.teacher_top_log_probs,
+        }
+        moved = tensors_on(device, replace(self, **dict.fromkeys(top)))
+        return replace(self, **moved, **top)
 
 
 def shape(config: Config, experience: Experience, moments: RunningMoments) -> TargetScores:

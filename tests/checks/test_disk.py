@@ -226,6 +226,9 @@ def test_tokens_take_more_with_what_teachers_find_likely_and_experts_that_are_re
         (policy / "config.json").write_text(json.dumps(text | {"num_experts": experts}))
         replayed = replace(seven_billion, algorithm=replace(algorithm, router_replay=True))
         assert token_bytes(replayed) - plain == 48 * 8 * each
+    others = {"num_hidden_layers": 48, "moe_k": 6, "moe_num_experts": 64, "num_experts_per_tok": None}
+    (policy / "config.json").write_text(json.dumps(others))
+    assert token_bytes(replayed) - plain == 48 * 6, "as Ernie 4.5 has it"
     distillation = replace(algorithm.distillation, top_k=16)
     taught = replace(seven_billion, algorithm=replace(algorithm, distillation=distillation))
     assert token_bytes(taught) - plain == 16 * 8

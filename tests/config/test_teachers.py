@@ -59,6 +59,10 @@ REFUSED = [
     ),
     ((*ALONE, LOSS, "algorithm.distillation.top_k=100000"), r"tokens; legal: 1 to \d+"),
     (
+        (*ALONE, LOSS, "algorithm.distillation.top_k=100", "data.prompts_per_iteration=10000000"),
+        r"has more than 2\^31 of the teacher's numbers; give \d+ at most, or more shards",
+    ),
+    (
         (*ALONE, LOSS, "algorithm.distillation.top_k=4", "reward.teachers.b.path=${model.policy}"),
         "a response may have one teacher, and teacher teaches all of them; give reward.teachers.teacher.only",
     ),
