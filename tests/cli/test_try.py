@@ -78,6 +78,9 @@ def test_a_task_that_fails_is_named_with_the_end_of_its_log(slurm_ppo, inputs, t
     left = tmp_path / "run-try-0a1b2c"
     left.mkdir()
     (left / "weights").write_bytes(b"0" * 2048)
+    unreadable = tmp_path / "run-try-0a1b2d"
+    unreadable.mkdir()
+    (unreadable / "locks").touch()
     (tmp_path / "strict.py").write_text(
         "def empty(responses, **more):\n    return [{'': 0.0}[r] for r in responses]\n"
     )
@@ -88,7 +91,7 @@ def test_a_task_that_fails_is_named_with_the_end_of_its_log(slurm_ppo, inputs, t
     assert "its folder is removed; --keep leaves it, with all logs" in done.stderr
     told = f"left of a try that was kept or killed: 2.0 KiB; if none is running: rm -r {left}"
     assert told in done.stderr
-    assert list(tmp_path.glob("run*")) == [left]
+    assert sorted(tmp_path.glob("run*")) == [left, unreadable]
 
 
 # --- set-ups that cannot work ---
