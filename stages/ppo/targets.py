@@ -1,6 +1,7 @@
 """Targets of the losses, from scores and log-probabilities. N responses, T tokens of the longest."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,11 +81,10 @@ class Targets:
     def to(self, device: torch.device) -> "Targets":
         """Return it on a device, from which micro-batches take their rows without waiting; but what has k
         numbers a token stays where it is."""
-        top = {
-            "teacher_top_tokens": self.teacher_top_tokens,
-            "teacher_top_log_probs": self.teacher_top_log_probs,
-        }
-        moved = tensors_on(device, replace(self, **dict.fromkeys(top)))
+        names = ("teacher_top_tokens", "teacher_top_log_probs")
+        top: dict[str, Any] = {name: getattr(self, name) for name in names}
+        none: dict[str, Any] = dict.fromkeys(names)
+        moved = tensors_on(device, replace(self, **none))
         return replace(self, **moved, **top)
 
 
