@@ -12,10 +12,7 @@ def test_a_shard_takes_as_many_steps_as_its_longest_response_has_tokens():
     lengths = drawn(Namespace(mean=128, sigma=0.95, longest=896, responses=256))
     for shards in SHARDS:
         steps = sum(max(lengths[shard::shards]) for shard in range(shards))
-        assert (
-            f"| {steps} | {sum(lengths) / steps:.0f} | {sum(lengths) / steps / 256:.0%} |".replace("%", " %")
-            in PAGE.read_text()
-        )
+        assert f"| {steps} | {sum(lengths) / steps:.0f} |" in PAGE.read_text()
 
 
 def test_the_line_through_passes_finds_what_a_step_and_a_response_take():
