@@ -17,7 +17,7 @@ _OF_LOSS = (*_OF_ESTIMATE, "top_k")
 _OF_RESPONSES = frozenset({PolicyLossName.GSPO, PolicyLossName.GMPO})
 """Losses with one ratio for a response, which a token's own advantage cannot move apart from the others."""
 _MOST_NUMBERS = 2**31 - 1
-"""Of all lists of an Arrow column, whose offsets are of 32 bits."""
+"""Most numbers in a column of lists: Arrow counts them with 32 bits."""
 
 
 def has_teachers_in(config: Config, placement: DistillationPlacement) -> bool:

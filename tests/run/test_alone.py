@@ -1,4 +1,4 @@
-"""One process at a time in a folder, whoever the users are."""
+"""One process at a time in a folder."""
 
 import fcntl
 import os
